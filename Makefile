@@ -1,0 +1,76 @@
+# Everything runs in .venv, which is made when it is needed and again when the versions change.
+PYTHON ?= python3.11
+TORCH ?= 2.13.0
+# More arguments for installing torch, such as --index-url of a CPU or CUDA build.
+TORCH_ARGS ?=
+
+# The ends of the supported range. A torch that is not a CPU build downloads gigabytes.
+OLDEST_PYTHON ?= python3.10
+OLDEST_TORCH ?= 2.4.0
+NEWEST_PYTHON ?= python3.12
+NEWEST_TORCH ?= $(TORCH)
+
+BIN := .venv/bin
+FAST := -m "not slow"
+export OMP_NUM_THREADS ?= 1
+export RAY_AUTH_MODE ?= disabled
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-all lint bench test-matrix test-oldest test-newest clean
+
+help:
+	@echo "make setup        install into .venv"
+	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
+	@echo "make test         the fast tests"
+	@echo "make test-all     all tests"
+	@echo "make lint         ruff and mypy"
+	@echo "make bench        the benchmarks"
+	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions"
+
+setup: .venv/.done
+
+# $(call install,ENVIRONMENT,PYTHON,TORCH,PIP ARGUMENTS)
+define install
+	@command -v $(2) >/dev/null || { echo "no $(2) here; name another, such as make PYTHON=python3"; exit 2; }
+	$(2) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet $(TORCH_ARGS) torch==$(3)
+	$(1)/bin/python -m pip install --quiet -e ".[dev]" $(4)
+	@touch $(1)/.done
+endef
+
+.venv/.done: pyproject.toml constraints.txt
+	$(call install,.venv,$(PYTHON),$(TORCH),-c constraints.txt)
+
+.venv-oldest/.done: pyproject.toml tests/constraints-oldest.txt
+	$(call install,.venv-oldest,$(OLDEST_PYTHON),$(OLDEST_TORCH),-c tests/constraints-oldest.txt)
+
+.venv-newest/.done: pyproject.toml
+	$(call install,.venv-newest,$(NEWEST_PYTHON),$(NEWEST_TORCH),--upgrade --upgrade-strategy eager torch==$(NEWEST_TORCH))
+
+train: setup
+	$(BIN)/raygnn train jobs/products-100k.yaml --overwrite
+
+test: setup
+	$(BIN)/python -m pytest $(FAST)
+
+test-all: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+test-matrix: test-oldest test-newest
+
+test-oldest: .venv-oldest/.done
+	.venv-oldest/bin/python -m pytest $(FAST)
+
+test-newest: .venv-newest/.done
+	.venv-newest/bin/python -m pytest $(FAST)
+
+clean:
+	rm -rf .venv .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,58 @@
+"""Train graph neural networks on partitioned DGL graphs over a Ray cluster.
+
+Importing this loads neither torch nor dgl nor ray: each name below is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from raygnn.config.load import load_config as load_config
+    from raygnn.config.schema import Config as Config
+    from raygnn.errors import CapabilityError as CapabilityError
+    from raygnn.errors import ConfigError as ConfigError
+    from raygnn.errors import DataError as DataError
+    from raygnn.errors import InputError as InputError
+    from raygnn.errors import Interrupted as Interrupted
+    from raygnn.errors import PreflightError as PreflightError
+    from raygnn.errors import RaygnnError as RaygnnError
+    from raygnn.errors import TrainingError as TrainingError
+    from raygnn.runs.run import open_run as open_run
+    from raygnn.training.driver import check as check
+    from raygnn.training.driver import partition as partition
+    from raygnn.training.driver import train as train
+
+_HOME = {
+    "load_config": "raygnn.config.load",
+    "Config": "raygnn.config.schema",
+    "CapabilityError": "raygnn.errors",
+    "ConfigError": "raygnn.errors",
+    "DataError": "raygnn.errors",
+    "InputError": "raygnn.errors",
+    "Interrupted": "raygnn.errors",
+    "PreflightError": "raygnn.errors",
+    "RaygnnError": "raygnn.errors",
+    "TrainingError": "raygnn.errors",
+    "open_run": "raygnn.runs.run",
+    "check": "raygnn.training.driver",
+    "partition": "raygnn.training.driver",
+    "train": "raygnn.training.driver",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

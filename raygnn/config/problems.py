@@ -1,0 +1,189 @@
+"""What is wrong with a configuration, one key at a time, and how that is said."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+from raygnn.config.duration import Duration
+from raygnn.config.schema import FORMATS, SECTIONS, Config
+from raygnn.config.yaml_text import KeyPath
+
+# Pydantic's error types in our words; the fields are those of its context.
+_EXPECTATIONS = {
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_type": "expected true or false",
+    "string_type": "expected text",
+    "string_too_short": "expected text that is not empty",
+    "dict_type": "expected a section of keys and values",
+    "model_type": "expected a section of keys and values",
+    "model_attributes_type": "expected a section of keys and values",
+    "tuple_type": "expected a list",
+    "greater_than": "expected a number above {gt:g}",
+    "greater_than_equal": "expected a number of at least {ge}",
+    "less_than": "expected a number below {lt:g}",
+    "less_than_equal": "expected a number of at most {le}",
+    "too_short": "expected a list of at least {min_length}",
+    "too_long": "expected a list of at most {max_length}",
+    "literal_error": "expected {expected}",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``what`` is wrong with the value at ``key``, and the ``remedy``."""
+
+    key: KeyPath
+    what: str
+    remedy: str
+
+
+def dotted(key: KeyPath) -> str:
+    """``("sampling", "fanout", 0)`` → ``sampling.fanout[0]``; odd characters are escaped."""
+    text = ""
+    for part in key:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if part.isprintable() else ascii(part))
+    return _short(text, 200)
+
+
+def show(value: Any) -> str:
+    """A value as a user would write it, shortened, with nothing unprintable in it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "a section" if value else "{}"
+    if isinstance(value, (list, tuple)):
+        if len(value) > 8:
+            return f"a list of {len(value)}"
+        return _short("[" + ", ".join(show(item) for item in value) + "]")
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a huge number"  # Python refuses to print the largest ones
+    text = str(value) if isinstance(value, Duration) else repr(value)
+    return _short(text if text.isprintable() else ascii(value))
+
+
+def _short(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def nearest(word: Any, known: Iterable[str]) -> str | None:
+    """The known word that ``word`` most resembles, if any does."""
+    by_letters = {other.casefold(): other for other in known}
+    close = difflib.get_close_matches(str(word)[:100].casefold(), by_letters, n=1, cutoff=0.6)
+    return by_letters[close[0]] if close else None
+
+
+def schema_problems(error: ValidationError) -> list[Problem]:
+    """What pydantic found, in our words; a key that was only misspelt is not also missing."""
+    details = error.errors(include_url=False)
+    problems = [_problem(detail) for detail in details]
+    hints = {problem.remedy.split("?")[0] for problem in problems}
+    return [
+        problem
+        for problem, detail in zip(problems, details, strict=True)
+        if detail["type"] != "missing" or f"did you mean {dotted(problem.key)}" not in hints
+    ]
+
+
+def _problem(detail: ErrorDetails) -> Problem:
+    kind, value, key = detail["type"], detail["input"], detail["loc"]
+    if kind == "union_tag_not_found":
+        return Problem(
+            ("graph", "format"), "'format' is missing", f"give one of {', '.join(FORMATS)}"
+        )
+    if kind == "union_tag_invalid":
+        form = detail["ctx"]["tag"]
+        return Problem(("graph", "format"), f"unknown format {show(form)}", _one_of(form, FORMATS))
+
+    section = _section(key)
+    if key[0] == "graph" and len(key) > 1:  # ("graph", format, key, …)
+        key = ("graph", *key[2:])
+    fields = section.model_fields
+    field = fields.get(str(key[0] if section is Config else key[1] if len(key) > 1 else ""))
+    if kind == "extra_forbidden":
+        return Problem(key, f"unknown key {show(key[-1])}", _for_unknown(str(key[-1]), key, fields))
+    if kind == "missing":
+        return Problem(
+            key,
+            f"{show(key[-1])} is missing",
+            f"add {key[-1]}: {field.description if field else ''}",
+        )
+    if kind == "invalid_key":
+        return Problem(key, "expected text as the key", "put the key in quotes")
+    template = _EXPECTATIONS.get(kind)
+    wanted = template.format(**detail.get("ctx", {})) if template else detail["msg"]
+    return Problem(key, f"{wanted}, got {show(value)}", _for_value(detail, field))
+
+
+def _section(key: KeyPath) -> type[BaseModel]:
+    """The model that the key belongs to."""
+    if key[0] == "graph" and len(key) > 1:
+        return FORMATS[str(key[1])]
+    return SECTIONS.get(str(key[0]), Config) if len(key) > 1 else Config
+
+
+def _one_of(word: Any, known: Iterable[str]) -> str:
+    close = nearest(word, known)
+    return f"did you mean {close}? " * bool(close) + f"known: {', '.join(known)}"
+
+
+def _for_unknown(word: str, key: KeyPath, known: Iterable[str]) -> str:
+    """Where the key belongs: a near name in its section, else the same name in another."""
+    if close := nearest(word, known):
+        return f"did you mean {dotted((*key[:-1], close))}? known here: {', '.join(known)}"
+    others = [form for form, section in FORMATS.items() if word in section.model_fields]
+    if key[0] == "graph" and others:
+        return f"remove it: only the formats {', '.join(others)} have it, unlike this one"
+    places = [("", Config.model_fields), *((n + ".", s.model_fields) for n, s in SECTIONS.items())]
+    for prefix, names in places:
+        if word in names:
+            return f"did you mean {prefix}{word}? known here: {', '.join(known)}"
+    return f"remove it; known here: {', '.join(known)}"
+
+
+def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
+    """The likely slip if there is one, else the key's meaning and default."""
+    kind, value = detail["type"], detail["input"]
+    if kind == "string_type" and isinstance(value, (bool, int, float)):
+        return f'put it in quotes: "{show(value)}"'
+    if kind in ("int_type", "float_type") and isinstance(value, str) and _is_number(value):
+        return f"remove the quotes: {show(value.strip())[1:-1]}"
+    if kind == "bool_type" and value in ("yes", "Yes", "on", "On", 1):
+        return "write true"
+    if kind == "bool_type" and value in ("no", "No", "off", "Off", 0):
+        return "write false"
+    if field is None:
+        return "correct the value"
+    if kind == "literal_error" and (close := nearest(value, _choices(field.annotation))):
+        return f"did you mean {close}?"
+    if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
+        return f"correct it: {field.description}"
+    return f"correct it or leave it out (default {show(field.default)}): {field.description}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that a Literal allows, wherever it stands in the annotation."""
+    if isinstance(annotation, str):
+        return [annotation]
+    return [choice for argument in get_args(annotation) for choice in _choices(argument)]

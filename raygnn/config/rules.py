@@ -1,0 +1,234 @@
+"""What several keys, or a key and the machine, must agree on before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from raygnn.config.problems import Problem, nearest, show
+from raygnn.config.schema import (
+    Config,
+    DglGraph,
+    ModelConfig,
+    NpzGraph,
+    PlanetoidGraph,
+    PlantedGraph,
+    SamplingConfig,
+    TrainConfig,
+)
+from raygnn.config.types import MODEL_FAMILIES
+from raygnn.config.user_class import class_problem
+
+ATTENTION = ("gat", "gatv2")
+
+# Keys of a section that only some kinds read: a value other than the default would be ignored.
+_ONLY_FOR = {
+    "heads": ATTENTION,
+    "out_heads": ATTENTION,
+    "attn_dropout": ATTENTION,
+    "aggregator": ("sage",),
+}
+
+
+def contradictions(config: Config) -> list[Problem]:
+    """Every pair of keys that cannot both be meant."""
+    return [
+        *_graph(config),
+        *_model(config.model),
+        *_sampling(config.sampling, config.model.layers),
+        *_train(config.train),
+        *_resources(config),
+    ]
+
+
+def _graph(config: Config) -> Iterator[Problem]:
+    graph, partition = config.graph, config.partition
+    if graph is None:
+        if partition.path is None:
+            yield Problem(
+                ("graph",),
+                "neither graph nor partition.path is given, so there is no input",
+                "add a graph section, or name an existing partition with partition.path",
+            )
+        return
+    if isinstance(graph, PlantedGraph):
+        yield from _planted(graph, config)
+    elif graph.path == partition.path:
+        yield Problem(
+            ("partition", "path"),
+            f"partition.path is graph.path, {partition.path}, which is input",
+            "give the partition a directory of its own, or leave partition.path out",
+        )
+
+
+def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
+    if graph.train + graph.val >= 1:
+        yield Problem(
+            ("graph", "val"),
+            f"train {graph.train:g} + val {graph.val:g} leaves no nodes to test on",
+            "lower graph.train or graph.val until they sum to less than 1",
+        )
+    if graph.nodes < graph.classes:
+        yield Problem(
+            ("graph", "nodes"),
+            f"{graph.nodes} nodes are too few for {graph.classes} classes",
+            "raise graph.nodes or lower graph.classes",
+        )
+    if graph.degree >= graph.nodes:
+        yield Problem(
+            ("graph", "degree"),
+            f"a mean degree of {graph.degree:g} needs more than {graph.nodes} nodes",
+            "lower graph.degree or raise graph.nodes",
+        )
+    parts = config.partition.parts
+    if parts != "auto" and parts > graph.nodes:
+        yield Problem(
+            ("partition", "parts"),
+            f"{parts} parts of {graph.nodes} nodes would leave empty ones",
+            "lower partition.parts",
+        )
+
+
+def _model(model: ModelConfig) -> Iterator[Problem]:
+    for key, kinds in _ONLY_FOR.items():
+        value, default = getattr(model, key), ModelConfig.model_fields[key].default
+        if model.kind not in kinds and value != default:
+            yield Problem(
+                ("model", key),
+                f"{key} {show(value)} would be ignored: only {' and '.join(kinds)} have {key}, "
+                f"and model.kind is {model.kind}",
+                f"remove model.{key}, or choose another model.kind",
+            )
+    if model.kind in ATTENTION and model.hidden % model.heads:
+        yield Problem(
+            ("model", "hidden"),
+            f"hidden {model.hidden} does not divide into {model.heads} heads",
+            "make model.hidden a multiple of model.heads: it is the width over all heads",
+        )
+    if model.kind in MODEL_FAMILIES:
+        if model.args:
+            yield Problem(
+                ("model", "args"),
+                f"{model.kind} takes no args, got {', '.join(map(show, model.args))}",
+                "set the keys of the model section; args are for package.module:Class",
+            )
+    elif problem := class_problem(model.kind):
+        yield Problem(("model", "kind"), f"{show(model.kind)}: {problem[0]}", problem[1])
+
+
+def _sampling(sampling: SamplingConfig, layers: int) -> Iterator[Problem]:
+    if len(sampling.fanout) != layers:
+        yield Problem(
+            ("sampling", "fanout"),
+            f"{len(sampling.fanout)} fanouts {show(sampling.fanout)} for {layers} model.layers",
+            f"give one number per layer, such as {show([10] * min(layers, 5))}, "
+            "or change model.layers",
+        )
+    if sampling.replace and -1 in sampling.fanout:
+        yield Problem(
+            ("sampling", "replace"),
+            f"replace is true, but sampling.fanout {show(sampling.fanout)} takes all (-1) once",
+            "set sampling.replace to false, or give every layer a number of neighbours",
+        )
+
+
+def _train(train: TrainConfig) -> Iterator[Problem]:
+    if train.momentum and train.optimizer != "sgd":
+        yield Problem(
+            ("train", "momentum"),
+            f"momentum {train.momentum:g} would be ignored: train.optimizer is {train.optimizer}",
+            "remove train.momentum, or set train.optimizer to sgd",
+        )
+
+
+def _resources(config: Config) -> Iterator[Problem]:
+    comm, cluster = config.comm, config.cluster
+    if comm.static_graph and comm.find_unused_parameters:
+        yield Problem(
+            ("comm", "static_graph"),
+            "static_graph and find_unused_parameters are both true, and rule each other out",
+            "keep one of the two; neither is needed if every parameter gets a gradient",
+        )
+    gpus = f"cluster.gpus_per_worker is {cluster.gpus_per_worker}"
+    if comm.backend == "nccl" and not cluster.gpus_per_worker:
+        yield Problem(
+            ("comm", "backend"),
+            f"nccl works between GPUs, but {gpus}",
+            "set comm.backend to auto, or give each worker a GPU",
+        )
+    if config.precision == "fp16-mixed" and not cluster.gpus_per_worker:
+        yield Problem(
+            ("precision",),
+            f"fp16-mixed needs GPUs, but {gpus}",
+            "set precision to bf16-mixed or fp32, or give each worker a GPU",
+        )
+    if cluster.num_cpus is None:
+        return
+    if cluster.address not in ("auto", "local"):
+        yield Problem(
+            ("cluster", "num_cpus"),
+            f"num_cpus {cluster.num_cpus} would be ignored: cluster.address is {cluster.address}, "
+            "which runs already",
+            "remove cluster.num_cpus, or set cluster.address to local",
+        )
+    workers = 1 if cluster.workers == "auto" else cluster.workers
+    if workers * cluster.cpus_per_worker > cluster.num_cpus:
+        yield Problem(
+            ("cluster", "num_cpus"),
+            f"{cluster.num_cpus} CPUs are too few for {workers} × {cluster.cpus_per_worker} "
+            "(cluster.workers × cluster.cpus_per_worker)",
+            "raise cluster.num_cpus, or lower one of the others",
+        )
+
+
+def missing_paths(config: Config) -> list[Problem]:
+    """Inputs that are not there or not of the right kind, and a storage that is not a directory."""
+    return [*_input_paths(config), *_storage(Path(config.storage))]
+
+
+def _input_paths(config: Config) -> Iterator[Problem]:
+    graph, partition = config.graph, config.partition.path
+    if isinstance(graph, PlanetoidGraph):
+        yield from _input(("graph", "path"), graph.path, directory=True)
+    elif isinstance(graph, (NpzGraph, DglGraph)):
+        yield from _input(("graph", "path"), graph.path, directory=False)
+    if partition and graph is None and not partition.exists():
+        yield _missing(("partition", "path"), partition)
+    if partition and partition.is_file() and partition.suffix != ".json":
+        yield Problem(
+            ("partition", "path"),
+            f"{partition} is a file, not a directory or a partition's .json",
+            "name the directory that dgl.distributed.partition_graph or raygnn wrote",
+        )
+
+
+def _input(key: tuple[str, ...], path: Path, *, directory: bool) -> Iterator[Problem]:
+    if not path.exists():
+        yield _missing(key, path)
+    elif directory and not path.is_dir():
+        yield Problem(
+            key, f"{path} is a file, expected a directory", f"name its directory, {path.parent}"
+        )
+    elif not directory and not path.is_file():
+        yield Problem(key, f"{path} is a directory, expected a file", "name the file in it")
+    elif not os.access(path, os.R_OK):
+        yield Problem(key, f"{path} may not be read", "change its permissions, or run as its owner")
+
+
+def _missing(key: tuple[str, ...], path: Path) -> Problem:
+    parent = next(parent for parent in path.parents if parent.is_dir())
+    if parent != path.parent:
+        return Problem(key, f"{path} does not exist", f"nor does its directory; {parent} does")
+    names = (entry.name for entry in os.scandir(parent))
+    close = nearest(path.name, names)
+    hint = f"did you mean {parent / close}?" if close else f"check the name; {parent} exists"
+    return Problem(key, f"{path} does not exist", hint)
+
+
+def _storage(storage: Path) -> Iterator[Problem]:
+    there = next(path for path in (storage, *storage.parents) if path.exists())
+    if not there.is_dir():
+        yield Problem(
+            ("storage",), f"{there} is not a directory", "name a directory that can be made"
+        )

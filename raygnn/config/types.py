@@ -1,0 +1,144 @@
+"""The types of single values in the configuration, each with one clear message when it is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+from raygnn.config.duration import Duration
+
+MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2")
+LARGEST = 2**31 - 1
+
+# Set for every rank by Ray Train and torch; one value for the whole job would break it.
+RESERVED_ENV = frozenset(
+    f"{scope}{name}" for scope in ("", "LOCAL_") for name in ("RANK", "WORLD_SIZE")
+) | {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"}
+
+
+def expected(what: str) -> PydanticCustomError:
+    """The error of a value that is not ``what``; the reader of it adds the value itself."""
+    return PydanticCustomError("expected", "expected {what}", {"what": what})
+
+
+def _or_say(what: str) -> WrapValidator:
+    """One message for a union, in place of one for each of its members."""
+
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise expected(what) from None
+
+    return WrapValidator(validate)
+
+
+def _must(holds: Callable[[Any], object], what: str) -> AfterValidator:
+    def validate(value: Any) -> Any:
+        if not holds(value):
+            raise expected(what)
+        return value
+
+    return AfterValidator(validate)
+
+
+def _not_a_number(value: Any) -> Any:
+    if isinstance(value, (int, float)):
+        raise expected("a unit, such as 10m")
+    return value
+
+
+def _to_path(value: Any) -> Path:
+    # An empty path would mean the current directory, which nobody means.
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
+        raise expected("a path")
+    return Path(value)
+
+
+def _to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _to_directory(value: str) -> str:
+    if not value or "\0" in value:
+        raise expected("a directory")
+    if "://" not in value:
+        return value
+    uri = urlsplit(value)
+    if uri.scheme != "file" or uri.netloc not in ("", "localhost") or uri.path in ("", "/"):
+        raise expected("a directory or file:///DIRECTORY (no other storage is supported yet)")
+    return unquote(uri.path)
+
+
+def _known_environment(value: dict[str, str]) -> dict[str, str]:
+    for name in value:
+        if name in RESERVED_ENV:
+            raise expected(f"no {name}, which is set for each rank by the launcher")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise expected(f"names of variables, which {name!r} is not")
+    return value
+
+
+def _json_values(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise expected("text, finite numbers, true, false, null, lists and sections") from None
+    return value
+
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ADDRESS = re.compile(r"auto|local|([A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
+
+Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+InputPath: TypeAlias = Annotated[Path, BeforeValidator(_to_path)]
+
+AutoCount: TypeAlias = Annotated[
+    Literal["auto"] | Count, _or_say(f"auto or a whole number from 1 to {LARGEST}")
+]
+Fanout: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-1, le=LARGEST), _must(bool, "a number other than 0")],
+    _or_say("-1 (all neighbours) or a whole number from 1"),
+]
+Fanouts: TypeAlias = Annotated[
+    tuple[Fanout, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=64)
+]
+Interval: TypeAlias = Annotated[
+    Count | Annotated[Duration, BeforeValidator(_not_a_number)],
+    _or_say("a whole number of steps, or a duration such as 10m"),
+]
+RunName: TypeAlias = Annotated[
+    str,
+    _must(_NAME.fullmatch, "a name of letters, digits, '.', '_' and '-', at most 100 of them"),
+    _must(lambda name: name != "partitions", "another name: partitions are stored under this one"),
+]
+Storage: TypeAlias = Annotated[str, AfterValidator(_to_directory)]
+ModelKind: TypeAlias = Annotated[
+    str,
+    _must(
+        lambda kind: kind in MODEL_FAMILIES or _CLASS.fullmatch(kind),
+        f"{', '.join(MODEL_FAMILIES)} or package.module:Class",
+    ),
+]
+Address: TypeAlias = Annotated[
+    str, _must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
+]
+JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
+Environment: TypeAlias = Annotated[dict[str, str], AfterValidator(_known_environment)]

@@ -1,0 +1,97 @@
+"""The one error tree: what happened, where, and what to do about it.
+
+Every error that a user can cause or meet is a :class:`RaygnnError`. It carries its parts
+separately, so that the command line prints them in one form and they survive pickling on the
+way from a worker to the driver. ``exit_code`` is what the command line exits with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RaygnnError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        what: one sentence, what is wrong, with the offending value in it.
+        where: the file, key path, node or rank concerned, e.g. ``"cora.yaml: train.lr"``.
+        remedy: one sentence, what to do about it.
+    """
+
+    exit_code = 4
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None):
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n  → {self.remedy}" if self.remedy else head
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, self.__dict__.copy())
+
+
+def _rebuild(cls: type[RaygnnError], what: str, state: dict[str, Any]) -> RaygnnError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, what)
+    error.__dict__.update(state)
+    return error
+
+
+class InputError(RaygnnError):
+    """Bad configuration or bad input data; nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A config key that is unknown, of the wrong type, out of range or in contradiction.
+
+    ``where`` is ``"<file>: <key.path>"`` (or ``"--set <key.path>"``).
+    """
+
+
+class DataError(InputError):
+    """An input file that is missing, truncated, inconsistent or hostile.
+
+    ``where`` names the file and, where one is at fault, the first bad row.
+    """
+
+
+class PreflightError(RaygnnError):
+    """The job cannot run here as asked; nothing was started."""
+
+    exit_code = 3
+
+
+class CapabilityError(PreflightError):
+    """Something that this installation lacks (GraphBolt, dgl.sparse, CUDA, …) was asked for."""
+
+
+class TrainingError(RaygnnError):
+    """Training failed. ``rank`` is the rank whose fault it was, ``trace`` its traceback."""
+
+    exit_code = 4
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        remedy: str | None = None,
+        rank: int | None = None,
+        trace: str | None = None,
+    ):
+        super().__init__(what, where=where, remedy=remedy)
+        self.rank = rank
+        self.trace = trace
+
+
+class Interrupted(RaygnnError):
+    """The user stopped the command (Ctrl-C or SIGTERM)."""
+
+    exit_code = 130

@@ -1,0 +1,80 @@
+"""A whole graph in memory, as a source hands it over: plain arrays, typed from the start.
+
+Neither torch nor dgl is needed to build one, so that bad input is reported in well under a
+second. A homogeneous graph is the one-type case: node type ``"_N"``, edge type
+``("_N", "_E", "_N")``, DGL's own default names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+EdgeType = tuple[str, str, str]
+
+DEFAULT_NTYPE = "_N"
+DEFAULT_ETYPE: EdgeType = ("_N", "_E", "_N")
+
+SPLITS = ("train", "val", "test")
+MASKS = tuple(f"{split}_mask" for split in SPLITS)
+
+
+@dataclass
+class NodeFrame:
+    """The nodes of one type.
+
+    Attributes:
+        num: how many nodes there are; ids are ``0 … num-1``.
+        data: name → array of shape ``[num, …]``. Conventional names: ``feat`` (any float or
+            integer dtype), ``label`` (int64 ``[num]``; -1 = unknown), ``train_mask``,
+            ``val_mask``, ``test_mask`` (bool ``[num]``). A torch tensor stands in where numpy
+            has no dtype (bfloat16).
+    """
+
+    num: int
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EdgeFrame:
+    """The edges of one type, from ``src[i]`` to ``dst[i]`` (int64 ``[E]``); ``data`` as for nodes."""
+
+    src: Any
+    dst: Any
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num(self) -> int:
+        return len(self.src)
+
+
+@dataclass
+class GraphData:
+    """A whole graph.
+
+    Attributes:
+        name: a short name, used for the partition's files.
+        nodes: node type → frame.
+        edges: canonical edge type ``(source type, relation, destination type)`` → frame.
+        origin: ``"<type>/<array>"`` (edge types joined by ``:``; arrays ``src``/``dst`` for the
+            ends) → the file it was read from, with the array's name in it where that differs;
+            ``""`` → the file or directory as a whole. Used to name the file in errors.
+    """
+
+    name: str
+    nodes: dict[str, NodeFrame]
+    edges: dict[EdgeType, EdgeFrame]
+    origin: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(frame.num for frame in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        return sum(frame.num for frame in self.edges.values())
+
+
+def etype_str(etype: EdgeType) -> str:
+    """``("a", "r", "b")`` → ``"a:r:b"``, DGL's own spelling in partition files."""
+    return ":".join(etype)

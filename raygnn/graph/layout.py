@@ -1,0 +1,231 @@
+"""What lies on disk: DGL's distributed partition layout.
+
+A partition is a directory with ``<name>.json`` and ``part<p>/{graph,node_feat,edge_feat}.dgl``,
+as ``dgl.distributed.partition_graph`` and GraphStorm write it and as we do. Nodes and edges have
+been renumbered so that those of one part and type are contiguous; two numberings are in use:
+
+* *homogeneous* ids run over all types, part by part and within a part type by type: what the
+  files hold;
+* *type-wise* ids count within one type, part by part: what everything after this module uses.
+
+A part owns the in-edges of its nodes. Its graph also holds the far ends of these edges (the
+halo) without their data. DGL is not needed to read a partition, nor is torch for its description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raygnn.errors import DataError
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
+from raygnn.graph.partjson import Fields, IntArray, find_config, read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANIFEST = "raygnn.json"
+"""The file beside DGL's json that says what we wrote; see :mod:`raygnn.graph.manifest`."""
+
+LAYOUT_VERSION = 1
+
+_MAX_PARTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class PartFiles:
+    """The files of one part. Original ids are None where the writer did not keep them."""
+
+    graph: Path
+    node_feats: Path
+    edge_feats: Path
+    orig_nids: Path | None
+    orig_eids: Path | None
+
+    def all(self) -> list[Path]:
+        found = (self.graph, self.node_feats, self.edge_feats, self.orig_nids, self.orig_eids)
+        return [path for path in found if path is not None]
+
+
+@dataclass(frozen=True)
+class PartitionMeta:
+    """A partition, without its data.
+
+    Attributes:
+        directory, config_file: absolute paths; the latter is DGL's ``<name>.json``.
+        ntypes, etypes: in the order of DGL's type ids.
+        node_ranges: node type → int64 ``[num_parts, 2]``, the type-wise ids that each part owns.
+        edge_ranges: the same for edge types.
+        node_map, edge_map: as the ranges, but in homogeneous ids, as the files have them.
+        manifest: the content of ``raygnn.json``; None for a partition that others wrote.
+        digest: identifies the content: the manifest's; for a partition without one, derived from
+            its json and from the sizes and modification times of its files.
+    """
+
+    directory: Path
+    config_file: Path
+    graph_name: str
+    num_parts: int
+    ntypes: list[str]
+    etypes: list[EdgeType]
+    node_ranges: dict[str, IntArray]
+    edge_ranges: dict[EdgeType, IntArray]
+    node_map: dict[str, IntArray]
+    edge_map: dict[EdgeType, IntArray]
+    files: list[PartFiles]
+    manifest: dict[str, Any] | None
+    digest: str
+
+    def num_nodes(self, ntype: str) -> int:
+        """Nodes of one type, over all parts."""
+        return int(self.node_ranges[ntype][-1, 1])
+
+    def num_edges(self, etype: EdgeType) -> int:
+        """Edges of one type, over all parts."""
+        return int(self.edge_ranges[etype][-1, 1])
+
+
+@dataclass(frozen=True)
+class CSC:
+    """In-edges of a part's own nodes of the destination type, int64.
+
+    Attributes:
+        indptr: ``[n_inner + 1]``; row i is the i-th own node, in id order.
+        src: ``[E]`` type-wise ids of the source nodes, over all parts.
+        eid: ``[E]`` type-wise edge ids, increasing within a row.
+    """
+
+    indptr: Tensor
+    src: Tensor
+    eid: Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part, as one worker sees it.
+
+    Attributes:
+        part: its number.
+        csc: edge type → in-edges.
+        node_data: node type → name → ``[n_inner, …]``, rows in id order.
+        edge_data: edge type → name → ``[E, …]``, rows in edge id order.
+        orig_nids: node type → int64 ``[n_inner]``, the ids in the graph that was partitioned;
+            None if the writer did not keep them.
+    """
+
+    part: int
+    csc: dict[EdgeType, CSC]
+    node_data: dict[str, dict[str, Tensor]]
+    edge_data: dict[EdgeType, dict[str, Tensor]]
+    orig_nids: dict[str, Tensor] | None
+
+
+def read_meta(path: str | Path) -> PartitionMeta:
+    """Read a partition's description and check it; the parts themselves are not opened.
+
+    Args:
+        path: the partition's directory, or DGL's json in it.
+
+    Raises:
+        DataError: no partition there, a json that is damaged or contradicts itself, a part's
+            file that is missing or of another size than the manifest says, or a format that
+            cannot be read (GraphBolt's fused graphs, ids that are no ranges).
+    """
+    path = Path(path).absolute()
+    if not path.exists():
+        raise DataError(
+            "there is no partition here",
+            where=str(path),
+            remedy="check partition.path, or make the partition with `raygnn partition`",
+        )
+    directory = path if path.is_dir() else path.parent
+    manifest = _read_manifest(directory)
+    config_file = find_config(directory, MANIFEST) if path.is_dir() else path
+    fields = Fields(config_file)
+
+    num_parts = fields.integer("num_parts", 1, _MAX_PARTS)
+    ntypes = fields.types("ntypes", DEFAULT_NTYPE)
+    etypes = fields.edge_types("etypes", etype_str(DEFAULT_ETYPE), ntypes)
+    node_map = fields.ranges("node_map", ntypes, num_parts, "num_nodes")
+    edge_map = fields.ranges("edge_map", [etype_str(e) for e in etypes], num_parts, "num_edges")
+    if manifest is not None:
+        _check_sizes(directory, manifest)
+    files = [PartFiles(*fields.part_files(part)) for part in range(num_parts)]
+    return PartitionMeta(
+        directory=directory,
+        config_file=config_file,
+        graph_name=str(fields.values.get("graph_name", config_file.stem)),
+        num_parts=num_parts,
+        ntypes=ntypes,
+        etypes=etypes,
+        node_ranges={ntype: typewise(node_map[ntype]) for ntype in ntypes},
+        edge_ranges={etype: typewise(edge_map[etype_str(etype)]) for etype in etypes},
+        node_map=node_map,
+        edge_map={etype: edge_map[etype_str(etype)] for etype in etypes},
+        files=files,
+        manifest=manifest,
+        digest=manifest["digest"] if manifest else _foreign_digest(config_file, files),
+    )
+
+
+def load_part(meta: PartitionMeta, part: int) -> Part:
+    """Read one part. Masks are bool and everything else has the dtype that was stored.
+
+    Raises:
+        DataError: naming the file that is missing, cut short, garbled or inconsistent.
+    """
+    # here, because preflight reads descriptions in processes that need not load torch
+    from raygnn.graph.topology import read_part
+
+    return read_part(meta, part)
+
+
+def typewise(homogeneous: IntArray) -> IntArray:
+    """Ranges of one type in homogeneous ids → in type-wise ids, both ``[num_parts, 2]``."""
+    sizes = homogeneous[:, 1] - homogeneous[:, 0]
+    ends = np.cumsum(sizes)
+    return np.stack([ends - sizes, ends], axis=1)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any] | None:
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    manifest = read_json(path)
+    if manifest.get("layout") != LAYOUT_VERSION:
+        raise DataError(
+            f"is of layout version {manifest.get('layout')!r}; this is version {LAYOUT_VERSION}",
+            where=str(path),
+            remedy="make the partition again with this version of raygnn",
+        )
+    if not isinstance(manifest.get("digest"), str) or not isinstance(manifest.get("files"), dict):
+        raise DataError(
+            "does not say what the partition is",
+            where=str(path),
+            remedy="the file is damaged: make the partition again",
+        )
+    return manifest
+
+
+def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+    for name, facts in manifest["files"].items():
+        path = directory / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != facts["bytes"]:
+            raise DataError(
+                "is missing" if size is None else f"has {size} bytes, expected {facts['bytes']}",
+                where=str(path),
+                remedy="copy the whole directory again, or make the partition again",
+            )
+
+
+def _foreign_digest(config_file: Path, files: list[PartFiles]) -> str:
+    digest = hashlib.sha256(config_file.read_bytes())
+    for path in (path for part in files for path in part.all()):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,230 @@
+"""Partitions: made once, found again by digest, and never half there.
+
+A partition is written to a temporary directory beside its place and renamed when it is complete
+and on disk, so a reader sees all of it or nothing, and of two processes that make the same one
+the first wins and the other takes what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph import sources
+from raygnn.graph.atomic import new_directory, publish
+from raygnn.graph.data import GraphData
+from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
+
+if TYPE_CHECKING:
+    from raygnn.config.schema import Config
+
+Progress = Callable[[str], object]
+
+# Fixed, so that runs with different training seeds share one partition.
+_SEED = 0
+
+
+def ensure_partition(config: Config, parts: int, progress: Progress | None = None) -> PartitionMeta:
+    """The partition that a job needs; made if it is not there yet.
+
+    It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
+    stands for the input files' contents and everything that decides the result. What is there
+    is reused without reading the graph. At ``partition.path``, a partition that others wrote is
+    taken as it is, and with ``partition.parts: auto`` so is ours whatever its number of parts.
+
+    Args:
+        parts: how many to make where ``partition.parts`` is ``auto``.
+        progress: called with ``"load"``, ``"metis"`` (assignment), ``"assemble"``, ``"write"``.
+
+    Raises:
+        ConfigError: ``partition.path`` holds something else than asked for.
+        DataError: the graph or the partition is damaged, or cannot be written.
+    """
+    place = config.partition.path
+    there = read_meta(place) if place is not None and not _vacant(place) else None
+    if there is not None and (there.manifest is None or config.graph is None):
+        _check_parts(config, there)
+        return there
+    if config.graph is None:
+        raise ConfigError(
+            f"there is no partition at {place}, and no graph to make one from",
+            where=_where(config, "partition.path"),
+            remedy="correct partition.path, or add a graph section",
+        )
+    if config.partition.parts != "auto":
+        parts = config.partition.parts
+    elif there is not None:
+        parts = there.num_parts
+    made_from = {
+        "graph": sources.digest(config.graph),
+        "parts": parts,
+        "method": config.partition.method,
+        "seed": _SEED,
+        "layout": LAYOUT_VERSION,
+    }
+    options = config.graph.model_dump(mode="json")
+    source: dict[str, Any] = {"options": options, "made_from": made_from}
+    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    if place is None:
+        place = Path(config.storage) / "partitions" / digest[:16]
+        there = None if _vacant(place) else read_meta(place)
+    if there is not None:
+        if there.digest != digest:
+            raise ConfigError(
+                f"{place} holds another partition: {_differences(there, source)}",
+                where=_where(config, "partition.path"),
+                remedy="name another directory, or delete this one to have it made again",
+            )
+        return there
+
+    _tell(progress, "load")
+    started = time.perf_counter()
+    data = sources.load_graph(config.graph)
+    source["seconds"] = time.perf_counter() - started
+    return partition_graph(
+        data,
+        place,
+        parts=parts,
+        method=config.partition.method,
+        digest=digest,
+        source=source,
+        seed=_SEED,
+        progress=progress,
+    )
+
+
+def partition_graph(
+    data: GraphData,
+    out_dir: Path,
+    *,
+    parts: int,
+    method: str,
+    digest: str,
+    source: dict[str, Any],
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> PartitionMeta:
+    """Divide a graph and write it to ``out_dir`` in DGL's distributed layout.
+
+    Args:
+        data: as :func:`raygnn.graph.sources.load_graph` gives it, ids in range.
+        out_dir: must not exist, or be empty, or hold a partition of the same digest, which is
+            then returned.
+        parts: from 1; where there are more than nodes, some are empty.
+        method: ``"metis"`` or ``"random"``.
+        digest, source: kept in the manifest. ``source`` describes the input; its ``seconds``
+            are those it took to read.
+        seed: of the method ``random``.
+        progress: called with ``"metis"``, ``"assemble"`` and ``"write"``.
+
+    Raises:
+        DataError: names or types that DGL's files cannot express, METIS failed, no space or
+            no permission to write, or something else is in the way.
+    """
+    # here, because looking for a partition that is there needs neither torch nor DGL
+    from raygnn.graph.assemble import Assembly
+    from raygnn.graph.assign import assign
+    from raygnn.graph.store import check_storable, write_json, write_parts
+
+    out_dir = out_dir.absolute()
+    if not _vacant(out_dir):
+        return _the_same(out_dir, digest)
+    check_storable(data)
+    seconds = {"load": source["seconds"]} if "seconds" in source else {}
+
+    @contextlib.contextmanager
+    def stage(name: str) -> Iterator[None]:
+        _tell(progress, name)
+        started = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - started
+
+    with _saying_where(out_dir), new_directory(out_dir) as directory:
+        with stage("metis"):
+            assignment = assign(data, parts, method, seed)
+        with stage("assemble"):
+            assembly = Assembly(data, assignment, parts)
+        with stage("write"):
+            manifest = write_parts(data, assembly, directory, method)
+        manifest |= {"digest": digest, "seed": seed, "source": source, "seconds": seconds}
+        write_json(directory / MANIFEST, manifest)
+        if not publish(directory, out_dir):
+            return _the_same(out_dir, digest)
+    return read_meta(out_dir)
+
+
+def _vacant(place: Path) -> bool:
+    return not place.exists() or (place.is_dir() and not any(place.iterdir()))
+
+
+def _the_same(place: Path, digest: str) -> PartitionMeta:
+    meta = read_meta(place)
+    if meta.digest != digest:
+        raise DataError(
+            "another partition is here already",
+            where=str(place),
+            remedy="name another directory, or delete this one",
+        )
+    return meta
+
+
+def _check_parts(config: Config, there: PartitionMeta) -> None:
+    wanted = config.partition.parts
+    if wanted not in ("auto", there.num_parts):
+        raise ConfigError(
+            f"{wanted}, but the partition at {config.partition.path} has {there.num_parts} parts",
+            where=_where(config, "partition.parts"),
+            remedy="set partition.parts to auto, or name another partition.path",
+        )
+
+
+def _differences(there: PartitionMeta, source: dict[str, Any]) -> str:
+    """Which keys of the config make it another partition than the one that is there."""
+    theirs = (there.manifest or {}).get("source", {})
+    before, now = theirs.get("made_from", {}), source["made_from"]
+    found = [
+        f"partition.{key} is {before.get(key)!r} there and {now[key]!r} here"
+        for key in ("parts", "method")
+        if before.get(key) != now[key]
+    ]
+    if before.get("graph") != now["graph"]:
+        old, new = theirs.get("options", {}), source["options"]
+        keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+        found += [f"graph.{k} is {old.get(k)!r} there and {new.get(k)!r} here" for k in keys]
+        if not keys:
+            found.append("the input files have changed since")
+    return "; ".join(found) or "it was made by another version of raygnn"
+
+
+def _where(config: Config, key: str) -> str:
+    return f"{config.file}: {key}" if config.file else key
+
+
+def _tell(progress: Progress | None, stage: str) -> None:
+    if progress is not None:
+        progress(stage)
+
+
+@contextlib.contextmanager
+def _saying_where(place: Path) -> Iterator[None]:
+    """Turn errors of the file system into ours."""
+    try:
+        yield
+    except OSError as error:
+        remedies = {
+            errno.ENOSPC: "free some space, or set storage or partition.path to a larger disk",
+            errno.EDQUOT: "raise the quota, or set storage or partition.path to another disk",
+            errno.EACCES: "make it writable, or set storage or partition.path elsewhere",
+        }
+        raise DataError(
+            f"the partition cannot be written: {error.strerror}",
+            where=str(place),
+            remedy=remedies.get(error.errno or 0, "set storage or partition.path elsewhere"),
+        ) from error

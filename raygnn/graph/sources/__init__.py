@@ -1,0 +1,62 @@
+"""Where graphs come from: one module for each format, imported when it is asked for.
+
+A module has ``files(graph)`` (the files that are read, in a fixed order), ``read(graph)`` (the
+:class:`~raygnn.graph.data.GraphData`), ``DEFAULT_NORMALIZE`` and ``VERSION``, which goes up
+when the same input starts to give another graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+from types import ModuleType
+
+from raygnn.config.schema import GraphConfig
+from raygnn.graph import validate
+from raygnn.graph.data import GraphData
+from raygnn.graph.sources.files import update_digest
+from raygnn.graph.sources.normalize import normalize
+
+
+def load_graph(graph: GraphConfig) -> GraphData:
+    """Read, check and normalise the graph that a config names.
+
+    Returns:
+        The graph with ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label``
+        int64 ``[N]`` (-1 = unknown) and ``train_mask``, ``val_mask``, ``test_mask`` bool ``[N]``
+        on the node types that have them, and whatever else a ``dgl`` file stores.
+
+    Raises:
+        DataError: a file is missing, damaged, hostile or inconsistent; it is named with the
+            first bad row.
+    """
+    module = _module(graph)
+    data: GraphData = module.read(graph)
+    data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
+    validate.check(data)
+    normalize(data, graph.normalize or module.DEFAULT_NORMALIZE)
+    return data
+
+
+def digest(graph: GraphConfig) -> str:
+    """SHA-256, in hex, of all that decides what :func:`load_graph` returns.
+
+    That is the contents of the input files, not where they lie, and the options. Raises
+    DataError where a file can not be read.
+    """
+    module = _module(graph)
+    options = graph.model_dump(mode="json", exclude={"path"})
+    options["normalize"] = graph.normalize or module.DEFAULT_NORMALIZE
+    options["version"] = module.VERSION
+    total = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    for file in module.files(graph):
+        content = hashlib.sha256()
+        update_digest(content, file)
+        total.update(content.digest())
+    return total.hexdigest()
+
+
+def _module(graph: GraphConfig) -> ModuleType:
+    return importlib.import_module(f"raygnn.graph.sources.{graph.format}")

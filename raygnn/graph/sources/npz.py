@@ -1,0 +1,173 @@
+"""NumPy archives as of Platonov et al. (2023): one graph with several fixed splits.
+
+Arrays: ``node_features [N, F]``, ``node_labels [N]``, ``edges [E, 2]`` and
+``{train,val,test}_masks [S, N]`` (or ``[N]``, one split).
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from raygnn.config.schema import NpzGraph
+from raygnn.errors import DataError
+from raygnn.graph.data import (
+    DEFAULT_ETYPE,
+    DEFAULT_NTYPE,
+    SPLITS,
+    EdgeFrame,
+    GraphData,
+    NodeFrame,
+    etype_str,
+)
+from raygnn.graph.sources import convert
+from raygnn.graph.sources.convert import Array
+from raygnn.graph.sources.edges import both_directions
+from raygnn.graph.sources.files import check_file, check_fits_memory
+
+VERSION = 1
+DEFAULT_NORMALIZE = "none"
+
+_ARRAYS = ("node_features", "node_labels", "edges", *(f"{split}_masks" for split in SPLITS))
+
+
+def files(graph: NpzGraph) -> list[Path]:
+    """The archive."""
+    return [Path(graph.path)]
+
+
+def read(graph: NpzGraph) -> GraphData:
+    """The graph with the masks of one split.
+
+    ``feat`` float32 ``[N, F]``, ``label`` int64 ``[N]``, masks bool ``[N]``. With
+    ``undirected``, each listed pair becomes two edges and duplicates go.
+
+    Raises:
+        DataError: the archive is missing, damaged, lacks an array, holds Python objects, or its
+            arrays disagree; the first bad row is named.
+    """
+    file = Path(graph.path)
+    arrays = _read_arrays(file)
+    origin = {name: f"{file}: {name}" for name in _ARRAYS}
+
+    feat = convert.to_features(arrays["node_features"], origin["node_features"])
+    num = len(feat)
+    convert.require_rows(arrays["node_labels"], num, origin["node_labels"], "nodes")
+    data = {"feat": feat, "label": convert.to_labels(arrays["node_labels"], origin["node_labels"])}
+    for split in SPLITS:
+        name = f"{split}_masks"
+        mask = _split(arrays[name], graph.split, origin[name])
+        convert.require_rows(mask, num, origin[name], "nodes")
+        data[f"{split}_mask"] = convert.to_mask(mask, origin[name])
+    edges = arrays["edges"]
+    if edges.ndim != 2 or edges.shape[1] != 2:
+        raise DataError(
+            f"its shape is {edges.shape}",
+            where=origin["edges"],
+            remedy="Edges are pairs of node ids: an array of shape [E, 2].",
+        )
+    source, target = (
+        convert.to_ids(edges[:, end], num, origin["edges"], name)
+        for end, name in enumerate(("source", "destination"))
+    )
+    if graph.undirected:
+        source, target = both_directions(source, target, num)
+    ends = EdgeFrame(np.ascontiguousarray(source), np.ascontiguousarray(target))
+    stored = {"feat": "node_features", "label": "node_labels"}
+    stored |= {f"{split}_mask": f"{split}_masks" for split in SPLITS}
+    etype = etype_str(DEFAULT_ETYPE)
+    return GraphData(
+        name=file.stem,
+        nodes={DEFAULT_NTYPE: NodeFrame(num, data)},
+        edges={DEFAULT_ETYPE: ends},
+        origin={"": str(file)}
+        | {f"{DEFAULT_NTYPE}/{name}": origin[array] for name, array in stored.items()}
+        | {f"{etype}/{end}": origin["edges"] for end in ("src", "dst")},
+    )
+
+
+def _split(masks: Array, split: int, origin: str) -> Array:
+    if masks.ndim == 1 and split == 0:
+        return masks
+    count = 1 if masks.ndim == 1 else len(masks) if masks.ndim == 2 else 0
+    if split >= count:
+        raise DataError(
+            f"graph.split is {split}, but it has shape {masks.shape}: {count} splits",
+            where=origin,
+            remedy=f"Choose graph.split from 0 to {count - 1}." if count else "Masks are [S, N].",
+        )
+    row: Array = masks[split]
+    return row
+
+
+def _read_arrays(file: Path) -> dict[str, Array]:
+    check_file(file)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            missing = [name for name in _ARRAYS if name not in found]
+            if missing:
+                listed = ", ".join(list(found)[:20])[:200] or "nothing"
+                raise DataError(
+                    f"it holds no array {missing[0]}, only {listed}",
+                    where=str(file),
+                    remedy=f"Save the archive with the arrays {', '.join(_ARRAYS)}.",
+                )
+            return {name: _member(archive, found[name], f"{file}: {name}") for name in _ARRAYS}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
+        raise DataError(
+            f"not a complete NumPy archive: {error}",
+            where=str(file),
+            remedy="The file is truncated or not an .npz: get it or save it again.",
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"the file can not be read: {error.strerror or error}",
+            where=str(file),
+            remedy="The file is truncated or not an .npz: get it or save it again.",
+        ) from None
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str) -> Array:
+    """One array, after its header's claim has been held against the size of the member."""
+    with archive.open(info) as stream:
+        try:
+            version = np.lib.format.read_magic(stream)
+            header = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, _, dtype = header(stream)
+        except ValueError as error:
+            raise _damaged(origin, f"not a NumPy array: {error}") from None
+        left = info.file_size - stream.tell()
+    if dtype.hasobject:
+        raise DataError(
+            "refused: it holds Python objects, which are pickles that could run anything",
+            where=origin,
+            remedy="Save it as an array of numbers.",
+        )
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
+        raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
+    check_fits_memory(left, f"the array of shape {shape}", origin)
+    with archive.open(info) as stream:
+        try:
+            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+        except ValueError as error:
+            raise _damaged(origin, f"not a NumPy array: {error}") from None
+    return array
+
+
+def _damaged(origin: str, what: str) -> DataError:
+    text = " ".join(what.split())
+    return DataError(
+        text if len(text) <= 200 else text[:200] + "…",
+        where=origin,
+        remedy="The file is damaged: get it or save it again.",
+    )

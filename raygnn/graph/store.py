@@ -1,0 +1,134 @@
+"""Writes the files of a partition, all but where they go in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from raygnn.errors import DataError
+from raygnn.graph.assemble import Assembly, storable
+from raygnn.graph.data import GraphData, etype_str
+from raygnn.graph.dglfile import Written, write_graph, write_tensors
+from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
+from raygnn.graph.manifest import feature
+
+
+def check_storable(data: GraphData) -> None:
+    """Raise DataError for names and arrays that DGL's files cannot express."""
+    for kind in (name for etype in data.edges for name in etype):
+        if ":" in kind:
+            raise DataError(
+                f"the type name {kind!r} has a colon in it, which joins names in DGL's files",
+                where=data.name,
+                remedy="give the type another name",
+            )
+    frames = {ntype: frame.data for ntype, frame in data.nodes.items()}
+    frames |= {etype_str(etype): frame.data for etype, frame in data.edges.items()}
+    for kind, arrays in frames.items():
+        for name, array in arrays.items():
+            if not storable(array):
+                key = f"{kind}/{name}"
+                raise DataError(
+                    f"{key} has the dtype {array.dtype}, which DGL's files cannot hold",
+                    where=data.origin.get(key, data.name),
+                    remedy="convert it to a floating-point or signed integer type",
+                )
+
+
+def write_parts(
+    data: GraphData, assembly: Assembly, directory: Path, method: str
+) -> dict[str, Any]:
+    """Write every part and DGL's json. Returns the manifest's facts about them."""
+    files: dict[str, Written] = {}
+    parts: list[dict[str, Any]] = []
+    features: dict[str, Any] = {}
+    for part in range(assembly.parts):
+        folder = directory / f"part{part}"
+        folder.mkdir()
+        graph = assembly.part(part)
+        halo, cut = graph.halo, graph.cut
+        written = {
+            "graph.dgl": write_graph(
+                folder / "graph.dgl",
+                graph.num_nodes,
+                graph.src,
+                graph.dst,
+                graph.ndata,
+                graph.edata,
+            )
+        }
+        del graph  # the largest thing here: gone before the features are gathered
+        node_data, edge_data = assembly.node_data(part), assembly.edge_data(part)
+        for name, tensors in (
+            ("node_feat.dgl", node_data),
+            ("edge_feat.dgl", edge_data),
+            ("orig_nids.dgl", assembly.original_nodes(part)),
+            ("orig_eids.dgl", assembly.original_edges(part)),
+        ):
+            written[name] = write_tensors(folder / name, tensors)
+        features |= {key: feature(tensor) for key, tensor in (node_data | edge_data).items()}
+        files |= {f"{folder.name}/{name}": each for name, each in written.items()}
+        masks = [mask for key, mask in node_data.items() if key.endswith("/train_mask")]
+        parts.append(
+            {
+                "nodes": assembly.num_nodes(part),
+                "edges": {etype_str(t): count for t, count in assembly.num_edges(part).items()},
+                "halo": halo,
+                "cut": cut,
+                "training_nodes": sum(int(mask.sum()) for mask in masks),
+                "bytes": sum(each.size for each in written.values()),
+            }
+        )
+    config = _dgl_json(data, assembly, method)
+    name = f"{config['graph_name']}.json"
+    files[name] = write_json(directory / name, config)
+    return {
+        "layout": LAYOUT_VERSION,
+        "graph_name": config["graph_name"],
+        "num_parts": assembly.parts,
+        "method": method,
+        "features": features,
+        "parts": parts,
+        "files": {
+            name: {"bytes": each.size, "sha256": each.sha256} for name, each in files.items()
+        },
+        "versions": {name: metadata.version(name) for name in ("dgl", "torch", "numpy")},
+    }
+
+
+def write_json(path: Path, values: dict[str, Any]) -> Written:
+    """Write a JSON file, durably."""
+    text = json.dumps(values, indent=1).encode()
+    with path.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(len(text), hashlib.sha256(text).hexdigest())
+
+
+def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any]:
+    # a graph may be called raygnn, but its json may not be called as the manifest is
+    name = data.name if f"{data.name}.json" != MANIFEST else f"{data.name}_graph"
+    return {
+        "graph_name": name,
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+        "part_method": method,
+        "num_parts": assembly.parts,
+        "halo_hops": 1,
+        "node_map": {ntype: rows.tolist() for ntype, rows in assembly.node_map.items()},
+        "edge_map": {etype_str(t): rows.tolist() for t, rows in assembly.edge_map.items()},
+        "ntypes": {ntype: number for number, ntype in enumerate(data.nodes)},
+        "etypes": {etype_str(etype): number for number, etype in enumerate(data.edges)},
+    } | {
+        f"part-{part}": {
+            "node_feats": f"part{part}/node_feat.dgl",
+            "edge_feats": f"part{part}/edge_feat.dgl",
+            "part_graph": f"part{part}/graph.dgl",
+        }
+        for part in range(assembly.parts)
+    }

@@ -1,0 +1,195 @@
+"""What every graph must satisfy, whatever format it came from.
+
+Each check is one pass in pieces of a few megabytes, so that a graph of a hundred gigabytes is
+checked without a second copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from raygnn.errors import DataError
+from raygnn.graph.data import MASKS, GraphData, etype_str
+
+_PIECE = 1 << 20  # elements looked at in one go
+_NOTHING = "Give a graph with nodes and edges."
+
+
+def check(data: GraphData) -> None:
+    """Raise DataError at the first thing that can not be trained on.
+
+    Checked: arrays with as many rows as nodes or edges; edge ends int64 and in range; matrices
+    of features finite; labels int64, from -1 (unknown) to below the number of nodes; masks
+    bool and disjoint, with a label under each of their nodes; some nodes, edges and training
+    nodes. The error names the file (``data.origin``), the first bad row and its value.
+    """
+    if not data.num_nodes:
+        keys = [f"{ntype}/{name}" for ntype, frame in data.nodes.items() for name in frame.data]
+        raise _error(data, (keys or ["nodes"])[0], "the graph has no nodes", _NOTHING)
+    if not data.num_edges:
+        keys = [f"{etype_str(etype)}/src" for etype in data.edges]
+        raise _error(data, (keys or ["edges"])[0], "the graph has no edges", _NOTHING)
+    for ntype, frame in data.nodes.items():
+        for name, array in frame.data.items():
+            _check_rows(data, f"{ntype}/{name}", array, frame.num, "nodes")
+            if name not in MASKS:
+                _check_finite(data, f"{ntype}/{name}", array)
+    for etype, edges in data.edges.items():
+        key = etype_str(etype)
+        for end, array, node_type in (("src", edges.src, etype[0]), ("dst", edges.dst, etype[2])):
+            if node_type not in data.nodes:
+                raise _error(data, f"{key}/{end}", f"there is no node type {node_type!r}")
+            _check_rows(data, f"{key}/{end}", array, edges.num, "edges")
+            _check_ids(data, f"{key}/{end}", array, data.nodes[node_type].num)
+        for name, array in edges.data.items():
+            _check_rows(data, f"{key}/{name}", array, edges.num, "edges")
+            _check_finite(data, f"{key}/{name}", array)
+    for ntype in data.nodes:
+        _check_labels(data, ntype)
+        _check_masks(data, ntype)
+    masked = [ntype for ntype, frame in data.nodes.items() if "train_mask" in frame.data]
+    if not any(data.nodes[ntype].data["train_mask"].any() for ntype in masked):
+        raise _error(
+            data,
+            f"{(masked or list(data.nodes))[0]}/train_mask",
+            "there are no training nodes: "
+            + ("train_mask is nowhere true" if masked else "no node type has a train_mask"),
+            "Give an array train_mask that is true for the nodes to train on.",
+        )
+
+
+def _check_rows(data: GraphData, key: str, array: Any, num: int, of: str) -> None:
+    shape = tuple(array.shape)
+    if not shape or shape[0] != num:
+        raise _error(
+            data,
+            key,
+            f"its shape is {shape}, but there are {num} {of}",
+            f"Give one row for each of the {of}.",
+        )
+    if key.endswith("/feat") and len(shape) == 2 and shape[1] == 0:
+        raise _error(data, key, f"its shape is {shape}: no features", "Give at least one feature.")
+
+
+def _check_finite(data: GraphData, key: str, array: Any) -> None:
+    """Matrices of floats are features; a single column may be anything and is left alone."""
+    if array.ndim < 2 and not key.endswith("/feat"):
+        return
+    is_numpy = isinstance(array, np.ndarray)
+    if (array.dtype.kind not in "fc") if is_numpy else (not array.is_floating_point()):
+        return
+    for start, piece in _pieces(array):
+        finite = np.isfinite(piece) if is_numpy else piece.isfinite().numpy()
+        if finite.all():
+            continue
+        at = np.unravel_index(int(np.argmin(finite)), finite.shape)
+        value = float(piece[at])
+        column = f" in column {', '.join(str(i) for i in at[1:])}" if len(at) > 1 else ""
+        raise _error(
+            data,
+            key,
+            f"the value{column} is {value}",
+            "Features must be finite: replace or drop such rows.",
+            row=start + int(at[0]),
+        )
+
+
+def _check_ids(data: GraphData, key: str, ids: Any, num: int) -> None:
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise _error(data, key, f"it has shape {ids.shape} and dtype {ids.dtype}, not int64 [E]")
+    for start, piece in _pieces(ids):
+        if piece.min() < 0 or piece.max() >= num:
+            row = int(np.argmax((piece < 0) | (piece >= num)))
+            raise _error(
+                data,
+                key,
+                f"the edge ends at {piece[row]}, but there are {num} nodes",
+                f"Node ids run from 0 to {num - 1}.",
+                row=start + row,
+            )
+
+
+def _check_labels(data: GraphData, ntype: str) -> None:
+    frame = data.nodes[ntype]
+    label = frame.data.get("label")
+    if label is None:
+        return
+    key = f"{ntype}/label"
+    if not isinstance(label, np.ndarray) or label.dtype != np.int64 or label.ndim != 1:
+        raise _error(
+            data,
+            key,
+            f"it has shape {tuple(label.shape)} and dtype {label.dtype}",
+            "Labels are one integer for each node, -1 where unknown.",
+        )
+    bad = _first((label < -1) | (label >= max(frame.num, 1)))
+    if bad is not None:
+        raise _error(
+            data,
+            key,
+            f"the label is {label[bad]}",
+            "Labels run from 0 to the number of classes - 1; -1 means unknown.",
+            row=bad,
+        )
+
+
+def _check_masks(data: GraphData, ntype: str) -> None:
+    frame = data.nodes[ntype]
+    label = frame.data.get("label")
+    seen: list[str] = []
+    for name in MASKS:
+        mask = frame.data.get(name)
+        if mask is None:
+            continue
+        key = f"{ntype}/{name}"
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.ndim != 1:
+            raise _error(
+                data,
+                key,
+                f"it has shape {tuple(mask.shape)} and dtype {mask.dtype}",
+                "A mask is one bool for each node.",
+            )
+        for other in seen:
+            both = _first(mask & frame.data[other])
+            if both is not None:
+                raise _error(
+                    data,
+                    key,
+                    f"the node is in {other} and in {name}",
+                    "Each node belongs to one of train, val and test at most.",
+                    row=both,
+                )
+        seen.append(name)
+        unlabelled = None if label is None else _first(mask & (label < 0))
+        if unlabelled is not None:
+            raise _error(
+                data,
+                key,
+                f"the node is in {name} and has no label",
+                f"Give it a label or take it out of {name}.",
+                row=unlabelled,
+            )
+
+
+def _first(bad: np.ndarray[Any, Any]) -> int | None:
+    """The first true row of a mask, or None."""
+    at = int(np.argmax(bad)) if len(bad) else 0
+    return at if len(bad) and bad[at] else None
+
+
+def _pieces(array: Any) -> Iterator[tuple[int, Any]]:
+    """``(first row, rows)`` in pieces of about :data:`_PIECE` elements."""
+    width = max(int(np.prod(array.shape[1:], dtype=np.int64)), 1)
+    rows = max(_PIECE // width, 1)
+    for start in range(0, len(array), rows):
+        yield start, array[start : start + rows]
+
+
+def _error(
+    data: GraphData, key: str, what: str, remedy: str | None = None, *, row: int | None = None
+) -> DataError:
+    where = data.origin.get(key) or f"{data.origin.get('', data.name)}: {key}"
+    return DataError(what, where=where if row is None else f"{where}, row {row}", remedy=remedy)

@@ -1,0 +1,43 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warn", "info"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that stops the job (``error``), may hurt it (``warn``) or is good to know.
+
+    Attributes:
+        check: the name of the check.
+        what: one sentence, with the values in it.
+        remedy: one sentence, what to do.
+        nodes: the nodes concerned; empty when it is about the job as a whole.
+        values: the values that were compared, for programs.
+    """
+
+    check: str
+    severity: Severity
+    what: str
+    remedy: str = ""
+    nodes: tuple[str, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        place = f" (on {', '.join(self.nodes)})" if self.nodes else ""
+        return f"{self.what}{place}"
+
+
+def size(count: float | None) -> str:
+    """Bytes as people read them: ``512 MiB``, ``1.4 GiB``; empty for None."""
+    if count is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit in ("B", "KiB", "MiB") else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,153 @@
+"""The partition as preflight looks at it, from its manifest and its files' sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from raygnn.config.schema import Config
+from raygnn.preflight.facts import Column, PartitionFacts
+
+if TYPE_CHECKING:
+    from raygnn.graph.data import GraphData
+    from raygnn.graph.layout import PartitionMeta
+
+_Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
+
+
+def partition_files(meta: PartitionMeta) -> dict[str, int]:
+    """Path within the partition's directory → size in bytes, of every file a node needs."""
+    root = meta.directory.resolve()
+    paths = [path for part in meta.files for path in part.all()]
+    paths += [root / name for name in partition_jsons(meta)]
+    return {os.path.relpath(path.resolve(), root): path.stat().st_size for path in paths}
+
+
+def partition_jsons(meta: PartitionMeta) -> tuple[str, ...]:
+    """The files that say what the partition is: DGL's json, and our manifest where there is one."""
+    from raygnn.graph.layout import MANIFEST
+
+    return (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
+
+
+def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The node type to classify: ``task.ntype``, or the only one that has the target.
+
+    Args:
+        columns: node type → what is keyed by the names of its arrays.
+
+    Returns:
+        None when there is no such type, or when several have the target.
+    """
+    task = config.task
+    if task.ntype is not None:
+        return task.ntype if task.ntype in columns else None
+    having = [ntype for ntype, arrays in columns.items() if task.target in arrays]
+    return having[0] if len(having) == 1 else None
+
+
+def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
+    """Read the facts off the manifest, or off the parts where there is none.
+
+    Raises:
+        DataError: a part that others wrote cannot be read.
+    """
+    files = partition_files(meta)
+    if meta.manifest is None:
+        columns, splits = _from_parts(meta, config)
+    else:
+        columns, splits = _from_manifest(meta.manifest, meta.ntypes, meta.num_parts)
+    return PartitionFacts(
+        directory=str(meta.directory),
+        num_parts=meta.num_parts,
+        bytes=sum(files.values()),
+        files=files,
+        fingerprint=fingerprint(meta.directory, partition_jsons(meta)),
+        nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
+        columns=columns,
+        splits=splits,
+    )
+
+
+def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFacts:
+    """The same facts of a graph in memory, as they will be once it has ``parts`` parts."""
+    columns = {
+        ntype: {name: (_column(array),) * parts for name, array in frame.data.items()}
+        for ntype, frame in data.nodes.items()
+    }
+    ntype = task_ntype(config, columns)
+    arrays = [a for frame in data.nodes.values() for a in frame.data.values()]
+    for edges in data.edges.values():
+        arrays += [edges.src, edges.dst, *edges.data.values()]
+    return PartitionFacts(
+        directory="",
+        num_parts=parts,
+        bytes=sum(int(array.nbytes) for array in arrays),
+        files={},
+        fingerprint=None,
+        nodes={ntype: frame.num for ntype, frame in data.nodes.items()},
+        columns=columns,
+        splits=_splits(data.nodes[ntype].data) if ntype else {},
+    )
+
+
+def fingerprint(directory: Path, names: tuple[str, ...]) -> str | None:
+    """SHA-256 over the files' contents; None if one cannot be read, or there is none."""
+    digest = hashlib.sha256()
+    try:
+        for name in names:
+            digest.update((directory / name).read_bytes())
+    except OSError:
+        return None
+    return digest.hexdigest() if names else None
+
+
+def _from_manifest(
+    manifest: Mapping[str, Any], ntypes: list[str], parts: int
+) -> tuple[_Columns, dict[str, int]]:
+    """What we wrote comes from one array each, so every part has the same; only the training
+    nodes are counted in it."""
+    columns: _Columns = {ntype: {} for ntype in ntypes}
+    for key, facts in manifest["features"].items():
+        kind, _, name = key.rpartition("/")
+        if kind in columns:
+            columns[kind][name] = (Column(facts["dtype"], tuple(facts["shape"])),) * parts
+    splits = {"train": sum(part["training_nodes"] for part in manifest["parts"])}
+    return columns, splits
+
+
+def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, dict[str, int]]:
+    from raygnn.graph.layout import load_part
+
+    found: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
+    counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
+    for number in range(meta.num_parts):
+        for ntype, arrays in load_part(meta, number).node_data.items():
+            counts[ntype].update(_splits(arrays))
+            for name, array in arrays.items():
+                found[ntype].setdefault(name, {})[number] = _column(array)
+    columns: _Columns = {}
+    for ntype, named in found.items():
+        empty = [p for p, (first, last) in enumerate(meta.node_ranges[ntype]) if first == last]
+        columns[ntype] = {}
+        for name, by_part in named.items():
+            # A part without nodes of the type need not have its arrays.
+            some = next(iter(by_part.values()))
+            filled = dict.fromkeys(empty, some) | by_part
+            columns[ntype][name] = tuple(filled[part] for part in sorted(filled))
+    chosen = task_ntype(config, columns)
+    return columns, dict(counts[chosen]) if chosen else {}
+
+
+def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
+    """``train``, ``val``, ``test`` → how many nodes; a mask that is not there marks none."""
+    found = ((split, arrays.get(f"{split}_mask")) for split in ("train", "val", "test"))
+    return {split: 0 if mask is None else int(mask.sum()) for split, mask in found}
+
+
+def _column(array: Any) -> Column:
+    return Column(str(array.dtype).removeprefix("torch."), tuple(array.shape[1:]))

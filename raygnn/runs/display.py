@@ -1,0 +1,207 @@
+"""What the user sees of a command: a header, stages, progress, tables, a closing, an error.
+
+On a terminal the stages and the progress are live lines; anywhere else (a file, a pipe, CI) they
+are plain lines at a bounded rate, without control characters. An output that is not UTF-8 gets
+ASCII in place of what it cannot show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from raygnn.errors import RaygnnError
+from raygnn.runs.progress import Progress
+
+_ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
+# Wide enough that no table of ours is folded in a file; a terminal tells its own width.
+_FILE_WIDTH = 200
+
+
+class Display:
+    """Shows one command.
+
+    Args:
+        console: where to; standard output by default.
+        error_console: where errors go; ``console`` if that is given, else standard error.
+        verbose: whether a stage's details are lines of their own where there is no live line.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        error_console: Console | None = None,
+        verbose: bool = False,
+    ):
+        self.console = console or _console()
+        self.error_console = error_console or console or _console(stderr=True)
+        self.verbose = verbose
+
+    def header(self, rows: Mapping[str, str]) -> None:
+        """What will run and where: a line per row, the names aligned."""
+        width = max(map(len, rows), default=0)
+        for name, value in rows.items():
+            self._line((f"{name:<{width}}  ", "bold"), value)
+        self._line("")
+
+    def note(self, text: str) -> None:
+        """A line of its own: a warning, something good to know."""
+        self._line(text)
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[Callable[[str], None]]:
+        """A long step. Yields a function that says what it is at, shown on a terminal.
+
+        Leaves one line with its seconds.
+        """
+        start = time.monotonic()
+        try:
+            if self.console.is_interactive:
+                spinner = "line" if self.console.options.ascii_only else "dots"
+                with self.console.status(self._safe(text), spinner=spinner) as status:
+                    yield lambda detail: status.update(self._safe(f"{text}: {detail}"))
+            else:
+                yield lambda detail: self._line(f"{text}: {detail}") if self.verbose else None
+        except BaseException:
+            self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
+            raise
+        self._line(f"{text}: {time.monotonic() - start:.1f} s")
+
+    @contextmanager
+    def progress(
+        self, total_epochs: int, steps_per_epoch: int, *, max_steps: int | None = None
+    ) -> Iterator[Progress]:
+        """The training. Yields what is to be fed each new record of ``metrics.jsonl``.
+
+        Args:
+            total_epochs: epochs that will run.
+            steps_per_epoch: optimizer steps in each.
+            max_steps: steps after which it ends, if sooner.
+        """
+        total = total_epochs * steps_per_epoch
+        progress = Progress(steps_per_epoch, min(total, max_steps or total))
+        try:
+            if self.console.is_interactive:
+                with Live(progress, console=self.console, refresh_per_second=4, transient=True):
+                    yield progress
+            else:
+                progress.on_line = self._line
+                yield progress
+        finally:
+            if line := progress.unsaid():
+                self._line(line)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table; columns of numbers are set flush right, whole numbers grouped by thousands."""
+        table = Table(
+            title=self._safe(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        )
+        for index, column in enumerate(columns):
+            numeric = all(isinstance(row[index], Real) for row in rows) and len(rows) > 0
+            table.add_column(
+                self._safe(column), justify="right" if numeric else "left", overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(self._safe(_cell(value)) for value in row))
+        self.console.print(table)
+
+    def closing(self, summary: Mapping[str, Any], path: Path) -> None:
+        """The end of a run: its ``summary.json`` and where the rest lies.
+
+        Args:
+            summary: ``status``, ``metrics``, ``steps``, ``seeds_per_second``, ``seconds`` (split);
+                what is missing is left out.
+            path: the run directory.
+        """
+        rows = {"status": str(summary.get("status", "done"))}
+        rows |= {
+            name: f"{value:.4f}" for name, value in _sorted_metrics(summary.get("metrics") or {})
+        }
+        if summary.get("steps") is not None:
+            rows["steps"] = f"{summary['steps']:,}"
+        if summary.get("seeds_per_second") is not None:
+            rows["seeds/s"] = f"{summary['seeds_per_second']:,.0f}"
+        if summary.get("seconds"):
+            rows["seconds"] = _split(summary["seconds"])
+        rows["run directory"] = str(path)
+        if rows["status"] == "done":
+            rows["next"] = f"raygnn.open_run({str(path)!r}).metrics in Python"
+        else:
+            rows["next"] = f"read {path / 'logs'}, then train with --resume or --overwrite"
+        self._line("")
+        self.header(rows)
+
+    def error(self, error: RaygnnError) -> None:
+        """The cause first, where and the remedy, then the trace if the error carries one."""
+        self._line(("error: ", "bold red"), error.what, to=self.error_console)
+        if error.where:
+            self._line(f"  at {error.where}", to=self.error_console)
+        if error.remedy:
+            self._line(f"  → {error.remedy}", to=self.error_console)
+        trace = getattr(error, "trace", None)
+        if trace:
+            self._line("", to=self.error_console)
+            self._line((str(trace).rstrip(), "dim"), to=self.error_console)
+
+    def _line(self, *parts: str | tuple[str, str], to: Console | None = None) -> None:
+        """Print text as it is: no markup, never cut or folded where the output is a file."""
+        console = to or self.console
+        text = Text()
+        for part in parts:
+            content, style = (part, "") if isinstance(part, str) else part
+            text.append(_safe(content, console), style)
+        console.print(text, soft_wrap=True, highlight=False)
+
+    def _safe(self, text: str) -> Text:
+        return Text(_safe(text, self.console))
+
+
+class NullDisplay(Display):
+    """Shows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(quiet=True, force_terminal=False, force_jupyter=False))
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
+
+
+def _safe(text: str, console: Console) -> str:
+    """The text as the console can show it: no control characters, no character it lacks."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    if console.options.ascii_only:
+        shown = shown.translate(_ASCII)
+        shown = shown.encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return shown
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{float(value):,.4g}"
+
+
+def _sorted_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The numbers, test first, then validation, then the others."""
+    order = {"test": 0, "val": 1}
+    numbers = [(name, value) for name, value in metrics.items() if isinstance(value, (int, float))]
+    return sorted(numbers, key=lambda item: order.get(item[0].split("/")[0], 2))
+
+
+def _split(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())

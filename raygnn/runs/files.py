@@ -1,0 +1,104 @@
+"""Small files of a run directory, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def storage_path(storage: str | Path) -> Path:
+    """The absolute local directory that ``storage`` names: a path or a ``file://`` URI.
+
+    Raises:
+        InputError: for any other URI.
+    """
+    text = str(storage)
+    if "://" not in text:
+        return Path(text).expanduser().absolute()
+    uri = urlsplit(text)
+    if uri.scheme != "file" or uri.netloc not in ("", "localhost") or not uri.path:
+        raise InputError(
+            f"storage {text!r} is neither a directory nor a file:///path",
+            where="storage",
+            remedy="give a directory that every node sees",
+        )
+    return Path(unquote(uri.path))
+
+
+@contextmanager
+def storage_errors(path: Path, kind: type[RaygnnError] = TrainingError) -> Iterator[None]:
+    """Turn an :class:`OSError` about ``path`` into an error of ``kind`` in our words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            what, remedy = "the disk or the quota is full", "free space there, or change storage"
+        else:
+            what = f"it cannot be written: {error.strerror or error}"
+            remedy = "make it writable for this user, or change storage"
+        raise kind(what, where=str(path), remedy=remedy) from error
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace the file by ``text`` (UTF-8): a reader sees the old or the new content, whole.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left behind then.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def json_text(value: Any) -> str:
+    """JSON as we write it: two spaces, UTF-8 as it is, no NaN (a null stands for it)."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON types: scalars of numpy and torch unwrapped, non-finite numbers as None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file, ``{}`` when there is no file.
+
+    Raises:
+        DataError: when the file is unreadable or holds no JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"not readable as JSON: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise DataError(f"not a JSON object but a {type(value).__name__}", where=str(path))
+    return value

@@ -1,0 +1,145 @@
+"""The lock of a run directory: one command at a time trains into it.
+
+The file holds who has it (host, pid, start of that process), or nothing. ``flock`` makes taking
+it atomic, and the kernel drops it with the process; the content tells other hosts and readers,
+and keeps the lock where a filesystem has no ``flock``.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from raygnn.errors import InputError
+
+_NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds a lock; ``started`` tells it from a later one with the same pid."""
+
+    host: str
+    pid: int
+    started: int
+
+    @classmethod
+    def here(cls) -> Holder:
+        return cls(socket.gethostname(), os.getpid(), _started(os.getpid()))
+
+    def alive(self) -> bool:
+        """Whether the process runs. One on another host cannot be asked and counts as alive."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return _started(self.pid) == self.started
+
+
+def holder(path: Path) -> Holder | None:
+    """Who holds the lock file; None when it is free, its holder is dead, or there is no file."""
+    try:
+        found = _parse(path.read_bytes())
+    except OSError:
+        return None
+    return found if found and found.alive() else None
+
+
+class Lock:
+    """A lock that is held from :meth:`acquire` until :meth:`release` or the process's end."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, over from a dead process too.
+
+        Raises:
+            InputError: another live process holds it.
+            OSError: the file cannot be written.
+        """
+        while self._descriptor is None:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                taken = not _flock(descriptor)
+                found = _parse(os.pread(descriptor, 4096, 0))
+                if taken or (found and found.alive()):
+                    raise self._busy(found)
+                if not _same_file(descriptor, self.path):
+                    os.close(descriptor)  # removed with its directory meanwhile: look again
+                    continue
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(asdict(Holder.here())).encode(), 0)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, empty. Harmless when not held."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _busy(self, found: Holder | None) -> InputError:
+        if found is None:
+            who, remedy = "another process", "wait for it, or choose another name"
+        elif found.host == socket.gethostname():
+            who, remedy = f"process {found.pid}", "wait for it, stop it, or choose another name"
+        else:
+            who = f"process {found.pid} on {found.host}"
+            remedy = f"choose another name; if that process is gone, delete {self.path}"
+        return InputError(
+            f"{who} is training into this run directory",
+            where=str(self.path.parent),
+            remedy=remedy,
+        )
+
+
+def _flock(descriptor: int) -> bool:
+    """Whether the lock could be had; a filesystem without ``flock`` always gives it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+    return True
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _parse(content: bytes) -> Holder | None:
+    try:
+        value = json.loads(content)
+        return Holder(str(value["host"]), int(value["pid"]), int(value["started"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _started(pid: int) -> int:
+    """When the process began, in clock ticks since boot; 0 where there is no ``/proc``."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    # The second field, the program's name in parentheses, may itself hold spaces.
+    fields = stat.rpartition(b")")[2].split()
+    return -1 if fields[0] == b"Z" else int(fields[19])

@@ -1,0 +1,134 @@
+"""``metrics.jsonl``: one JSON object per line, written as training goes and read meanwhile.
+
+A record has ``step`` (optimizer steps completed), ``epoch``, ``time`` (seconds since the start),
+then ``train/loss``, ``val/accuracy``, … JSON has no NaN or infinity: both are written as null, and
+null is read back as NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raygnn.errors import DataError
+from raygnn.runs.files import plain, storage_errors
+
+Record = dict[str, Any]
+
+
+class MetricsWriter:
+    """Writes records, each reaching the file before :meth:`write` returns.
+
+    Args:
+        path: the file; its directory exists.
+        append: go on with the file (after a resume); a torn last line is dropped. Otherwise
+            the file begins empty.
+
+    Raises:
+        TrainingError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, append: bool = False):
+        self.path = path
+        with storage_errors(path):
+            flags = os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else os.O_APPEND | os.O_TRUNC)
+            self._descriptor = os.open(path, flags, 0o644)
+            whole = _whole_lines(self._descriptor)
+            if whole < os.fstat(self._descriptor).st_size:
+                os.ftruncate(self._descriptor, whole)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record; scalars of numpy and torch are welcome.
+
+        Raises:
+            TrainingError: the file cannot be written (the disk is full, say).
+        """
+        assert {"step", "epoch", "time"} <= record.keys(), sorted(record)
+        line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
+        rest = line.encode()
+        with storage_errors(self.path):
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MetricsTail:
+    """Reads a file of records that is still being written, or does not exist yet."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._offset = 0
+
+    def poll(self) -> list[Record]:
+        """The records completed since the last call; a file that shrank is read anew.
+
+        Lines that are no record are passed over: a display must not end a training.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [record for line in whole.splitlines() if (record := _parse(line)) is not None]
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """All records of the file, ``[]`` when there is none; a torn last line is left out.
+
+    Raises:
+        DataError: another line is no record.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        record = _parse(line)
+        if record is None:
+            raise DataError(
+                "not a record of metrics (a JSON object)", where=f"{path}: line {number}"
+            )
+        records.append(record)
+    return records
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return {key: math.nan if item is None else item for key, item in value.items()}
+
+
+def _whole_lines(descriptor: int) -> int:
+    """Bytes up to and with the file's last newline."""
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

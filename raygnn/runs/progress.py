@@ -1,0 +1,133 @@
+"""Where a training is: the line about it, from the records of ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SHORTEST_BAR = 8
+
+
+class Progress:
+    """The state of a training, shown as one live line, or handed to ``on_line`` line by line.
+
+    Args:
+        steps_per_epoch: optimizer steps in an epoch.
+        total_steps: steps after which the training ends.
+        on_line: called with each plain line: at every evaluation, and at most every 5 seconds
+            between them.
+    """
+
+    def __init__(
+        self,
+        steps_per_epoch: int,
+        total_steps: int,
+        on_line: Callable[[str], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self.on_line = on_line
+        self._steps_per_epoch = max(1, steps_per_epoch)
+        self._total = max(1, total_steps)
+        self._now = now
+        self._said = ""
+        self._said_at = -math.inf
+        self._first: tuple[int, float] | None = None
+        self._step = 0
+        self._time = 0.0
+        self._shown: dict[str, float] = {}
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Take in one record.
+
+        Args:
+            record: ``step`` and ``time``; of the rest ``train/loss``, what begins with ``val/``
+                and ``seeds_per_second`` are shown.
+        """
+        self._step, self._time = int(record["step"]), float(record["time"])
+        if self._first is None:
+            # Rates count from the first record on: what came before was start-up.
+            self._first = (self._step, self._time)
+        values = {key: value for key, value in record.items() if _shows(key, value)}
+        self._shown |= values
+        evaluated = any(key.startswith("val/") for key in values)
+        if self.on_line and (evaluated or self._now() - self._said_at >= _SECONDS_BETWEEN_LINES):
+            self._said, self._said_at = self.line(), self._now()
+            self.on_line(self._said)
+
+    def line(self) -> str:
+        """The state as plain text; empty before the first record."""
+        return _join(self._fields()) if self._first else ""
+
+    def unsaid(self) -> str:
+        """The last line, or nothing if ``on_line`` had it already."""
+        line = self.line()
+        return "" if line == self._said else line
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the last step at the rate so far; None while there is no rate."""
+        if self._first is None or self._step <= self._first[0]:
+            return None
+        rate = (self._time - self._first[1]) / (self._step - self._first[0])
+        return max(0, self._total - self._step) * rate
+
+    def _fields(self) -> list[tuple[int, str]]:
+        """What to say in order, each with a rank: where room is short, the highest go first."""
+        epochs = math.ceil(self._total / self._steps_per_epoch)
+        epoch = min(epochs, max(1, math.ceil(self._step / self._steps_per_epoch)))
+        fields = [(0, f"epoch {epoch}/{epochs}"), (2, f"step {self._step:,}/{self._total:,}")]
+        if "train/loss" in self._shown:
+            fields.append((1, f"loss {self._shown['train/loss']:.4f}"))
+        fields += [
+            (4, f"{key} {value:.4f}")
+            for key, value in self._shown.items()
+            if key.startswith("val/") and key != "val/loss"
+        ]
+        if "seeds_per_second" in self._shown:
+            fields.append((5, f"{self._shown['seeds_per_second']:,.0f} seeds/s"))
+        left = self.seconds_left()
+        if left is not None:
+            fields.append((3, f"{clock(left)} left"))
+        return fields
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width
+        if self._first is None:
+            yield Text("waiting for the first step", no_wrap=True, overflow="crop")
+            return
+        fields = self._fields()
+        while len(fields) > 1 and cell_len(_join(fields)) > room:
+            fields.remove(max(fields))
+        text = _join(fields)
+        bar = room - cell_len(text) - 2
+        if bar < _SHORTEST_BAR:
+            yield Text(text, no_wrap=True, overflow="crop")
+            return
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        width = min(bar, 40)
+        grid.add_row(ProgressBar(total=self._total, completed=self._step, width=width), Text(text))
+        yield grid
+
+
+def _join(fields: list[tuple[int, str]]) -> str:
+    return "  ".join(text for _, text in fields)
+
+
+def _shows(key: str, value: Any) -> bool:
+    wanted = key in ("train/loss", "seeds_per_second") or key.startswith("val/")
+    return wanted and isinstance(value, (int, float))
+
+
+def clock(seconds: float) -> str:
+    """``0:42``, ``12:05``, ``3:07:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

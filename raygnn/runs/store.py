@@ -1,0 +1,233 @@
+"""The run directory ``<storage>/<name>/``: claimed by one command, then written by it.
+
+``config.yaml`` (resolved), ``preflight.json``, ``metrics.jsonl``, ``summary.json``,
+``checkpoints/``, ``logs/rank-<r>.log``. The status in ``summary.json`` is ``running``, ``done``,
+``failed`` or ``interrupted``; a run whose process is gone while it says ``running`` was killed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from raygnn.errors import InputError
+from raygnn.runs.files import (
+    json_text,
+    plain,
+    read_json,
+    storage_errors,
+    storage_path,
+    write_atomic,
+)
+from raygnn.runs.lock import Lock
+
+Mode = Literal["new", "overwrite", "resume"]
+Status = Literal["running", "done", "failed", "interrupted"]
+
+CONFIG = "config.yaml"
+PREFLIGHT = "preflight.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+LOCK = ".lock"
+
+# First line of every config.yaml we write: what tells a run directory from any other.
+MARK = "# raygnn run: the configuration as it was resolved\n"
+
+
+def is_run(path: Path) -> bool:
+    """Whether ``path`` is a run directory of ours: its config.yaml begins with our mark."""
+    file = path / CONFIG
+    if file.is_symlink() or not file.is_file():
+        return False
+    try:
+        with open(file, encoding="utf-8", errors="replace") as stream:
+            return stream.read(len(MARK)) == MARK
+    except OSError:
+        return False
+
+
+class RunDir:
+    """The run directory of this command: :meth:`create`, :meth:`begin`, write, :meth:`release`.
+
+    Attributes:
+        path: absolute path of the directory.
+        begun: whether :meth:`begin` was called; until then what lies there is an earlier run's.
+    """
+
+    def __init__(self, path: Path, mode: Mode):
+        self.path = path
+        self.begun = False
+        self._mode = mode
+        self._made: list[Path] = []
+        self._lock = Lock(path / LOCK)
+
+    @classmethod
+    def create(cls, storage: str, name: str, *, mode: Mode = "new") -> RunDir:
+        """Claim ``<storage>/<name>`` for this process; nothing in it is changed yet.
+
+        Args:
+            storage: a local directory or ``file://`` URI; made when it does not exist.
+            name: one path component.
+            mode: ``new`` needs a free name, ``resume`` an existing run, ``overwrite`` takes both
+                and removes the old run when the new one begins.
+
+        Raises:
+            InputError: the name is taken, in use by a live process, not a run directory (we
+                never delete anything else), missing (``resume``), or cannot be written.
+        """
+        if not name or Path(name).name != name or name == "..":
+            raise InputError(f"{name!r} is not a name for a directory", where="name")
+        path = storage_path(storage) / name
+        run = cls(path, mode)
+        _check(path, mode)
+        with storage_errors(path, InputError):
+            run._made = [part for part in (path, *path.parents) if not part.exists()]
+            while True:
+                path.mkdir(parents=True, exist_ok=True)
+                try:
+                    run._lock.acquire()
+                    break
+                except FileNotFoundError:
+                    continue  # its last holder was just removing it
+        try:
+            _check(path, mode)  # again, now that nobody else can change it
+        except BaseException:
+            run.release()
+            raise
+        return run
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Start the run: the old one removed (``overwrite``), config written, status ``running``.
+
+        Args:
+            config: the resolved configuration, plain JSON types.
+
+        Raises:
+            InputError: the directory cannot be written.
+        """
+        text = MARK + yaml.safe_dump(plain(dict(config)), sort_keys=False, allow_unicode=True)
+        with storage_errors(self.path, InputError):
+            if self._mode == "overwrite":
+                self._clear()
+            self.begun = True
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+            (self.path / LOGS).mkdir(exist_ok=True)
+            # The config first: what has it is recognised as a run, however early this ends.
+            write_atomic(self.path / CONFIG, text)
+            summary = read_json(self.path / SUMMARY)
+            summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
+            write_atomic(self.path / SUMMARY, json_text({**summary, "status": "running"}))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json`` as it is now."""
+        return read_json(self.path / SUMMARY)
+
+    def update_summary(self, **entries: Any) -> None:
+        """Set entries of ``summary.json``, e.g. ``status="done", metrics={…}``.
+
+        Raises:
+            TrainingError: it cannot be written.
+        """
+        with storage_errors(self.path / SUMMARY):
+            write_atomic(self.path / SUMMARY, json_text({**self.summary, **entries}))
+
+    def write_preflight(self, report: Mapping[str, Any]) -> None:
+        """Write ``preflight.json``.
+
+        Raises:
+            TrainingError: it cannot be written.
+        """
+        with storage_errors(self.path / PREFLIGHT):
+            write_atomic(self.path / PREFLIGHT, json_text(dict(report)))
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    def log_file(self, rank: int) -> Path:
+        return self.path / LOGS / f"rank-{rank}.log"
+
+    def release(self) -> None:
+        """Let go of the directory; when no run began, what :meth:`create` made is removed again."""
+        if not is_run(self.path) and _is_free(self.path):
+            (self.path / LOCK).unlink(missing_ok=True)
+            for directory in self._made:
+                try:
+                    directory.rmdir()
+                except OSError:
+                    break  # something else lies in it by now
+        self._lock.release()
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _clear(self) -> None:
+        """Remove what the old run left, its config last so that it stays recognisable."""
+        entries = [entry for entry in self.path.iterdir() if entry.name not in (LOCK, CONFIG)]
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        (self.path / CONFIG).unlink(missing_ok=True)
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing but our empty skeleton lies at ``path``."""
+    if path.is_symlink():
+        return False
+    if not path.exists():
+        return True
+    if not path.is_dir():
+        return False
+    for entry in path.iterdir():
+        empty_part = (
+            entry.name in (CHECKPOINTS, LOGS) and entry.is_dir() and not any(entry.iterdir())
+        )
+        if entry.name != LOCK and not empty_part:
+            return False
+    return True
+
+
+def _check(path: Path, mode: Mode) -> None:
+    """Refuse a directory that ``mode`` may not have."""
+    with storage_errors(path, InputError):
+        free = _is_free(path)
+    if free and mode != "resume":
+        return
+    where = str(path)
+    if free:
+        raise InputError("there is no run to resume", where=where, remedy="start it without resume")
+    if path.is_symlink():
+        raise InputError(
+            "this name is a symbolic link, not a run directory",
+            where=where,
+            remedy="choose another name, or another storage",
+        )
+    if not is_run(path):
+        raise InputError(
+            "something that is not a run directory lies here; nothing of it was touched",
+            where=where,
+            remedy="choose another name, or another storage",
+        )
+    if mode == "new":
+        raise InputError(
+            f"the name {path.name!r} is taken by an earlier run",
+            where=where,
+            remedy="choose another name, or pass --overwrite to replace it, --resume to go on",
+        )

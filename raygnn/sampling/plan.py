@@ -1,0 +1,99 @@
+"""Which seeds come when: pure arithmetic, no state, no memory.
+
+The order of the seeds of an epoch is a permutation that is computed position by position, so
+that step 1,000,000 costs what step 0 costs and no rank has to remember anything. A global batch
+is a slice of that order; it does not depend on the number of workers when ``global_batch`` stays
+the same, nor on the partition, since seeds are numbered by their original ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raygnn.sampling.keys import derive_key, mix_array
+
+_ROUNDS = 6  # 4 give a pseudorandom permutation (Luby & Rackoff 1988); 2 more cost nothing here
+
+
+def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
+    """The images of ``positions`` under a keyed permutation of ``0 … size-1``.
+
+    A balanced Feistel network over the next power of four, walked until the image is in range
+    (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002). O(len(positions)).
+
+    Args:
+        positions: int64 ``[B]``, each in ``[0, size)``.
+        size: of the domain, at least 1.
+        key: 64-bit.
+
+    Returns:
+        int64 ``[B]``.
+    """
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    shift = np.uint64(half)
+    keys = [np.uint64(derive_key(key, r)) for r in range(_ROUNDS)]
+
+    def encrypt(block: np.ndarray) -> np.ndarray:
+        left, right = block >> shift, block & mask
+        for k in keys:
+            left, right = right, left ^ (mix_array(right ^ k) & mask)
+        return (left << shift) | right
+
+    out = encrypt(np.asarray(positions, dtype=np.uint64))
+    while (outside := np.flatnonzero(out >= np.uint64(size))).size:
+        out[outside] = encrypt(out[outside])
+    return out.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """The seeds of every global batch of every epoch.
+
+    Attributes:
+        num_seeds: how many there are, over all ranks.
+        global_batch: seeds per step, over all ranks.
+        seed: of the run.
+        shuffle: off for evaluation, which goes through the seeds in order.
+    """
+
+    num_seeds: int
+    global_batch: int
+    seed: int = 0
+    shuffle: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_seeds // self.global_batch)
+
+    def batch(self, epoch: int, step: int) -> np.ndarray:
+        """Indices (int64 ``[≤ global_batch]``, into the seeds in original-id order) of one step.
+
+        The last batch of an epoch is short: no seed is dropped or repeated.
+        """
+        assert 0 <= step < self.steps_per_epoch, (step, self.steps_per_epoch)
+        start = step * self.global_batch
+        positions = np.arange(start, min(start + self.global_batch, self.num_seeds))
+        if not self.shuffle:
+            return positions
+        return permute(positions, self.num_seeds, derive_key(self.seed, epoch))
+
+
+def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
+    """Which seeds of a global batch one rank computes.
+
+    The batch is ordered by id and cut into ``world`` pieces whose sizes differ by at most one.
+    Ids are contiguous per part, so that nearly every seed falls to the rank that owns it, and no
+    rank has more work than another however the seeds of a batch are spread over the parts.
+
+    Args:
+        ids: int64 ``[B]``, reshuffled global ids, any order.
+
+    Returns:
+        int64 positions in ``ids``, ``B // world`` to ``ceil(B / world)`` of them; none for some
+        ranks when ``B < world``.
+    """
+    order = np.argsort(ids, kind="stable")
+    return order[rank * len(ids) // world : (rank + 1) * len(ids) // world]

@@ -1,0 +1,87 @@
+"""A bounded pipeline: batches are made in one background thread while the model trains.
+
+The thread makes exactly the batches that will be consumed, in order, so that its collectives
+match those of the other ranks; whatever goes wrong in it is raised where the batch is awaited.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_POLL = 0.5  # seconds between looks at whether the other side is still there
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+class _End:
+    pass
+
+
+class Prefetcher(Generic[T]):
+    """Iterates ``make(step)`` over ``steps``, up to ``depth`` ahead of the consumer.
+
+    With depth 0 everything happens in the caller's thread. Closing (or dropping) the iterator
+    ends the thread after the batch it is making.
+    """
+
+    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int):
+        self._make = make
+        self._steps = steps
+        self._depth = depth
+
+    def __iter__(self) -> Iterator[T]:
+        if self._depth == 0:
+            yield from map(self._make, self._steps)
+            return
+        ready: queue.Queue[T | _Failure | _End] = queue.Queue(maxsize=self._depth)
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(ready, stop), name="raygnn-prefetch", daemon=True
+        )
+        thread.start()
+        try:
+            while True:
+                item = self._next(ready, thread)
+                if isinstance(item, _End):
+                    return
+                if isinstance(item, _Failure):
+                    raise item.error
+                yield item
+        finally:
+            stop.set()
+
+    def _next(self, ready: queue.Queue[T | _Failure | _End], thread: threading.Thread) -> object:
+        while True:
+            try:
+                return ready.get(timeout=_POLL)
+            except queue.Empty:
+                if not thread.is_alive() and ready.empty():
+                    raise RuntimeError("the prefetch thread ended without a batch") from None
+
+    def _run(self, ready: queue.Queue[T | _Failure | _End], stop: threading.Event) -> None:
+        def put(item: T | _Failure | _End) -> bool:
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=_POLL)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        try:
+            for step in self._steps:
+                if not put(self._make(step)):
+                    return
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            put(_Failure(error))
+        else:
+            put(_End())

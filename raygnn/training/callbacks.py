@@ -1,0 +1,226 @@
+"""What happens around the steps: records, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from raygnn.config.duration import Duration
+from raygnn.runs.metrics import MetricsWriter
+from raygnn.sampling.batch import Batch
+from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.node import NodeClassification
+from raygnn.training import checkpoint
+
+PARTS = ("sample", "features", "compute", "wait")
+
+
+class Records(pl.Callback):
+    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` steps and the last.
+
+    Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
+    mean seconds of a step and rank: ``sample`` and ``features`` happen in the prefetch thread,
+    ``compute`` is forward, backward, gradient exchange and optimizer, ``wait`` is from the end of
+    a step to the start of the next one.
+
+    Args:
+        writer: rank 0's; None elsewhere.
+        started: when the command began, seconds since the epoch.
+    """
+
+    def __init__(
+        self, exchange: Exchange, writer: MetricsWriter | None, *, log_every: int, started: float
+    ):
+        self._exchange = exchange
+        self._writer = writer
+        self._log_every = log_every
+        self._started = started
+        self._logged = -1
+        self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
+        self.seeds = 0
+        self.first_step: float | None = None
+
+    def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
+        """Write one record (rank 0); ``time`` is added."""
+        if self._writer is not None:
+            elapsed = round(time.time() - self._started, 3)
+            self._writer.write({"step": step, "epoch": epoch, "time": elapsed, **values})
+
+    def on_train_start(self, trainer: pl.Trainer, module: NodeClassification) -> None:  # type: ignore[override]
+        self._mark = self._window_start = time.perf_counter()
+        self._logged = trainer.global_step
+
+    def on_train_batch_start(  # type: ignore[override]
+        self, trainer: pl.Trainer, module: NodeClassification, batch: Batch, batch_idx: int
+    ) -> None:
+        now = time.perf_counter()
+        module.window.spend("wait", now - self._mark)
+        self._mark = now
+
+    def on_train_batch_end(  # type: ignore[override]
+        self,
+        trainer: pl.Trainer,
+        module: NodeClassification,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
+        now = time.perf_counter()
+        module.window.spend("compute", now - self._mark)
+        self._mark = now
+        step = trainer.global_step
+        if step != self._logged and (self.first_step is None or step % self._log_every == 0):
+            self._flush(trainer, module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: NodeClassification) -> None:  # type: ignore[override]
+        if trainer.global_step != self._logged and module.window.steps:
+            self._flush(trainer, module)
+
+    def resume_clock(self) -> None:
+        """Leave out what happened since the last step (an evaluation, a checkpoint)."""
+        now = time.perf_counter()
+        self._window_start += now - self._mark
+        self._mark = now
+
+    def _flush(self, trainer: pl.Trainer, module: NodeClassification) -> None:
+        now = time.perf_counter()
+        window = module.window
+        local = [window.loss, *(window.seconds.get(name, 0.0) for name in PARTS)]
+        loss, *seconds = self._exchange.sum(torch.tensor(local, dtype=torch.float64)).tolist()
+        size = self._exchange.world.size
+        for name, value in zip(PARTS, seconds):
+            self.totals[name] += value / size
+        self.seeds += window.seeds
+        values = {
+            "train/loss": loss / window.steps,
+            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "seeds_per_second": window.seeds / max(now - self._window_start, 1e-9),
+        }
+        values |= {
+            f"seconds/{name}": value / size / window.steps for name, value in zip(PARTS, seconds)
+        }
+        self.write(trainer.global_step, trainer.current_epoch, values)
+        if self.first_step is None:
+            self.first_step = time.time() - self._started
+        self._logged = trainer.global_step
+        window.reset()
+        self._window_start = self._mark = time.perf_counter()
+
+
+class Evaluation(pl.Callback):
+    """Exact validation after every ``every`` epochs; keeps the best weights, stops when asked.
+
+    All ranks see the same metrics and so decide alike.
+
+    Args:
+        evaluate: split → metrics; collective.
+        metric: what "best" means: the highest value of it.
+        patience: epochs without improvement before training stops; None = never.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[str], dict[str, float]],
+        records: Records,
+        *,
+        metric: str,
+        every: int,
+        patience: int | None,
+        epochs: int,
+        max_steps: int | None,
+    ):
+        self._evaluate = evaluate
+        self._records = records
+        self._metric = metric
+        self._every = every
+        self._patience = patience
+        self._epochs = epochs
+        self._max_steps = max_steps
+        self.best: float | None = None
+        self.best_epoch = -1
+        self.best_weights: dict[str, Tensor] = {}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        epoch = trainer.current_epoch
+        last = epoch + 1 == self._epochs or trainer.global_step == self._max_steps
+        if (epoch + 1) % self._every and not last:
+            return
+        values = self._evaluate("val")
+        score = values[self._metric]
+        if self.best is None or score > self.best:
+            self.best, self.best_epoch = score, epoch
+            self.best_weights = {
+                name: value.detach().cpu().clone() for name, value in module.state_dict().items()
+            }
+        elif self._patience is not None and epoch - self.best_epoch >= self._patience:
+            trainer.should_stop = True
+        named = {f"val/{name}": value for name, value in values.items()}
+        self._records.write(trainer.global_step, epoch, named)
+        self._records.resume_clock()
+
+    def restore_best(self, module: pl.LightningModule) -> None:
+        """Put the best weights back, if an evaluation kept any."""
+        if self.best_weights:
+            module.load_state_dict(self.best_weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "epoch": self.best_epoch, "weights": self.best_weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.best_epoch = state["best"], state["epoch"]
+        self.best_weights = state["weights"]
+
+
+class Checkpoints(pl.Callback):
+    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks.
+
+    Args:
+        every: steps (int) or seconds (`Duration`).
+        keep: how many are kept.
+        check_every: steps between looks at the clock.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        exchange: Exchange,
+        records: Records,
+        *,
+        every: int | Duration,
+        keep: int,
+        check_every: int,
+    ):
+        self._directory = directory
+        self._exchange = exchange
+        self._records = records
+        self._every = every
+        self._keep = keep
+        self._check_every = check_every
+        self._step = -1
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._saved_at = time.monotonic()
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        step = trainer.global_step
+        if step != self._step and self._due(step):
+            checkpoint.save(self._directory, trainer, self._keep)
+            self._saved_at = time.monotonic()
+            self._records.resume_clock()
+        self._step = step
+
+    def _due(self, step: int) -> bool:
+        if isinstance(self._every, int):
+            return step % self._every == 0
+        if step % self._check_every:
+            return False
+        due = time.monotonic() - self._saved_at >= self._every.seconds
+        return bool(self._exchange.max(due and self._exchange.world.rank == 0))
+

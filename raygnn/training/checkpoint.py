@@ -1,0 +1,78 @@
+"""Checkpoints in the run directory: whole or not there.
+
+``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt`` and a ``manifest.json`` with its size
+and SHA-256. It is written under another name and renamed, so that a directory with the final
+name is complete; reading verifies it all the same and passes over a damaged one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import lightning.pytorch as pl
+
+_STATE, _MANIFEST = "state.ckpt", "manifest.json"
+
+
+def save(directory: Path, trainer: pl.Trainer, keep: int) -> None:
+    """Write the state after the current step; the oldest beyond ``keep`` go. Collective."""
+    final = directory / f"step-{trainer.global_step:010d}"
+    draft = directory / f".{final.name}.tmp"
+    if trainer.is_global_zero:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+    trainer.save_checkpoint(draft / _STATE)
+    if not trainer.is_global_zero:
+        return
+    state = draft / _STATE
+    manifest = {"step": trainer.global_step, "bytes": state.stat().st_size, "sha256": _sha(state)}
+    (draft / _MANIFEST).write_text(json.dumps(manifest))
+    _sync(state)
+    _sync(draft / _MANIFEST)
+    if final.exists():  # the same step again, after a restart
+        shutil.rmtree(final)
+    os.rename(draft, final)
+    _sync(directory)
+    for old in _all(directory)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def latest(directory: Path) -> Path | None:
+    """The state file of the newest checkpoint that is whole, or None."""
+    for candidate in reversed(_all(directory)):
+        if _is_whole(candidate):
+            return candidate / _STATE
+    return None
+
+
+def _all(directory: Path) -> list[Path]:
+    return sorted(directory.glob("step-*"))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    state = checkpoint / _STATE
+    try:
+        manifest = json.loads((checkpoint / _MANIFEST).read_text())
+        return state.stat().st_size == manifest["bytes"] and _sha(state) == manifest["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _sha(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,167 @@
+"""The Ray that a job runs on: started here for the job, or connected to.
+
+A local Ray listens on loopback only, wants a token that is made for it, and goes when the job
+goes. Starting it takes seconds in which the driver can do something else, so it happens in the
+background.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from typing import Any
+
+from raygnn.config.schema import Config
+from raygnn.errors import PreflightError, RaygnnError
+from raygnn.training.warmup import warm_up
+
+# Ray keeps little of ours in its object store; its default is 30 % of the memory
+_OBJECT_STORE_BYTES = 200 * 2**20
+
+_LONGEST_WARM_UP = 60.0  # seconds
+
+_QUIET = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # it prints everything twice
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the coming default; unset, it warns
+}
+
+_LOCAL = {
+    # warmed-up processes stay until they are wanted; by default one for each CPU would
+    "RAY_num_workers_soft_limit": "64",
+    # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # prestarted workers would not fit ours, which have an environment of their own
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
+class RayCluster:
+    """One job's Ray; a context manager that leaves nothing running.
+
+    A Ray that this process is connected to already is used, and left alone at the end.
+
+    Args:
+        verbose: let Ray's and the workers' output through.
+    """
+
+    def __init__(self, config: Config, *, verbose: bool = False):
+        address = config.cluster.address
+        self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
+        self.local = self._address in (None, "", "local")
+        self._num_cpus = config.cluster.num_cpus
+        self._workers = 0
+        self._verbose = verbose
+        self._timeout = config.comm.timeout.seconds
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._warming: list[Any] = []
+        self._ours = False
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, workers: int = 0) -> None:
+        """Begin to start or connect, in the background; only the first call does something.
+
+        Args:
+            workers: ranks to warm up processes for, in a Ray that is started here.
+        """
+        if self._thread is None:
+            self._workers = workers
+            self._thread = threading.Thread(target=self._run, name="raygnn-ray", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Return when Ray is there, and warm.
+
+        Raises:
+            PreflightError: it could not be started or reached.
+        """
+        self.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._as_preflight_error(self._error)
+        if self._warming:
+            import ray
+
+            # a process that is still importing is not taken: another would begin from scratch
+            ray.wait(self._warming, num_returns=len(self._warming), timeout=_LONGEST_WARM_UP)
+            self._warming = []
+
+    def close(self) -> None:
+        """End what `start` began: the Ray that was started, or the connection."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        # The thread stays until the end: Ray's processes are killed when the thread that
+        # started them ends (PR_SET_PDEATHSIG).
+        try:
+            self._start()
+        except BaseException as error:
+            self._error = error
+        self._ready.set()
+        self._done.wait()
+        if self._ours:
+            import ray
+
+            ray.shutdown()
+
+    def _start(self) -> None:
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+        # its default is to wait for ever for a rank that does not report
+        os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._timeout))
+        if self.local:
+            for name, value in _LOCAL.items():
+                os.environ.setdefault(name, value)
+        if self.local and "RAY_AUTH_MODE" not in os.environ:
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        import ray
+
+        if not self._verbose:
+            logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+        if ray.is_initialized():
+            return
+        common: dict[str, Any] = {
+            "log_to_driver": self._verbose,
+            "logging_level": logging.INFO if self._verbose else logging.CRITICAL,
+            "configure_logging": self._verbose,
+        }
+        self._ours = True
+        if not self.local:
+            ray.init(address=self._address, **common)
+            return
+        ray.init(
+            address="local",
+            num_cpus=self._num_cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            **common,
+        )
+        self._warming = warm_up(self._workers)
+
+    def _as_preflight_error(self, error: BaseException) -> RaygnnError:
+        if self.local:
+            return PreflightError(
+                f"Ray did not start: {type(error).__name__}: {error}",
+                remedy="run again with -v, and look into /tmp/ray/session_latest/logs",
+            )
+        return PreflightError(
+            f"no connection to Ray: {type(error).__name__}: {error}",
+            where=f"cluster.address: {self._address}",
+            remedy="check that the head node runs, the address, and RAY_AUTH_MODE and the token",
+        )

@@ -1,0 +1,114 @@
+"""A rank's log, and what it leaves behind when it fails: its own cause, not the others'."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from raygnn.errors import RaygnnError, TrainingError
+
+# how torch and gloo word it when another rank has gone: a consequence, never the cause
+_CONSEQUENCES = ("connection reset", "connection closed", "broken pipe", "timed out waiting")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What one rank died of."""
+
+    rank: int
+    time: float
+    what: str
+    trace: str
+    remedy: str | None = None
+    where: str | None = None
+    exit_code: int = TrainingError.exit_code
+
+    @property
+    def is_consequence(self) -> bool:
+        return any(phrase in self.what.lower() for phrase in _CONSEQUENCES)
+
+    def as_error(self) -> TrainingError:
+        place = f"rank {self.rank}" + (f", {self.where}" if self.where else "")
+        error = TrainingError(
+            self.what, where=place, remedy=self.remedy, rank=self.rank, trace=self.trace
+        )
+        error.exit_code = self.exit_code  # type: ignore[misc]
+        return error
+
+
+def describe(error: BaseException, rank: int) -> Failure:
+    """What to say of an exception that was caught just now."""
+    trace = traceback.format_exc()
+    if isinstance(error, RaygnnError):
+        return Failure(
+            rank, time.time(), error.what, trace, error.remedy, error.where, error.exit_code
+        )
+    return Failure(rank, time.time(), f"{type(error).__name__}: {error}", trace)
+
+
+def record(run_dir: Path, failure: Failure) -> None:
+    """Leave the failure in ``logs/rank-<r>.failure.json``; a full disk must not hide the cause."""
+    with contextlib.suppress(OSError):
+        path = run_dir / "logs" / f"rank-{failure.rank}.failure.json"
+        path.write_text(json.dumps(failure.__dict__))
+
+
+def recorded(run_dir: Path) -> list[Failure]:
+    """The failures that the ranks left, causes first, then by time."""
+    found = []
+    for path in (run_dir / "logs").glob("rank-*.failure.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Failure(**json.loads(path.read_text())))
+    return sorted(found, key=lambda failure: (failure.is_consequence, failure.time))
+
+
+def clear(run_dir: Path) -> None:
+    """Forget the failures of an earlier start."""
+    for path in (run_dir / "logs").glob("rank-*.failure.json"):
+        path.unlink(missing_ok=True)
+
+
+class _Tee:
+    """A stream that also goes to the log file, for what user code prints."""
+
+    def __init__(self, stream: IO[str], log: IO[str]):
+        self._stream, self._log = stream, log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._log.flush()
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Send this rank's logging, warnings and prints to ``path``, too."""
+    with open(path, "a", encoding="utf-8", buffering=1) as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root, ours = logging.getLogger(), logging.getLogger("raygnn")
+        root.addHandler(handler)
+        ours.setLevel(logging.INFO)
+        logging.captureWarnings(True)
+        out, err = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = out, err
+            logging.captureWarnings(False)
+            root.removeHandler(handler)

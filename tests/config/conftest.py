@@ -1,0 +1,15 @@
+"""A place for a small job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: empty but for ``graph.npz``, whose content is not looked at."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.npz").write_bytes(b"")
+    return tmp_path

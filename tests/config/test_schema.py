@@ -1,0 +1,62 @@
+"""The JSON Schema that editors use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import FORMATS, SECTIONS, Config, Section, json_schema
+
+JOB: dict[str, Any] = {
+    "name": "a",
+    "graph": {"format": "planted", "nodes": 1000},
+    "model": {"kind": "gcn"},
+}
+
+
+def test_it_is_a_schema() -> None:
+    schema = json_schema()
+    assert "2020-12" in schema["$schema"]
+    Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("section", [Config, *SECTIONS.values(), *FORMATS.values()])
+def test_every_key_is_described(section: type[Section]) -> None:
+    assert section.__doc__
+    for name, field in section.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith((".", ")")), name
+
+
+def test_sections_are_listed() -> None:
+    annotations = {name: field.annotation for name, field in Config.model_fields.items()}
+    sections = {
+        n: a for n, a in annotations.items() if isinstance(a, type) and a in SECTIONS.values()
+    }
+    assert sections == SECTIONS
+
+
+def test_it_accepts_what_is_right() -> None:
+    validator = Draft202012Validator(json_schema())
+    validator.validate(JOB)
+    validator.validate(load_config(JOB).to_dict())
+    validator.validate({**JOB, "comm": {"timeout": 30}, "partition": {"parts": 4}})
+
+
+WRONG: list[dict[str, Any]] = [
+    {**JOB, "trian": {}},
+    {**JOB, "train": {"lrr": 1}},
+    {**JOB, "train": {"lr": "fast"}},
+    {**JOB, "comm": {"timeout": "soon"}},
+    {**JOB, "graph": {"format": "tables"}},
+    {**JOB, "partition": {"parts": "all"}},
+    {"name": "a"},
+]
+
+
+@pytest.mark.parametrize("job", WRONG)
+def test_it_refuses_what_is_wrong(job: dict[str, Any]) -> None:
+    assert not Draft202012Validator(json_schema()).is_valid(job)

@@ -1,0 +1,69 @@
+"""Finding package.module:Class without running it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from raygnn.config.user_class import class_problem
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``mine/models.py`` in the current directory, which must not be imported."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    (directory / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (directory / "models.py").write_text("raise RuntimeError('imported')\nclass Net: ...\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Net: ...",
+        "from other import Net",
+        "from other import Thing as Net",
+        "from other import *",
+        "Net = make()",
+        "if True:\n    class Net: ...",
+        "try:\n    from a import Net\nexcept ImportError:\n    Net = None",
+        "def __getattr__(name): ...",
+    ],
+)
+def test_found(source: str, package: Path) -> None:
+    (package / "models.py").write_text(source + "\nraise RuntimeError('imported')\n")
+    assert class_problem("mine.models:Net") is None
+    assert "mine" not in sys.modules
+
+
+def test_found_on_the_python_path() -> None:
+    assert class_problem("collections:OrderedDict") is None
+
+
+def test_namespace_packages_are_packages(package: Path) -> None:
+    (package / "__init__.py").unlink()
+    assert class_problem("mine.models:Net") is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "source", "fragment"),
+    [
+        ("mine.models:Nett", None, "did you mean mine.models:Net?"),
+        ("mine.models:net", None, "did you mean mine.models:Net?"),
+        ("mine.other:Net", None, "mine.other"),
+        ("mine.models.deeper:Net", None, "mine.models.deeper"),
+        ("yours.models:Net", None, "no module yours"),
+        ("mine.models:Net", "class Net(", "models.py"),
+        ("mine.models:Net", "def f():\n    class Net: ...", "has no Net"),
+    ],
+)
+def test_not_found(spec: str, source: str | None, fragment: str, package: Path) -> None:
+    if source is not None:
+        (package / "models.py").write_text(source)
+    problem = class_problem(spec)
+    assert problem is not None
+    assert fragment in " → ".join(problem)

@@ -1,0 +1,29 @@
+"""What all tests share: the real graphs, and an environment for small machines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Set before torch, numba or ray is imported by any test, and inherited by their processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+import pytest
+from hypothesis import settings
+
+# no deadlines: the first example of a test may compile a kernel, and machines are shared
+settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("raygnn")
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The directory of real graphs: ``RAYGNN_DATA``, else ``../shared/data`` by the checkout."""
+    given = os.environ.get("RAYGNN_DATA")
+    path = Path(given).resolve() if given else CHECKOUT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"no real graphs in {path}; set RAYGNN_DATA to their directory")
+    return path

@@ -1,0 +1,456 @@
+"""Small input files, right and wrong, and the table of wrong ones that several tests share."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from raygnn.config.schema import (
+    DglGraph,
+    GraphConfig,
+    NpzGraph,
+    PlanetoidGraph,
+    PlantedGraph,
+)
+
+SECTIONS = {
+    "planetoid": PlanetoidGraph,
+    "npz": NpzGraph,
+    "dgl": DglGraph,
+    "planted": PlantedGraph,
+}
+
+
+def graph_config(section: dict[str, Any]) -> GraphConfig:
+    """The ``graph:`` section of a config as the model that ``load_graph`` takes."""
+    return SECTIONS[section["format"]](**section)
+
+
+# --- planetoid -----------------------------------------------------------------------------
+
+TINY_NAME = "tiny"
+# 8 nodes: 0-1 train, 2-4 val, 5-7 test (rows of tx are for the nodes 7, 5, 6).
+TINY_ADJACENCY = {0: [1, 2], 1: [0, 0], 2: [0, 3], 3: [2], 4: [5], 5: [4, 6], 6: [5], 7: [7]}
+TINY_TEST = [7, 5, 6]
+
+
+def tiny_parts() -> dict[str, Any]:
+    """The contents of the eight files of an 8-node graph with 3 features and 2 classes."""
+    features = np.arange(24, dtype=np.float32).reshape(8, 3) % 5
+    classes = np.eye(2, dtype=np.int32)[np.arange(8) % 2]
+    return {
+        "x": sp.csr_matrix(features[:2]),
+        "y": classes[:2],
+        "allx": sp.csr_matrix(features[:5]),
+        "ally": classes[:5],
+        "tx": sp.csr_matrix(features[TINY_TEST]),
+        "ty": classes[TINY_TEST],
+        "graph": TINY_ADJACENCY,
+        "test.index": "".join(f"{node}\n" for node in TINY_TEST).encode(),
+    }
+
+
+def write_planetoid(directory: Path, protocol: int = 2, **changes: Any) -> dict[str, Any]:
+    """Write the tiny graph with some parts changed; ``bytes`` are written as they are, ``None``
+    leaves the file out, ``test_index`` stands for ``test.index``."""
+    changes = {key.replace("_", "."): value for key, value in changes.items()}
+    for part, content in {**tiny_parts(), **changes}.items():
+        if content is None:
+            continue
+        data = content if isinstance(content, bytes) else pickle.dumps(content, protocol)
+        (directory / f"ind.{TINY_NAME}.{part}").write_bytes(data)
+    return {"format": "planetoid", "path": str(directory), "name": TINY_NAME}
+
+
+# --- npz -----------------------------------------------------------------------------------
+
+
+def tiny_arrays() -> dict[str, np.ndarray]:
+    """The arrays of a 6-node path with 2 splits."""
+    masks = np.zeros((3, 2, 6), dtype=bool)
+    for part, nodes in enumerate(([0, 1], [2, 3], [4, 5])):
+        masks[part, 0, nodes] = True
+        masks[part, 1, 5 - np.array(nodes)] = True
+    return {
+        "node_features": np.arange(12, dtype=np.float32).reshape(6, 2),
+        "node_labels": np.array([0, 1, 0, 1, 0, 1]),
+        "edges": np.array([[0, 1], [1, 2], [2, 3], [3, 4], [4, 5]]),
+        "train_masks": masks[0],
+        "val_masks": masks[1],
+        "test_masks": masks[2],
+    }
+
+
+def write_npz(directory: Path, /, **changes: Any) -> dict[str, Any]:
+    """Write the path graph with some arrays changed; ``None`` leaves an array out."""
+    arrays = {**tiny_arrays(), **changes}
+    np.savez(directory / "tiny.npz", **{k: v for k, v in arrays.items() if v is not None})
+    return {"format": "npz", "path": str(directory / "tiny.npz")}
+
+
+def changed(name: str, at: Any, value: Any) -> dict[str, np.ndarray]:
+    """The array ``name`` of :func:`tiny_arrays` with ``value`` at the index ``at``."""
+    array = tiny_arrays()[name]
+    array[at] = value
+    return {name: array}
+
+
+# --- dgl -----------------------------------------------------------------------------------
+
+
+def write_dgl(
+    directory: Path, /, src: Any = (0, 1, 2, 3), dst: Any = (1, 2, 3, 0), **data: Any
+) -> dict[str, Any]:
+    """Write a 4-node cycle as ``dgl.save_graphs`` does, with some data changed (None: left out)."""
+    import torch
+
+    from raygnn.graph.dglfile import write_graph
+
+    ndata = {
+        "feat": torch.arange(8.0).reshape(4, 2),
+        "label": torch.tensor([0, 1, 0, 1]),
+        "train_mask": torch.tensor([True, True, False, False]),
+        "val_mask": torch.tensor([False, False, True, False]),
+        "test_mask": torch.tensor([False, False, False, True]),
+    }
+    path = directory / "tiny.dgl"
+    ndata = {name: array for name, array in {**ndata, **data}.items() if array is not None}
+    write_graph(path, 4, torch.tensor(src), torch.tensor(dst), ndata, {})
+    return {"format": "dgl", "path": str(path)}
+
+
+# --- what must be refused ------------------------------------------------------------------
+
+
+class Runs:
+    """An object whose pickle calls a function when an ordinary unpickler reads it."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any):
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+def _array_pickle(shape: bytes) -> bytes:
+    """A protocol-2 pickle of a float32 array of the given shape (opcodes) and no data."""
+    start = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    dtype = b"cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R"
+    state = b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    return start + b"(K\x01" + shape + dtype + state + b"\x89U\x00tb."
+
+
+_HUGE = b"\x8a\x06\x00\x00\x00\x00\x00\x10"  # LONG1: 2^44
+_DEEP_KEY = b"\x80\x02})" + b"\x85" * 150_000 + b"K\x00s."
+_MEMO_BOMB = b"\x80\x02]r\xfe\xff\xff\x7f."
+_SHARED_LIST = (  # 20,000 nodes that share one list of 100,000 neighbours
+    b"\x80\x02}(M\x00\x00]q\x00("
+    + b"K\x00" * 100_000
+    + b"e"
+    + b"".join(b"M" + struct.pack("<H", node) + b"h\x00" for node in range(1, 20_000))
+    + b"u."
+)
+_DEEP_LIST = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
+
+
+def _bare(write: Callable[[Path], None], format: str, **section: Any) -> Any:
+    """A builder for a single file ``input`` that ``write`` makes."""
+
+    def build(directory: Path) -> dict[str, Any]:
+        write(directory / "input")
+        return {"format": format, "path": str(directory / "input"), **section}
+
+    return build
+
+
+def _cut(section: dict[str, Any], keep: float, part: str = "") -> dict[str, Any]:
+    path = Path(section["path"])
+    file = path / f"ind.{TINY_NAME}.{part}" if part else path
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep)])
+    return section
+
+
+def _npy_header_bomb(directory: Path) -> dict[str, Any]:
+    section = write_npz(directory)
+    path = Path(section["path"])
+    data = bytearray(path.read_bytes())
+    at = data.index(b"'shape': (6, 2)")
+    data[at : at + 15] = b"'shape': (9**9)"
+    path.write_bytes(bytes(data))
+    return section
+
+
+def _huge_npy(directory: Path) -> dict[str, Any]:
+    import zipfile
+
+    section = write_npz(directory, node_features=None)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 2), }"
+    header += b" " * (117 - len(header)) + b"\n"
+    with zipfile.ZipFile(section["path"], "a") as archive:
+        magic = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header))
+        archive.writestr("node_features.npy", magic + header + bytes(48))
+    return section
+
+
+def _tensor(*values: Any) -> Any:
+    import torch
+
+    return torch.tensor(values)
+
+
+def _nan_features(row: int) -> Any:
+    features = tiny_parts()["allx"].toarray()
+    features[row, 1] = np.nan
+    return sp.csr_matrix(features)
+
+
+Builder = Callable[[Path], dict[str, Any]]
+
+_MALFORMED: dict[str, tuple[Builder, list[str]]] = {
+    # planetoid
+    "planetoid directory missing": (
+        lambda p: {"format": "planetoid", "path": str(p / "nowhere"), "name": "cora"},
+        ["nowhere"],
+    ),
+    "planetoid file missing": (lambda p: write_planetoid(p, allx=None), ["ind.tiny.allx"]),
+    "planetoid path is a file": (
+        _bare(lambda f: f.write_bytes(b"x"), "planetoid", name="cora"),
+        ["input"],
+    ),
+    "planetoid part is a directory": (
+        lambda p: ((p / "ind.tiny.ty").mkdir(), write_planetoid(p, ty=None))[1],
+        ["ind.tiny.ty", "directory"],
+    ),
+    "planetoid part is a pipe": (
+        lambda p: (os.mkfifo(p / "ind.tiny.ty"), write_planetoid(p, ty=None))[1],
+        ["ind.tiny.ty", "not a regular file"],
+    ),
+    "planetoid file empty": (lambda p: write_planetoid(p, ty=b""), ["ind.tiny.ty", "empty"]),
+    "planetoid file truncated": (
+        lambda p: _cut(write_planetoid(p), 0.6, "allx"),
+        ["ind.tiny.allx", "truncated"],
+    ),
+    "planetoid file is text": (
+        lambda p: write_planetoid(p, graph=b"0: 1 2\n1: 0\n"),
+        ["ind.tiny.graph", "not a whole pickle"],
+    ),
+    "planetoid pickle runs a command": (
+        lambda p: write_planetoid(p, y=Runs(os.system, f"touch {p}/owned")),
+        ["ind.tiny.y", "refused", "system"],
+    ),
+    "planetoid pickle evaluates": (
+        lambda p: write_planetoid(p, graph=Runs(eval, f"open({str(p / 'owned')!r}, 'w')")),
+        ["ind.tiny.graph", "refused", "eval"],
+    ),
+    "planetoid pickle with a deep key": (
+        lambda p: write_planetoid(p, graph=_DEEP_KEY),
+        ["ind.tiny.graph", "as a key"],
+    ),
+    "planetoid pickle with deep lists": (
+        lambda p: write_planetoid(p, graph=_DEEP_LIST),
+        ["ind.tiny.graph", "a dict"],
+    ),
+    "planetoid pickle with a shared list": (
+        lambda p: write_planetoid(p, graph=_SHARED_LIST),
+        ["ind.tiny.graph", "more neighbours than it has bytes"],
+    ),
+    "planetoid pickle with a huge memo": (
+        lambda p: write_planetoid(p, graph=_MEMO_BOMB),
+        ["ind.tiny.graph", "a dict"],
+    ),
+    "planetoid pickle with a huge array": (
+        lambda p: write_planetoid(p, ally=_array_pickle(_HUGE + b"K\x02\x86")),
+        ["ind.tiny.ally", "17592186044416"],
+    ),
+    "planetoid csr with huge columns": (
+        lambda p: write_planetoid(
+            p,
+            **{
+                part: sp.csr_matrix((n, 2**40), dtype=np.float32)
+                for part, n in (("x", 2), ("allx", 5), ("tx", 3))
+            },
+        ),
+        ["ind.tiny.allx", "GiB"],
+    ),
+    "planetoid rows disagree": (
+        lambda p: write_planetoid(p, ally=tiny_parts()["ally"][:4]),
+        ["ind.tiny.ally", "4 rows", "allx holds 5"],
+    ),
+    "planetoid columns disagree": (
+        lambda p: write_planetoid(p, tx=sp.csr_matrix(np.ones((3, 4), np.float32))),
+        ["ind.tiny.tx", "4 columns"],
+    ),
+    "planetoid NaN": (
+        lambda p: write_planetoid(p, allx=_nan_features(3)),
+        ["ind.tiny.allx: row 3", "column 1", "nan"],
+    ),
+    "planetoid label of two classes": (
+        lambda p: write_planetoid(p, ally=np.array([[0, 1], [1, 0], [1, 1], [0, 1], [1, 0]])),
+        ["ind.tiny.ally: row 2", "[1, 1]"],
+    ),
+    "planetoid test node twice": (
+        lambda p: write_planetoid(p, test_index=b"7\n5\n7\n"),
+        ["ind.tiny.test.index: line 3", "'7'", "twice"],
+    ),
+    "planetoid test node far away": (
+        lambda p: write_planetoid(p, test_index=b"7\n5\n99999999999\n"),
+        ["ind.tiny.test.index: line 3", "99999999999"],
+    ),
+    "planetoid edge to nowhere": (
+        lambda p: write_planetoid(p, graph={**TINY_ADJACENCY, 4: [5, 80]}),
+        ["ind.tiny.graph: row 4", "80"],
+    ),
+    "planetoid neighbours are text": (
+        lambda p: write_planetoid(p, graph={**TINY_ADJACENCY, 4: ["5"]}),
+        ["ind.tiny.graph: row 4"],
+    ),
+    # npz
+    "npz missing": (lambda p: {"format": "npz", "path": str(p / "gone.npz")}, ["gone.npz"]),
+    "npz is a directory": (_bare(Path.mkdir, "npz"), ["input", "directory"]),
+    "npz empty": (_bare(Path.touch, "npz"), ["input", "empty"]),
+    "npz is text": (
+        _bare(lambda f: f.write_text("0 1\n1 2\n"), "npz"),
+        ["input", "not a complete NumPy archive"],
+    ),
+    "npz truncated": (lambda p: _cut(write_npz(p), 0.5), ["tiny.npz", "truncated"]),
+    "npz array missing": (
+        lambda p: write_npz(p, edges=None),
+        ["tiny.npz", "no array edges", "node_labels"],
+    ),
+    "npz with objects": (
+        lambda p: write_npz(p, node_labels=np.array([Runs(os.system, f"touch {p}/owned")] * 6)),
+        ["tiny.npz: node_labels", "refused"],
+    ),
+    "npz damaged header": (_npy_header_bomb, ["tiny.npz"]),
+    "npz huge shape": (_huge_npy, ["tiny.npz: node_features", "1000000000000"]),
+    "npz labels too few": (
+        lambda p: write_npz(p, node_labels=np.array([0, 1, 0, 1, 0])),
+        ["tiny.npz: node_labels", "(5,)", "6 nodes"],
+    ),
+    "npz features too few": (
+        lambda p: write_npz(p, node_features=np.ones((5, 2), np.float32)),
+        ["tiny.npz: node_labels", "5 nodes"],
+    ),
+    "npz edge out of range": (
+        lambda p: write_npz(p, **changed("edges", (3, 1), 6)),
+        ["tiny.npz: edges, row 3", "6"],
+    ),
+    "npz edge negative": (
+        lambda p: write_npz(p, **changed("edges", (2, 0), -1)),
+        ["tiny.npz: edges, row 2", "-1"],
+    ),
+    "npz edges transposed": (
+        lambda p: write_npz(p, edges=tiny_arrays()["edges"].T),
+        ["tiny.npz: edges", "(2, 5)", "[E, 2]"],
+    ),
+    "npz edges float": (
+        lambda p: write_npz(p, edges=tiny_arrays()["edges"] * 1.0),
+        ["tiny.npz: edges", "float64"],
+    ),
+    "npz no edges": (
+        lambda p: write_npz(p, edges=np.zeros((0, 2), np.int64)),
+        ["tiny.npz: edges", "no edges"],
+    ),
+    "npz NaN": (
+        lambda p: write_npz(p, **changed("node_features", (4, 1), np.nan)),
+        ["tiny.npz: node_features, row 4", "column 1", "nan"],
+    ),
+    "npz infinity": (
+        lambda p: write_npz(p, **changed("node_features", (5, 0), -np.inf)),
+        ["tiny.npz: node_features, row 5", "-inf"],
+    ),
+    "npz mask overlap": (
+        lambda p: write_npz(p, **changed("val_masks", (0, 1), True)),
+        ["tiny.npz: val_masks, row 1", "train_mask"],
+    ),
+    "npz mask of ids": (
+        lambda p: write_npz(p, train_masks=np.array([[0, 1, 2, 3, 4, 5]])),
+        ["tiny.npz: train_masks, row 2", "neither 0 nor 1"],
+    ),
+    "npz mask too short": (
+        lambda p: write_npz(p, test_masks=np.zeros((2, 5), dtype=bool)),
+        ["tiny.npz: test_masks", "(5,)", "6 nodes"],
+    ),
+    "npz no training nodes": (
+        lambda p: write_npz(p, train_masks=np.zeros((2, 6), dtype=bool)),
+        ["tiny.npz: train_masks", "no training nodes"],
+    ),
+    "npz label negative": (
+        lambda p: write_npz(p, **changed("node_labels", 2, -7)),
+        ["tiny.npz: node_labels, row 2", "-7"],
+    ),
+    "npz label enormous": (
+        lambda p: write_npz(p, **changed("node_labels", 2, 10**12)),
+        ["tiny.npz: node_labels, row 2", "1000000000000"],
+    ),
+    "npz label fractional": (
+        lambda p: write_npz(p, node_labels=np.array([0, 1, 0.5, 1, 0, 1])),
+        ["tiny.npz: node_labels, row 2", "0.5"],
+    ),
+    "npz training node without label": (
+        lambda p: write_npz(p, **changed("node_labels", 1, -1)),
+        ["tiny.npz: train_masks, row 1", "no label"],
+    ),
+    "npz split out of range": (
+        lambda p: {**write_npz(p), "split": 2},
+        ["tiny.npz: train_masks", "graph.split is 2", "2 splits"],
+    ),
+    # dgl
+    "dgl missing": (lambda p: {"format": "dgl", "path": str(p / "gone.dgl")}, ["gone.dgl"]),
+    "dgl is a directory": (_bare(Path.mkdir, "dgl"), ["input", "directory"]),
+    "dgl garbage": (
+        _bare(lambda f: f.write_bytes(bytes(range(256)) * 40), "dgl"),
+        ["input", "dgl.save_graphs"],
+    ),
+    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), ["tiny.dgl", "truncated"]),
+    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), ["tiny.dgl", "truncated"]),
+    "dgl index out of range": (
+        lambda p: {**write_dgl(p), "index": 3},
+        ["tiny.dgl", "graph.index is 3"],
+    ),
+    "dgl edge out of range": (
+        lambda p: write_dgl(p, dst=(1, 2, 9, 0)),
+        ["tiny.dgl: _N:_E:_N, row 2", "9"],
+    ),
+    "dgl NaN": (
+        lambda p: write_dgl(p, feat=_tensor([0.0], [1.0], [float("nan")], [2.0])),
+        ["tiny.dgl: _N/feat, row 2", "nan"],
+    ),
+    "dgl rows disagree": (
+        lambda p: write_dgl(p, feat=_tensor([0.0], [1.0], [3.0])),
+        ["tiny.dgl: _N/feat", "(3, 1)", "4 nodes"],
+    ),
+    "dgl mask overlap": (
+        lambda p: write_dgl(p, val_mask=_tensor(0, 1, 1, 0)),
+        ["tiny.dgl: _N/val_mask, row 1", "train_mask"],
+    ),
+    "dgl without masks": (
+        lambda p: write_dgl(p, train_mask=None, val_mask=None, test_mask=None),
+        ["tiny.dgl: _N/train_mask", "no node type has a train_mask"],
+    ),
+    # planted
+    "planted without training nodes": (
+        lambda p: {"format": "planted", "nodes": 10, "degree": 2.0, "classes": 2, "train": 0.01},
+        ["graph.train", "0.01", "10 nodes"],
+    ),
+}
+
+
+def _build(name: str) -> Callable[[Path], tuple[dict[str, Any], list[str]]]:
+    builder, fragments = _MALFORMED[name]
+    return lambda directory: (builder(directory), fragments)
+
+
+MALFORMED: dict[str, Callable[[Path], tuple[dict[str, Any], list[str]]]] = {
+    name: _build(name) for name in _MALFORMED
+}
+"""Name → builder: given an empty directory it writes a malformed input there and returns the
+``graph:`` section that names it and fragments of the message that must come of it."""

@@ -1,0 +1,135 @@
+"""Random typed graphs, and how to put a partition together again, for tests of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.dglfile import read_tensors
+from raygnn.graph.layout import Part, PartitionMeta, load_part
+
+DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", "bfloat16"]
+
+
+def array(rng: np.random.Generator, rows: int, tail: tuple[int, ...], dtype: str) -> Any:
+    values = rng.integers(0, 100, (rows, *tail))
+    if dtype == "bfloat16":
+        return torch.from_numpy(values).bfloat16()
+    return (values % 2 == 0) if dtype == "bool" else values.astype(dtype)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> GraphData:
+    """1 to 3 node types (some may be empty), 1 to 4 edge types (too), loops and multi-edges."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    names = draw(st.permutations(["a", "b", "c"]))[: draw(st.integers(1, 3))]
+    sizes = {name: draw(st.integers(0, 9)) for name in names}
+    sizes[names[0]] += 1
+    nodes = {name: NodeFrame(size) for name, size in sizes.items()}
+    edges: dict[EdgeType, EdgeFrame] = {}
+    for i in range(draw(st.integers(1, 4))):
+        ends = draw(st.sampled_from(names)), draw(st.sampled_from(names))
+        count = draw(st.integers(0, 25)) if sizes[ends[0]] and sizes[ends[1]] else 0
+        src, dst = (rng.integers(0, max(1, sizes[end]), count) for end in ends)
+        edges[ends[0], f"r{i}", ends[1]] = EdgeFrame(src, dst)
+    for frame in (*nodes.values(), *edges.values()):
+        for i in range(draw(st.integers(0, 2))):
+            tail = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
+            frame.data[f"x{i}"] = array(rng, frame.num, tail, draw(st.sampled_from(DTYPES)))
+    if draw(st.booleans()):
+        nodes[names[0]].data["train_mask"] = rng.random(sizes[names[0]]) < 0.5
+    return GraphData("some", nodes, edges)
+
+
+def load_all(meta: PartitionMeta) -> list[Part]:
+    return [load_part(meta, part) for part in range(meta.num_parts)]
+
+
+def original_ids(meta: PartitionMeta) -> tuple[dict[str, Any], dict[EdgeType, Any]]:
+    """Type → original id of each type-wise id, of nodes and of edges."""
+    node_files = [read_tensors(files.orig_nids) for files in meta.files if files.orig_nids]
+    edge_files = [read_tensors(files.orig_eids) for files in meta.files if files.orig_eids]
+    return (
+        {t: torch.cat([each[t] for each in node_files]).numpy() for t in meta.ntypes},
+        {t: torch.cat([each[etype_str(t)] for each in edge_files]).numpy() for t in meta.etypes},
+    )
+
+
+def reassemble(
+    meta: PartitionMeta, nids: dict[str, Any], eids: dict[EdgeType, Any]
+) -> tuple[GraphData, dict[EdgeType, list[list[int]]]]:
+    """The graph in original ids, and for each edge type the original edges into each node, in
+    the order of the in-edge lists."""
+    parts = load_all(meta)
+    nodes = {
+        ntype: NodeFrame(
+            meta.num_nodes(ntype),
+            {
+                name: put(nids[ntype], [part.node_data[ntype][name] for part in parts])
+                for name in parts[0].node_data[ntype]
+            },
+        )
+        for ntype in meta.ntypes
+    }
+    edges, lists = {}, {}
+    for etype in meta.etypes:
+        rows = [
+            np.repeat(
+                np.arange(*meta.node_ranges[etype[2]][part.part]), part.csc[etype].indptr.diff()
+            )
+            for part in parts
+        ]
+        ids = eids[etype][np.concatenate([part.csc[etype].eid for part in parts])]
+        dst = nids[etype[2]][np.concatenate(rows)]
+        src = nids[etype[0]][np.concatenate([part.csc[etype].src for part in parts])]
+        order = np.argsort(ids)
+        assert np.array_equal(ids[order], np.arange(meta.num_edges(etype)))
+        data = {
+            name: put(eids[etype], [part.edge_data[etype][name] for part in parts])
+            for name in parts[0].edge_data[etype]
+        }
+        edges[etype] = EdgeFrame(src[order], dst[order], data)
+        lists[etype] = [ids[dst == node].tolist() for node in range(meta.num_nodes(etype[2]))]
+    return GraphData(meta.graph_name, nodes, edges), lists
+
+
+def put(ids: Any, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Rows in the order of type-wise ids → in the order of original ids."""
+    rows = torch.cat(list(pieces))
+    result = torch.empty_like(rows)
+    result[torch.from_numpy(ids)] = rows
+    return result
+
+
+def in_edges(data: GraphData) -> dict[EdgeType, list[list[int]]]:
+    """For each edge type the edges into each node, in their order."""
+    return {
+        etype: [np.flatnonzero(e.dst == v).tolist() for v in range(data.nodes[etype[2]].num)]
+        for etype, e in data.edges.items()
+    }
+
+
+def assert_same(found: GraphData, expected: GraphData) -> None:
+    """Types, ends and every array, with its dtype."""
+    assert found.nodes.keys() == expected.nodes.keys()
+    assert found.edges.keys() == expected.edges.keys()
+    for ntype, frame in expected.nodes.items():
+        assert found.nodes[ntype].num == frame.num
+        assert_same_data(found.nodes[ntype].data, frame.data)
+    for etype, edges in expected.edges.items():
+        assert np.array_equal(found.edges[etype].src, edges.src)
+        assert np.array_equal(found.edges[etype].dst, edges.dst)
+        assert_same_data(found.edges[etype].data, edges.data)
+
+
+def assert_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        wanted = torch.as_tensor(values)
+        assert found[name].dtype == wanted.dtype
+        assert torch.equal(found[name], wanted)

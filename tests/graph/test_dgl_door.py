@@ -1,0 +1,219 @@
+"""DGL through its door: what we rely on works on this torch, and what is missing says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+from raygnn.errors import CapabilityError
+from raygnn.graph import dgl as door
+
+DGL = door.dgl()
+
+
+def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """``code`` in a fresh process that knows nothing of DGL's backend."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DGL")} | {"HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+
+
+# --- getting in ------------------------------------------------------------------------------
+
+
+def test_the_door_leaves_no_trace_and_gives_every_thread_the_same(tmp_path: Path) -> None:
+    result = run(
+        "from raygnn.graph.dgl import dgl\n"
+        "import threading\n"
+        "seen = []\n"
+        "threads = [threading.Thread(target=lambda: seen.append(dgl())) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert len(seen) == 8 and len(set(map(id, seen))) == 1\n"
+        "import dgl, dgl.nn, dgl.distributed, dgl.graphbolt as gb\n"
+        "assert dgl is seen[0] and dgl.nn.GraphConv\n"
+        "assert not isinstance(dgl.rand_graph(3, 3), gb.FusedCSCSamplingGraph)\n",
+        tmp_path,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_door_works_where_a_plain_import_has_failed(tmp_path: Path) -> None:
+    result = run(
+        "import sys\n"
+        "try:\n    import dgl\n    sys.exit(77)\n"
+        "except Exception: assert 'dgl.backend' in sys.modules  # left behind\n"
+        "from raygnn.graph.dgl import dgl\n"
+        "module = dgl()\n"
+        "assert module.nn and module.data and module.rand_graph(3, 3).num_edges() == 3\n"
+        "assert isinstance(module.rand_graph(3, 3), sys.modules['dgl.heterograph'].DGLGraph)\n",
+        tmp_path,
+    )
+    if result.returncode == 77:
+        pytest.skip("plain `import dgl` works with this torch")
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_native_graphbolt_that_does_not_load_is_replaced(tmp_path: Path) -> None:
+    result = run(
+        "from raygnn.graph import dgl as door\n"
+        "door._no_library = lambda root, name: None\n"
+        "print(door.dgl().rand_graph(3, 3).num_edges(), door.capabilities().reasons)\n",
+        tmp_path,
+    )
+    if "graphbolt" not in door.capabilities().reasons:
+        pytest.skip("GraphBolt loads with this torch")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("3 {'graphbolt': ")
+    assert "Error: " in result.stdout
+
+
+def test_another_module_of_that_name_is_told_from_dgl(tmp_path: Path) -> None:
+    (tmp_path / "dgl.py").write_text("")
+    result = run(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import dgl\n"
+        "from raygnn.errors import CapabilityError\n"
+        "from raygnn.graph import dgl as door\n"
+        "try: door.dgl()\n"
+        "except CapabilityError as error: print(error)\n",
+        tmp_path,
+    )
+    assert str(tmp_path / "dgl.py") in result.stdout
+    assert "rename" in result.stdout
+
+
+# --- what is missing ---------------------------------------------------------------------------
+
+
+def test_capabilities_name_the_reason_of_what_is_missing() -> None:
+    found = door.capabilities()
+    assert found.version == DGL.__version__
+    for name in ("graphbolt", "sparse", "tensoradapter", "cuda"):
+        if getattr(found, name):
+            assert name not in found.reasons
+            door.require(name)
+        else:
+            with pytest.raises(CapabilityError, match="not available here") as error:
+                door.require(name)
+            assert found.reasons[name] in error.value.what
+            assert error.value.remedy
+    with pytest.raises(ValueError, match="warp_drive"):
+        door.require("warp_drive")
+
+
+@pytest.mark.skipif(door.capabilities().graphbolt, reason="GraphBolt is available here")
+def test_using_a_placeholder_is_a_capability_error() -> None:
+    for use in (
+        lambda: DGL.graphbolt.FusedCSCSamplingGraph(),
+        lambda: DGL.graphbolt.FusedCSCSamplingGraph.load,
+        lambda: DGL.graphbolt.expand_indptr(torch.arange(3)),
+        lambda: DGL.rand_graph(4, 4).adj(),  # imports dgl.sparse
+    ):
+        with pytest.raises(CapabilityError, match="torch"):
+            use()
+    assert not isinstance(3, DGL.graphbolt.SamplingGraph)
+    with pytest.raises(AttributeError):
+        _ = DGL.graphbolt.__wrapped__  # doctest and inspect ask for such names
+
+
+# --- what we rely on ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [2, 16])  # bisection, k-way
+def test_metis_divides_a_grid_evenly_and_quietly(
+    parts: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    side = 40
+    ids = np.arange(side * side).reshape(side, side)
+    src = np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()])
+    dst = np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()])
+    both = sp.coo_array((np.ones(len(src)), (src, dst)), shape=(ids.size, ids.size))
+    grid = (both + both.T).tocsr()
+    weights = np.ones((ids.size, 1), dtype=np.int64)
+    found = door.metis(grid.indptr.astype(np.int64), grid.indices.astype(np.int64), parts, weights)
+    assert found.dtype == np.int64
+    sizes = np.bincount(found, minlength=parts)
+    assert len(sizes) == parts
+    assert sizes.max() <= 1.1 * ids.size / parts
+    # squares would cut about 2 * side * (sqrt(parts) - 1); chance cuts 1 - 1/parts of the edges
+    cut = np.count_nonzero(found[src] != found[dst])
+    assert cut < 0.15 * len(src)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_quiet_passes_on_what_others_write(capfd: pytest.CaptureFixture[str]) -> None:
+    with door.quiet():
+        os.write(2, b"[12:34:56] /opt/dgl/src/graph/transform/metis_partition_hetero.cc:89: x\n")
+        os.write(2, b"a warning of another thread\n")
+    assert capfd.readouterr().err == "a warning of another thread\n"
+    with pytest.raises(KeyError), door.quiet():
+        raise KeyError
+    os.write(2, b"still there\n")
+    assert capfd.readouterr().err == "still there\n"
+
+
+def test_sampling_and_blocks() -> None:
+    graph = DGL.rand_graph(50, 400)
+    seeds = torch.arange(10)
+    sampled = DGL.sampling.sample_neighbors(graph, seeds, 3)
+    block = DGL.to_block(sampled, seeds)
+    assert block.num_dst_nodes() == 10
+    assert sampled.in_degrees(seeds).max() <= 3
+    assert torch.equal(block.srcdata[DGL.NID][:10], seeds)
+    src, dst = (torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 0]))
+    made = DGL.create_block((src, dst), num_src_nodes=3, num_dst_nodes=2)
+    made.srcdata["x"] = torch.tensor([1.0, 2.0, 4.0])
+    made.update_all(DGL.function.copy_u("x", "m"), DGL.function.sum("m", "y"))
+    assert made.dstdata["y"].tolist() == [7.0, 4.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "graphconv"])
+def test_layers_forward_and_backward(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    make = {
+        "sage": lambda: DGL.nn.SAGEConv(6, 4, "mean"),
+        "gat": lambda: DGL.nn.GATConv(6, 4, 2),
+        "gatv2": lambda: DGL.nn.GATv2Conv(6, 4, 2),
+        "graphconv": lambda: DGL.nn.GraphConv(6, 4, allow_zero_in_degree=True),
+    }[kind]
+    block = DGL.to_block(DGL.add_self_loop(DGL.rand_graph(30, 90)))
+    layer = make().to(dtype)
+    features = torch.randn(block.num_src_nodes(), 6, dtype=dtype, requires_grad=True)
+    inputs = features if kind == "gatv2" else (features, features[: block.num_dst_nodes()])
+    result = layer(block, inputs)
+    assert result.dtype == dtype
+    assert len(result) == block.num_dst_nodes()
+    result.float().square().sum().backward()
+    assert features.grad is not None
+    assert features.grad.dtype == dtype
+    assert features.grad.abs().sum() > 0
+    assert torch.isfinite(features.grad).all()
+    exact = make()
+    exact.load_state_dict(layer.state_dict())
+    wide = features.detach().float()
+    wide_inputs = wide if kind == "gatv2" else (wide, wide[: block.num_dst_nodes()])
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(result.float(), exact(block, wide_inputs), rtol=0, atol=tolerance)
+
+
+def test_graphs_and_tensors_survive_saving(tmp_path: Path) -> None:
+    graph = DGL.heterograph({("a", "r", "b"): ([0, 1], [1, 1]), ("b", "s", "a"): ([0], [2])})
+    graph.nodes["a"].data["x"] = torch.arange(3, dtype=torch.bfloat16)
+    DGL.save_graphs(str(tmp_path / "g.dgl"), [graph], {"y": torch.tensor([7])})
+    (again,), labels = DGL.load_graphs(str(tmp_path / "g.dgl"))
+    assert again.canonical_etypes == graph.canonical_etypes
+    assert labels["y"].tolist() == [7]
+    assert torch.equal(again.nodes["a"].data["x"], graph.nodes["a"].data["x"])
+    tensors = {"f": torch.randn(3, 2), "i": torch.arange(4)}
+    DGL.data.utils.save_tensors(str(tmp_path / "t.dgl"), tensors)
+    loaded = DGL.data.utils.load_tensors(str(tmp_path / "t.dgl"))
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)

@@ -1,0 +1,416 @@
+"""What lies on disk: old and foreign spellings are read, damage is named, and nothing crashes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raygnn.errors import DataError, InputError
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
+from raygnn.graph.dgl import dgl
+from raygnn.graph.dglfile import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.manifest import verify
+from tests.graphs import partitioned, random_graph, typed_graph
+
+
+@pytest.fixture
+def meta(tmp_path: Path) -> PartitionMeta:
+    """A typed partition of ours."""
+    return partitioned(typed_graph(30, 12), tmp_path, 2)
+
+
+@pytest.fixture
+def foreign(meta: PartitionMeta) -> Path:
+    """The same as others would leave it: no manifest, no original ids."""
+    (meta.directory / "raygnn.json").unlink()
+    for files in meta.files:
+        for path in (files.orig_nids, files.orig_eids):
+            assert path is not None
+            path.unlink()
+    return meta.config_file
+
+
+def edit(config: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(config.read_text())
+    change(values)
+    config.write_text(json.dumps(values))
+
+
+# --- descriptions --------------------------------------------------------------------------------
+
+
+def test_the_description(meta: PartitionMeta) -> None:
+    for path in (meta.directory, meta.config_file, str(meta.directory)):
+        assert read_meta(path).digest == meta.digest == "0" * 64
+    assert meta.num_parts == len(meta.files) == 2
+    assert meta.num_nodes("item") == 30
+    assert meta.num_edges(("user", "buys", "item")) == 120
+    for ranges in (*meta.node_ranges.values(), *meta.edge_ranges.values()):
+        assert ranges.shape == (2, 2)
+        assert ranges[0, 0] == 0
+        assert ranges[0, 1] == ranges[1, 0]
+    for files in meta.files:
+        assert len(files.all()) == 5
+        assert all(path.is_file() for path in files.all())
+
+
+def test_descriptions_need_no_torch(meta: PartitionMeta) -> None:
+    code = (
+        "import sys\n"
+        "from raygnn.graph.layout import read_meta\n"
+        f"assert read_meta({str(meta.directory)!r}).num_parts == 2\n"
+        "assert not {'torch', 'dgl', 'ray'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_old_spellings(tmp_path: Path) -> None:
+    ours = partitioned(random_graph(40, 3), tmp_path, 2)
+    (ours.directory / "raygnn.json").unlink()
+
+    def only_ends(values: dict[str, Any]) -> None:
+        for key in ("node_map", "edge_map"):
+            (rows,) = values[key].values()
+            values[key] = [end for _, end in rows]
+        del values["ntypes"], values["etypes"]
+
+    edit(ours.config_file, only_ends)
+    for files in ours.files:  # features were once named without a type
+        write_tensors(
+            files.node_feats,
+            {key.partition("/")[2]: v for key, v in read_tensors(files.node_feats).items()},
+        )
+    old = read_meta(ours.directory)
+    assert old.ntypes == [DEFAULT_NTYPE]
+    assert old.etypes == [DEFAULT_ETYPE]
+    for part in range(2):
+        now, then = load_part(ours, part), load_part(old, part)
+        assert torch.equal(now.csc[DEFAULT_ETYPE].src, then.csc[DEFAULT_ETYPE].src)
+        assert now.node_data[DEFAULT_NTYPE].keys() == then.node_data[DEFAULT_NTYPE].keys()
+        assert then.node_data[DEFAULT_NTYPE]["train_mask"].dtype == torch.bool
+
+
+def test_other_json_files_beside_it(foreign: Path) -> None:
+    (foreign.parent / "new_label_map.json").write_text('{"0": 1}')  # as GraphStorm leaves
+    assert read_meta(foreign.parent).config_file == foreign
+    shutil.copy(foreign, foreign.with_name("another.json"))
+    with pytest.raises(DataError, match="holds 2 partitions"):
+        read_meta(foreign.parent)
+    assert read_meta(foreign).num_parts == 2
+
+
+def swap_first(rows: list[Any]) -> None:
+    rows[0] = rows[0][::-1]
+
+
+BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
+    "no parts": (lambda v: v.pop("num_parts"), "num_parts", "None"),
+    "parts as text": (lambda v: v.update(num_parts="2"), "num_parts", "'2'"),
+    "parts as bool": (lambda v: v.update(num_parts=True), "num_parts", "True"),
+    "zero parts": (lambda v: v.update(num_parts=0), "num_parts", "0"),
+    "endless parts": (lambda v: v.update(num_parts=10**12), "num_parts", "1000000000000"),
+    "more parts than ranges": (lambda v: v.update(num_parts=3), "node_map.item", "3 id ranges"),
+    "no node map": (lambda v: v.pop("node_map"), "node_map", "no id ranges"),
+    "node map by file": (lambda v: v.update(node_map="node_map.npy"), "node_map", "no id ranges"),
+    "a type left out": (lambda v: v["node_map"].pop("user"), "node_map", "expected"),
+    "ranges of text": (lambda v: v["node_map"].update(item=["a", "b"]), "node_map.item", "not a"),
+    "ranges of halves": (
+        lambda v: v["node_map"].update(item=[[0, 1.5], [1.5, 3]]),
+        "node_map.item",
+        "not a list",
+    ),
+    "uneven ranges": (lambda v: v["node_map"].update(item=[[0, 1], [2]]), "node_map.item", "not a"),
+    "ranges of bool": (
+        lambda v: v["node_map"].update(item=[[False, True], [True, True]]),
+        "node_map.item",
+        "not a list",
+    ),
+    "huge ids": (lambda v: v["node_map"].update(item=[[0, 2**70], [0, 1]]), "node_map.item", "not"),
+    "a range backwards": (lambda v: swap_first(v["node_map"]["item"]), "node_map", "follow"),
+    "a gap": (lambda v: v["edge_map"]["user:buys:item"][1].reverse(), "edge_map", "follow"),
+    "another total": (lambda v: v.update(num_nodes=7), "num_nodes", "is 7"),
+    "types out of number": (lambda v: v["ntypes"].update(user=5), "ntypes", "number"),
+    "types twice": (lambda v: v["ntypes"].update(user=0), "ntypes", "number"),
+    "types as list": (lambda v: v.update(ntypes=["item", "user"]), "ntypes", "number"),
+    "old edge types": (
+        lambda v: v.update(etypes={"also": 0, "buys": 1, "bought_by": 2}),
+        "etypes",
+        "source type:relation:destination type",
+    ),
+    "unknown ends": (lambda v: v.update(ntypes={"item": 0, "us": 1}), "etypes", "not in ntypes"),
+    "a part left out": (lambda v: v.pop("part-1"), "part-1", "missing"),
+    "a part of text": (lambda v: v.update({"part-1": "part1"}), "part-1", "missing"),
+    "a file left out": (lambda v: v["part-0"].pop("node_feats"), "part-0.node_feats", "missing"),
+    "a path outside": (
+        lambda v: v["part-0"].update(part_graph="../../etc/passwd"),
+        "part-0.part_graph",
+        "leads out",
+    ),
+    "a path from the root": (
+        lambda v: v["part-0"].update(part_graph="/etc/passwd"),
+        "part-0.part_graph",
+        "leads out",
+    ),
+    "an impossible path": (
+        lambda v: v["part-0"].update(part_graph="a\0b"),
+        "part-0.part_graph",
+        "no file name",
+    ),
+    "a very long path": (
+        lambda v: v["part-0"].update(part_graph="a" * 5000),
+        "part-0.part_graph",
+        "",
+    ),
+    "only GraphBolt's graph": (
+        lambda v: v["part-0"].update(part_graph_graphbolt=v["part-0"].pop("part_graph")),
+        "part-0",
+        "GraphBolt",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_json_that_is_wrong(case: str, foreign: Path) -> None:
+    change, key, said = BAD[case]
+    edit(foreign, change)
+    with pytest.raises(DataError) as error:
+        read_meta(foreign)
+    assert str(foreign) in str(error.value) or case == "a very long path"
+    assert error.value.where
+    assert key in error.value.where or case == "a very long path"
+    assert said in error.value.what
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"num_parts": ', "\0\0\0", "[" * 100_000, "{}"]
+)
+def test_a_json_that_is_none(text: str, foreign: Path) -> None:
+    foreign.write_text(text)
+    for path in (foreign, foreign.parent):
+        with pytest.raises(DataError) as error:
+            read_meta(path)
+        assert str(foreign.parent) in str(error.value)
+
+
+def test_a_link_out_of_the_directory(foreign: Path, tmp_path: Path) -> None:
+    graph = foreign.parent / "part0" / "graph.dgl"
+    graph.rename(tmp_path / "elsewhere.dgl")
+    graph.symlink_to(tmp_path / "elsewhere.dgl")
+    with pytest.raises(DataError, match="leads out"):
+        read_meta(foreign)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no partition here"):
+        read_meta(tmp_path / "missing")
+    with pytest.raises(DataError, match="holds no partition"):
+        read_meta(tmp_path)
+
+
+def test_a_manifest_that_is_wrong(meta: PartitionMeta) -> None:
+    path = meta.directory / "raygnn.json"
+    good = path.read_text()
+    for change, said in (
+        (lambda v: v.update(layout=99), "layout version 99"),
+        (lambda v: v.pop("digest"), "does not say"),
+        (lambda v: v.update(files=[]), "does not say"),
+    ):
+        path.write_text(good)
+        edit(path, change)
+        with pytest.raises(DataError, match=said) as error:
+            read_meta(meta.directory)
+        assert error.value.where == str(path)
+
+
+# --- damaged files -------------------------------------------------------------------------------
+
+
+def test_a_file_of_another_size_or_content(meta: PartitionMeta) -> None:
+    path = meta.files[1].node_feats
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    with pytest.raises(
+        DataError, match=f"has {len(good) - 1} bytes, expected {len(good)}"
+    ) as error:
+        read_meta(meta.directory)
+    assert error.value.where == str(path)
+    with pytest.raises(DataError, match="bytes, expected"):
+        verify(meta)
+    path.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+    with pytest.raises(DataError, match="has changed") as error:
+        verify(read_meta(meta.directory))
+    assert error.value.where == str(path)
+    verify(meta, parts=[0])
+    path.unlink()
+    for check in (
+        lambda: read_meta(meta.directory),
+        lambda: verify(meta),
+        lambda: load_part(meta, 1),
+    ):
+        with pytest.raises(DataError) as error:
+            check()
+        assert str(path) in str(error.value)
+
+
+FILES = ("graph.dgl", "node_feat.dgl", "edge_feat.dgl", "orig_nids.dgl")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_cut_short_anywhere(name: str, meta: PartitionMeta) -> None:
+    (meta.directory / "raygnn.json").unlink()
+    bare = read_meta(meta.directory)
+    path = meta.directory / "part0" / name
+    good = path.read_bytes()
+    for length in {0, 1, 7, 8, 15, 16, len(good) - 1, *range(0, len(good), 97)} - {len(good)}:
+        path.write_bytes(good[:length])
+        with pytest.raises(DataError) as error:
+            load_part(bare, 0)
+        assert error.value.where == str(path), length
+    path.write_bytes(good + b"x")
+    with pytest.raises(DataError, match="goes on"):
+        load_part(bare, 0)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> PartitionMeta:
+    """One that is put back as it was after each example."""
+    return partitioned(typed_graph(30, 12), tmp_path_factory.mktemp("shared"), 2)
+
+
+@settings(max_examples=400)
+@given(
+    name=st.sampled_from(FILES),
+    hits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1),
+)
+def test_garbled_files_never_do_more_than_raise(
+    name: str, hits: list[tuple[float, int]], shared: PartitionMeta
+) -> None:
+    path = shared.directory / "part0" / name
+    good = path.read_bytes()
+    bad = bytearray(good)
+    # the header of a graph file ends at 4096; nearly all of it is padding
+    skip = 4096 if name == "graph.dgl" else 0
+    for place, value in hits:
+        bad[skip + int(place * (len(bad) - 1 - skip))] = value
+    path.write_bytes(bad)
+    try:
+        with contextlib.suppress(DataError):
+            load_part(replace(shared, manifest=None), 0)
+    finally:
+        path.write_bytes(good)
+
+
+def test_hostile_lengths_allocate_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.dgl"
+    write_tensors(path, {"x": torch.arange(3)})
+    good = path.read_bytes()
+    huge = (2**62).to_bytes(8, "little")
+    for at in range(0, len(good) - 8):
+        path.write_bytes(good[:at] + huge + good[at + 8 :])
+        with contextlib.suppress(DataError):
+            assert sum(tensor.nbytes for tensor in read_tensors(path).values()) <= len(good)
+
+
+def test_contents_that_contradict_the_json(meta: PartitionMeta) -> None:
+    def swap(values: dict[str, Any]) -> None:
+        values["part-0"], values["part-1"] = values["part-1"], values["part-0"]
+
+    (meta.directory / "raygnn.json").unlink()
+    edit(meta.config_file, swap)
+    with pytest.raises(DataError) as error:
+        load_part(read_meta(meta.directory), 0)
+    assert error.value.where
+    assert "part1" in error.value.where
+
+
+def test_a_graph_file_that_is_no_part(meta: PartitionMeta, tmp_path: Path) -> None:
+    bare = replace(meta, manifest=None)
+    path = str(meta.files[0].graph)
+    plain = dgl().rand_graph(4, 4)
+    for graphs in ([plain], [plain, plain], [dgl().heterograph({("a", "r", "b"): ([0], [0])})]):
+        dgl().save_graphs(path, graphs)
+        with pytest.raises(DataError, match="does not hold") as error:
+            load_part(bare, 0)
+        assert error.value.where == path
+    missing = replace(bare, files=[replace(bare.files[0], graph=tmp_path / "gone"), bare.files[1]])
+    with pytest.raises(InputError, match="cannot be opened"):
+        load_part(missing, 0)
+
+
+# --- DGL's formats -------------------------------------------------------------------------------
+
+
+def test_we_write_what_dgl_writes(tmp_path: Path) -> None:
+    src, dst = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 1, 0, 2])
+    ndata = {"x": torch.randn(4, 2).bfloat16()}
+    edata = {"w": torch.arange(4, dtype=torch.int16)}
+    write_graph(tmp_path / "ours.dgl", 4, src, dst, ndata, edata)
+    graph = dgl().graph((src, dst), num_nodes=4)
+    graph.ndata.update(ndata)
+    graph.edata.update(edata)
+    dgl().save_graphs(str(tmp_path / "theirs.dgl"), [graph])
+    ours, theirs = ((tmp_path / f"{name}.dgl").read_bytes() for name in ("ours", "theirs"))
+    assert ours[:32] == theirs[:32]
+    assert ours[4096:] == theirs[4096:]  # between them DGL leaves what was in memory
+    tensors = {"a/x": torch.randn(3, 2), "e": torch.zeros(0, 3), "m": torch.ones(2).bool()}
+    for name in tensors:  # DGL writes them in an order of its own
+        written = write_tensors(tmp_path / "ours.dgl", {name: tensors[name]})
+        dgl().data.utils.save_tensors(str(tmp_path / "theirs.dgl"), {name: tensors[name]})
+        assert (tmp_path / "ours.dgl").read_bytes() == (tmp_path / "theirs.dgl").read_bytes()
+        assert written.size == os.path.getsize(tmp_path / "ours.dgl")
+    write_tensors(tmp_path / "all.dgl", tensors)
+    loaded = dgl().data.utils.load_tensors(str(tmp_path / "all.dgl"))
+    assert all(torch.equal(loaded[n], tensors[n].to(loaded[n].dtype)) for n in tensors)
+    for none in ({}, tensors):
+        dgl().data.utils.save_tensors(str(tmp_path / "t.dgl"), none)
+        assert read_tensors(tmp_path / "t.dgl").keys() == none.keys()
+    with pytest.raises(ValueError, match="complex64"):
+        write_tensors(tmp_path / "c.dgl", {"c": torch.zeros(1, dtype=torch.complex64)})
+
+
+@pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["coo", "csr", "csc"]])
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_typed_graphs_in_every_format(formats: Any, idtype: torch.dtype, tmp_path: Path) -> None:
+    ends = {
+        ("b", "s", "a"): ([0, 0, 1, 1], [2, 0, 2, 2]),
+        ("a", "r", "b"): ([0, 2, 0], [1, 1, 0]),
+        ("a", "t", "a"): ([], []),
+        ("a", "r", "a"): ([1], [1]),
+    }
+    graph = dgl().heterograph(ends, {"a": 3, "b": 2})
+    graph = graph.int() if idtype == torch.int32 else graph.long()
+    graph.nodes["b"].data["x"] = torch.tensor([[1.0], [2.0]])
+    graph.edges["s"].data["w"] = torch.arange(4)
+    path = tmp_path / "g.dgl"
+    dgl().save_graphs(str(path), [graph, graph], {"labels": torch.zeros(2)}, formats=formats)
+    first, second = read_graphs(path)
+    assert first.ntypes == second.ntypes == graph.ntypes
+    assert first.etypes == graph.etypes
+    assert first.num_nodes == [3, 2]
+    assert first.ndata[1]["x"].tolist() == [[1.0], [2.0]]
+    for number, etype in enumerate(graph.canonical_etypes):
+        relation = first.relations[number]
+        assert first.ntypes[relation.src_type] == etype[0]
+        assert first.ntypes[relation.dst_type] == etype[2]
+        assert set(relation.formats) == set([formats] if isinstance(formats, str) else formats)
+        for name, (one, other, ids) in relation.formats.items():
+            if name != "coo":
+                one = torch.arange(len(one) - 1).repeat_interleave(one.diff())
+            src, dst = (other, one) if name == "csc" else (one, other)
+            order = ids.long().argsort() if len(ids) else torch.arange(len(src))
+            assert (src[order].tolist(), dst[order].tolist()) == ends[etype]

@@ -1,0 +1,118 @@
+"""Input that must be refused: one clear DataError that names the file, and nothing run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import MALFORMED, graph_config, write_dgl, write_npz, write_planetoid
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from raygnn.errors import DataError, InputError
+from raygnn.graph.sources import digest, load_graph
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_input_is_refused(name: str, tmp_path: Path) -> None:
+    section, fragments = MALFORMED[name](tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError) as caught:
+        load_graph(graph_config(section))
+    message = str(caught.value)
+    assert all(fragment in message for fragment in fragments), message
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2
+    assert len(message) < 1000
+    assert sorted(tmp_path.rglob("*")) == before  # nothing ran, nothing was written
+
+
+@pytest.mark.parametrize("name", ["planetoid file missing", "npz missing", "dgl is a directory"])
+def test_digest_refuses_what_can_not_be_read(name: str, tmp_path: Path) -> None:
+    section, fragments = MALFORMED[name](tmp_path)
+    with pytest.raises(DataError) as caught:
+        digest(graph_config(section))
+    assert fragments[0] in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_file(tmp_path: Path) -> None:
+    section = write_npz(tmp_path)
+    Path(section["path"]).chmod(0)
+    with pytest.raises(DataError, match="permission denied"):
+        load_graph(graph_config(section))
+
+
+_HOSTILE = [name for name in MALFORMED if "pickle" in name or "huge" in name]
+
+
+def test_hostile_input_takes_neither_time_nor_memory(tmp_path: Path) -> None:
+    """In a process with 1 GiB more than it starts with: a segmentation fault or a huge
+    allocation would end it."""
+    code = (
+        "import resource, sys, json\n"
+        "from builders import graph_config\n"
+        "from raygnn.errors import DataError\n"
+        "from raygnn.graph.sources import load_graph, npz, planetoid\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + 2**30, size + 2**30))\n"
+        "for section in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        load_graph(graph_config(section))\n"
+        "    except DataError:\n"
+        "        print('refused')\n"
+    )
+    import json
+
+    sections = []
+    for number, name in enumerate(_HOSTILE):
+        (tmp_path / str(number)).mkdir()
+        sections.append(MALFORMED[name](tmp_path / str(number))[0])
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(sections)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    assert done.stdout.split() == ["refused"] * len(_HOSTILE), done.stderr[-2000:]
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("write", [write_planetoid, write_npz, write_dgl])
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_damage_anywhere_is_a_data_error_or_harmless(
+    write, damage: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("damage")
+    section = write(directory)
+    whole = {file: file.read_bytes() for file in sorted(directory.iterdir())}
+    config = graph_config(section)
+
+    @settings(
+        max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+    @given(
+        st.sampled_from(sorted(whole)),
+        st.floats(0, 1, exclude_max=True),
+        st.lists(st.integers(0, 255), min_size=1, max_size=8),
+    )
+    @example(sorted(whole)[0], 0.0, [0])
+    def run(file: Path, where: float, garbage: list[int]) -> None:
+        data = whole[file]
+        at = int(len(data) * where)
+        changed = data[:at] + (
+            bytes(garbage) + data[at + len(garbage) :] if damage == "flip" else b""
+        )
+        file.write_bytes(changed)
+        try:
+            load_graph(config)
+        except InputError as error:
+            assert str(directory) in str(error)  # noqa: PT017
+        finally:
+            file.write_bytes(data)
+
+    run()

@@ -1,0 +1,523 @@
+"""Partitions: nothing is lost, DGL agrees, and a partition is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config, PlanetoidGraph
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph import assign, sources, store
+from raygnn.graph.data import (
+    DEFAULT_ETYPE,
+    DEFAULT_NTYPE,
+    EdgeFrame,
+    GraphData,
+    NodeFrame,
+    etype_str,
+)
+from raygnn.graph.dgl import dgl
+from raygnn.graph.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.manifest import describe, table, verify
+from raygnn.graph.partition import ensure_partition, partition_graph
+from tests.graph.parted import (
+    assert_same,
+    graphs,
+    in_edges,
+    original_ids,
+    reassemble,
+)
+from tests.graphs import TYPED, random_graph, typed_graph
+
+
+def make(data: GraphData, out: Path, parts: int = 2, method: str = "random") -> PartitionMeta:
+    return partition_graph(data, out, parts=parts, method=method, digest="d" * 64, source={})
+
+
+# --- nothing is lost -----------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(graphs(), st.integers(1, 5), st.sampled_from(["metis", "random"]))
+def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        meta = make(data, Path(directory) / "p", parts, method)
+        again, lists = reassemble(meta, *original_ids(meta))
+        assert_same(again, data)
+        assert lists == in_edges(data)  # in original order, however the graph was divided
+        nodes = [sum(row.values()) for row in (part["nodes"] for part in describe(meta)["parts"])]
+        if method == "random":
+            assert max(nodes) - min(nodes) <= 1
+        verify(meta)
+
+
+@settings(max_examples=25)
+@given(graphs(), st.integers(1, 4))
+def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        meta = make(data, Path(directory) / "p", parts)
+        (meta.directory / "raygnn.json").unlink()
+        foreign = describe(read_meta(meta.directory))
+        ours = describe(meta)
+        assert ours["parts"] == foreign["parts"]
+        for name, found in foreign["features"].items():
+            # without the manifest a bool that is not called a mask stays DGL's uint8
+            bare = found | {"dtype": "bool"} if ours["features"][name]["dtype"] == "bool" else found
+            assert ours["features"][name] == bare
+        rows = table(meta)
+        assert rows[-1]["part"] == "total"
+        assert len(rows) == parts + 1
+        assert rows[-1]["nodes"] == data.num_nodes
+        assert rows[-1]["edges"] == data.num_edges
+        assert rows[-1]["seconds"] > 0
+
+
+def test_cora_in_two_parts(data_dir: Path, tmp_path: Path) -> None:
+    cora = sources.load_graph(
+        PlanetoidGraph(format="planetoid", path=data_dir / "planetoid", name="cora")
+    )
+    meta = make(cora, tmp_path / "p", 2, "metis")
+    again, _ = reassemble(meta, *original_ids(meta))
+    assert_same(again, cora)
+    first, second, total = table(meta)
+    assert total["cut"] < 0.08 * total["edges"]  # half of them, divided at random
+    assert abs(first["nodes"] - second["nodes"]) < 0.1 * total["nodes"]
+    assert abs(first["training_nodes"] - second["training_nodes"]) <= 14
+    assert total["training_nodes"] == 140
+    assert 0 < first["halo"] < second["nodes"]
+
+
+def test_metis_shares_out_training_nodes_and_types(tmp_path: Path) -> None:
+    nodes, width = 2000, 20  # a ring of cliques; all training nodes on one side of it
+    src = np.arange(nodes).repeat(width)
+    dst = (src + np.tile(np.arange(1, width + 1), nodes)) % nodes
+    data = GraphData(
+        "ring",
+        {DEFAULT_NTYPE: NodeFrame(nodes, {"train_mask": np.arange(nodes) < nodes // 4})},
+        {DEFAULT_ETYPE: EdgeFrame(src, dst)},
+    )
+    *rows, total = table(make(data, tmp_path / "ring", 2, "metis"))
+    assert all(200 <= row["training_nodes"] <= 300 for row in rows)
+    assert total["cut"] < 0.2 * total["edges"]
+    meta = make(typed_graph(400, 160), tmp_path / "typed", 4, "metis")
+    for ntype, share in (("item", 100), ("user", 40)):
+        assert all(abs(np.diff(row)[0] - share) <= share / 2 for row in meta.node_ranges[ntype])
+
+
+def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
+    def files(data: GraphData, name: str, method: str, seed: int = 0) -> Any:
+        meta = partition_graph(
+            data, tmp_path / name, parts=3, method=method, digest="", source={}, seed=seed
+        )
+        assert meta.manifest
+        return meta.manifest["files"]
+
+    plain = random_graph()
+    plain.nodes[DEFAULT_NTYPE].data.clear()
+    assert files(plain, "a", "metis") == files(plain, "b", "metis")
+    assert files(typed_graph(), "c", "random") == files(typed_graph(), "d", "random")
+    assert files(typed_graph(), "e", "random", 1) != files(typed_graph(), "f", "random", 2)
+
+
+# --- DGL agrees ----------------------------------------------------------------------------------
+
+
+def test_dgl_loads_and_verifies_what_we_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DGL_DIST_DEBUG", "1")
+    for data in (random_graph(), typed_graph()):
+        for parts in (1, 3):
+            meta = make(data, tmp_path / f"{data.name}{parts}", parts)
+            for number in range(parts):
+                graph, nodes, edges, book, name, ntypes, etypes = dgl().distributed.load_partition(
+                    str(meta.config_file), number
+                )
+                part = load_part(meta, number)
+                assert (name, ntypes, etypes) == (data.name, meta.ntypes, meta.etypes)
+                assert edges == {}
+                for key, tensor in nodes.items():
+                    ntype, _, column = key.partition("/")
+                    assert torch.equal(tensor, part.node_data[ntype][column].to(tensor.dtype))
+                _, node_ids = book.map_to_per_ntype(graph.ndata[dgl().NID])
+                kinds, edge_ids = book.map_to_per_etype(graph.edata[dgl().EID])
+                own = graph.edata["inner_edge"].bool()
+                for kind, etype in enumerate(etypes):
+                    chosen = own & (kinds == kind)
+                    src, dst = (node_ids[end[chosen]] for end in graph.edges())
+                    csc = part.csc[etype]
+                    first, last = meta.node_ranges[etype[2]][number]
+                    rows = torch.arange(first, last).repeat_interleave(csc.indptr.diff())
+                    assert torch.equal(edge_ids[chosen], csc.eid)
+                    assert torch.equal(src, csc.src)
+                    assert torch.equal(dst, rows)
+
+
+def to_dgl(data: GraphData) -> Any:
+    ends = {e: (torch.from_numpy(f.src), torch.from_numpy(f.dst)) for e, f in data.edges.items()}
+    graph = dgl().heterograph(ends, {ntype: frame.num for ntype, frame in data.nodes.items()})
+    for ntype, frame in data.nodes.items():
+        for name, values in frame.data.items():
+            graph.nodes[ntype].data[name] = torch.as_tensor(values)
+    for etype, edges in data.edges.items():
+        for name, values in edges.data.items():
+            graph.edges[etype].data[name] = torch.as_tensor(values)
+    return graph
+
+
+def dgl_partition(
+    data: GraphData,
+    out: Path,
+    parts: int,
+    monkeypatch: pytest.MonkeyPatch,
+    assignment: dict[str, Any] | None = None,
+    formats: Any = None,
+) -> tuple[Path, dict[str, Any], dict[Any, Any]]:
+    """DGL's own partition (with our assignment if given): the json, original node, edge ids."""
+    module = dgl().distributed.partition
+    if assignment is not None:
+        flat = torch.from_numpy(np.concatenate([assignment[t] for t in sorted(assignment)]))
+        monkeypatch.setattr(module, "metis_partition_assignment", lambda *a, **k: flat)
+    nids, eids = module.partition_graph(
+        to_dgl(data),
+        data.name,
+        parts,
+        str(out),
+        part_method="metis" if assignment else "random",
+        return_mapping=True,
+        graph_formats=formats,
+    )
+    if not isinstance(nids, dict):
+        nids, eids = {DEFAULT_NTYPE: nids}, {DEFAULT_ETYPE: eids}
+    return (
+        out / f"{data.name}.json",
+        {ntype: ids.numpy() for ntype, ids in nids.items()},
+        {etype: ids.numpy() for etype, ids in eids.items()},
+    )
+
+
+def in_original_ids(config: Path, part: int, nids: dict[str, Any], eids: dict[Any, Any]) -> Any:
+    """All that a part's files hold, own and halo, as sets in original ids."""
+    graph, node_data, edge_data, book, _, ntypes, etypes = dgl().distributed.load_partition(
+        str(config), part
+    )
+    kinds, ids = book.map_to_per_ntype(graph.ndata[dgl().NID])
+    nodes = [(ntypes[k], int(nids[ntypes[k]][i])) for k, i in zip(kinds, ids, strict=True)]
+    kinds, ids = book.map_to_per_etype(graph.edata[dgl().EID])
+    edges = [(etypes[k], int(eids[etypes[k]][i])) for k, i in zip(kinds, ids, strict=True)]
+    src, dst = graph.edges()
+    ends = [(nodes[s], nodes[d]) for s, d in zip(src, dst, strict=True)]
+    if len(ntypes) > 1:
+        assert [ntypes[k] for k in graph.ndata[dgl().NTYPE]] == [ntype for ntype, _ in nodes]
+        assert [etypes[k] for k in graph.edata[dgl().ETYPE]] == [etype for etype, _ in edges]
+    inner = graph.ndata["inner_node"].tolist()
+    own = [node for node, is_inner in zip(nodes, inner, strict=True) if is_inner]
+    rows = {key: len(values) for key, values in (node_data | edge_data).items()}
+    labels = {
+        key: {
+            i: value.tolist()
+            for (_, i), value in zip(
+                [node for node in own if node[0] == key.partition("/")[0]], values, strict=True
+            )
+        }
+        for key, values in node_data.items()
+    }
+    return (
+        sorted(zip(nodes, inner, graph.ndata["part_id"].tolist(), strict=True)),
+        sorted(zip(edges, ends, graph.edata["inner_edge"].tolist(), strict=True)),
+        labels,
+        rows,
+        {
+            name: values.dtype
+            for frame in (graph.ndata, graph.edata)
+            for name, values in frame.items()
+        },
+    )
+
+
+@pytest.mark.parametrize("make_graph", [random_graph, typed_graph])
+def test_the_same_assignment_gives_what_dgl_would_write(
+    make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_graph()
+    for edges in data.edges.values():
+        edges.data["w"] = np.arange(edges.num, dtype=np.float32)
+    data.edges = dict(sorted(data.edges.items()))  # as DGL orders types
+    assignment = assign.assign(data, 3, "random", 0)
+    config, *theirs = dgl_partition(data, tmp_path / "dgl", 3, monkeypatch, assignment)
+    meta = make(data, tmp_path / "ours", 3)
+    ours = original_ids(meta)
+    mine, other = (json.loads(path.read_text()) for path in (meta.config_file, config))
+    assert mine | {"part_method": ""} == other | {"part_method": ""}
+    for part in range(3):
+        expected = in_original_ids(config, part, *theirs)
+        assert in_original_ids(meta.config_file, part, *ours) == expected
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("formats", [None, "csc", "csr", ["coo", "csr", "csc"]])
+def test_what_dgl_wrote_is_read(
+    formats: Any, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data in (random_graph(60), typed_graph(40, 20)):
+        for edges in data.edges.values():
+            edges.data["w"] = np.arange(edges.num)
+        out = tmp_path / data.name
+        config, nids, eids = dgl_partition(data, out, parts, monkeypatch, formats=formats)
+        meta = read_meta(out)
+        assert meta.manifest is None
+        assert meta.config_file == config
+        again, lists = reassemble(meta, nids, eids)
+        assert_same(again, data)
+        assert load_part(meta, 0).orig_nids is None
+        assert {e: [sorted(ids) for ids in lists[e]] for e in lists} == in_edges(data)
+
+
+# --- whole or not at all -------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from raygnn.graph import dglfile, store
+from tests.graphs import partitioned, random_graph
+write, calls = store.write_tensors, []
+def write_and_die(*args):
+    calls.append(args)
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(*args)
+store.write_tensors = write_and_die
+partitioned(random_graph(), Path(sys.argv[1]), 2)
+"""
+
+
+def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
+    checkout = Path(__file__).resolve().parents[2]
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=checkout)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".random-2-random.tmp-")
+    assert (left / "part0").is_dir()
+    alive = tmp_path / left.name.replace(left.name.split("-")[3], "1")  # another, living process
+    alive.mkdir()
+    elsewhere = tmp_path / (left.name[:-16] + "f" * 16)  # the same number on another host
+    elsewhere.mkdir()
+    with pytest.raises(DataError):
+        read_meta(tmp_path)
+    meta = make(random_graph(), tmp_path / "random-2-random")
+    verify(meta)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "random-2-random",
+        alive.name,
+        elsewhere.name,
+    }
+
+
+def test_of_two_that_make_the_same_one_both_get_it(tmp_path: Path) -> None:
+    out, inner = tmp_path / "p", []
+
+    def other_is_faster(stage: str) -> None:
+        if stage == "write":
+            inner.append(make(random_graph(), out))
+
+    meta = partition_graph(
+        random_graph(),
+        out,
+        parts=2,
+        method="random",
+        digest="d" * 64,
+        source={},
+        progress=other_is_faster,
+    )
+    assert len(inner) == 1
+    assert meta.manifest == inner[0].manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+    assert make(random_graph(), out).manifest == meta.manifest
+    with pytest.raises(DataError, match="another partition"):
+        partition_graph(random_graph(), out, parts=2, method="random", digest="e", source={})
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
+    try:
+        with pytest.raises(DataError, match="cannot be written: File too large") as error:
+            make(random_graph(), tmp_path / "p")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(tmp_path / "p") in str(error.value)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "write_graph", full)
+    with pytest.raises(DataError, match="No space left on device") as error:
+        make(random_graph(), tmp_path / "p")
+    assert error.value.remedy
+    assert "space" in error.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(DataError) as error:
+            make(random_graph(), place)
+        assert str(tmp_path / "file") in str(error.value)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    with pytest.raises(DataError, match="holds no partition"):
+        make(random_graph(), tmp_path / "full")
+    (tmp_path / "empty").mkdir()
+    assert make(random_graph(), tmp_path / "empty").num_parts == 2
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(stage: str) -> None:
+        if stage == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        partition_graph(
+            random_graph(),
+            tmp_path / "p",
+            parts=2,
+            method="metis",
+            digest="",
+            source={},
+            progress=interrupt,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"), [("uint32", "uint32"), ("complex64", "complex64"), (">f4", ">f4")]
+)
+def test_arrays_that_dgl_cannot_hold(dtype: str, said: str, tmp_path: Path) -> None:
+    data = random_graph()
+    data.nodes[DEFAULT_NTYPE].data["odd"] = np.zeros(200, dtype=dtype)
+    data.origin[f"{DEFAULT_NTYPE}/odd"] = "odd.npy"
+    with pytest.raises(DataError, match=said) as error:
+        make(data, tmp_path / "p")
+    assert error.value.where == "odd.npy"
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="colon"):
+        make(
+            GraphData(
+                "g",
+                {"a:b": NodeFrame(1)},
+                {("a:b", "r", "a:b"): EdgeFrame(np.zeros(1, int), np.zeros(1, int))},
+            ),
+            tmp_path / "p",
+        )
+
+
+# --- found again ---------------------------------------------------------------------------------
+
+
+def job(storage: Path, *, nodes: int = 300, **partition: Any) -> Config:
+    return load_config(
+        {
+            "name": "a",
+            "storage": str(storage),
+            "graph": {"format": "planted", "nodes": nodes} if nodes else None,
+            "partition": partition,
+            "model": {"kind": "gcn"},
+        }
+    )
+
+
+def test_a_partition_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+    meta = ensure_partition(job(tmp_path), 2, stages.append)
+    assert stages == ["load", "metis", "assemble", "write"]
+    assert meta.directory.parent == tmp_path / "partitions"
+    assert meta.digest.startswith(meta.directory.name)
+    assert len(meta.directory.name) == 16
+    assert meta.manifest
+    assert set(meta.manifest["seconds"]) == set(stages)
+    verify(meta)
+    monkeypatch.setattr(sources, "load_graph", lambda graph: pytest.fail("read the graph again"))
+    again = ensure_partition(job(tmp_path, parts=2), 7, stages.append)
+    assert again.digest == meta.digest
+    assert len(stages) == 4
+    monkeypatch.undo()
+    for other in (
+        ensure_partition(job(tmp_path), 3),
+        ensure_partition(job(tmp_path, method="random"), 2),
+        ensure_partition(job(tmp_path, nodes=301), 2),
+    ):
+        assert other.digest != meta.digest
+    assert len(list((tmp_path / "partitions").iterdir())) == 4
+
+
+def test_a_path_that_holds_another_one_is_told_apart(tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    meta = ensure_partition(job(tmp_path, path=place, parts=2), 9)
+    assert meta.directory == place
+    assert meta.num_parts == 2
+    assert ensure_partition(job(tmp_path, path=place), 9).digest == meta.digest  # auto takes 2
+    assert ensure_partition(job(tmp_path, path=place, nodes=0), 9).digest == meta.digest
+    for config, said in (
+        (job(tmp_path, path=place, parts=3), "partition.parts is 2 there and 3 here"),
+        (job(tmp_path, path=place, method="random"), "'metis' there and 'random' here"),
+        (job(tmp_path, path=place, nodes=400), "graph.nodes is 300 there and 400 here"),
+    ):
+        with pytest.raises(ConfigError, match=said) as error:
+            ensure_partition(config, 2)
+        assert error.value.where == "partition.path"
+        assert str(place) in error.value.what
+
+
+def test_foreign_partitions_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "theirs"
+    config, *_ = dgl_partition(random_graph(), out, 2, monkeypatch)
+    for path in (out, config):
+        for nodes in (0, 300):
+            meta = ensure_partition(job(tmp_path, path=path, nodes=nodes), 5)
+            assert meta.num_parts == 2
+            assert meta.manifest is None
+    with pytest.raises(ConfigError, match="has 2 parts") as error:
+        ensure_partition(job(tmp_path, path=out, parts=4), 4)
+    assert error.value.where == "partition.parts"
+    rows = table(meta)
+    assert rows[-1]["nodes"] == 200
+    assert rows[-1]["training_nodes"] > 0
+    verify(meta)
+    assert not (tmp_path / "partitions").exists()
+
+
+def test_another_digest_for_another_foreign_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for seed in range(2):
+        dgl_partition(random_graph(seed=seed), tmp_path / str(seed), 2, monkeypatch)
+        digests |= {read_meta(tmp_path / str(seed)).digest for _ in range(2)}
+    assert len(digests) == 2
+
+
+def test_edge_types_keep_their_names(tmp_path: Path) -> None:
+    meta = make(typed_graph(), tmp_path / "p")
+    assert meta.etypes == TYPED
+    assert meta.ntypes == ["item", "user"]
+    assert meta.num_nodes("user") == 40
+    assert meta.num_edges(TYPED[1]) == 480
+    assert set(describe(meta)["parts"][0]["edges"]) == {etype_str(etype) for etype in TYPED}

@@ -1,0 +1,395 @@
+"""Graphs out of files: real ones against published counts, small ones against DGL and scipy."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from builders import (
+    TINY_ADJACENCY,
+    graph_config,
+    tiny_arrays,
+    tiny_parts,
+    write_dgl,
+    write_npz,
+    write_planetoid,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph import validate
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.sources import digest, load_graph
+from raygnn.graph.sources.edges import both_directions
+from raygnn.graph.sources.normalize import normalize
+
+
+def load(section: dict[str, Any]) -> GraphData:
+    return load_graph(graph_config(section))
+
+
+def nodes(data: GraphData) -> dict[str, Any]:
+    return data.nodes[DEFAULT_NTYPE].data
+
+
+def edge_set(data: GraphData) -> set[tuple[int, int]]:
+    edges = data.edges[DEFAULT_ETYPE]
+    return set(zip(edges.src.tolist(), edges.dst.tolist(), strict=True))
+
+
+def assert_sound(data: GraphData) -> None:
+    """The dtypes that the rest of the package relies on."""
+    for frame in data.nodes.values():
+        for name, array in frame.data.items():
+            assert len(array) == frame.num
+            if name == "label":
+                assert array.dtype == np.int64
+            elif name.endswith("_mask"):
+                assert array.dtype == np.bool_
+    for edges in data.edges.values():
+        assert edges.src.dtype == edges.dst.dtype == np.int64
+        assert edges.src.flags.c_contiguous
+        assert edges.dst.flags.c_contiguous
+
+
+# --- planetoid
+
+
+def test_cora_is_the_public_split(data_dir: Path) -> None:
+    data = load({"format": "planetoid", "path": str(data_dir / "planetoid"), "name": "cora"})
+    assert (data.num_nodes, data.num_edges) == (2708, 10556)
+    assert_sound(data)
+    frame = nodes(data)
+    assert frame["feat"].shape == (2708, 1433)
+    assert frame["feat"].dtype == np.float32
+    assert np.allclose(frame["feat"].sum(axis=1), 1)  # row-normalised by default
+    splits = [np.flatnonzero(frame[f"{split}_mask"]) for split in ("train", "val", "test")]
+    assert [len(split) for split in splits] == [140, 500, 1000]
+    assert splits[0].tolist() == list(range(140))
+    assert splits[1].tolist() == list(range(140, 640))
+    assert splits[2].min() == 1708
+    assert np.bincount(frame["label"][splits[0]]).tolist() == [20] * 7
+    # class sizes and degree as in Kipf & Welling's and DGL's copies
+    assert np.bincount(frame["label"]).tolist() == [351, 217, 418, 818, 426, 298, 180]
+    edges = edge_set(data)
+    assert len(edges) == 10556
+    assert all((target, source) in edges for source, target in edges)
+    assert {source for source, target in edges if target == 0} == {633, 1862, 2582}
+
+
+@pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")
+def test_cora_features_agree_with_scipy(data_dir: Path) -> None:
+    """Our reader of pickles against Python's own, on files that we know are harmless."""
+    section = {"format": "planetoid", "path": str(data_dir / "planetoid"), "name": "cora"}
+    data = load({**section, "normalize": "none"})
+    read = {
+        part: pickle.loads(
+            (data_dir / "planetoid" / f"ind.cora.{part}").read_bytes(), encoding="latin1"
+        )
+        for part in ("allx", "tx", "ally", "ty")
+    }
+    test = np.loadtxt(data_dir / "planetoid" / "ind.cora.test.index", dtype=int)
+    assert np.array_equal(nodes(data)["feat"][:1708], read["allx"].toarray())
+    assert np.array_equal(nodes(data)["feat"][test], read["tx"].toarray())
+    assert np.array_equal(nodes(data)["label"][test], read["ty"].argmax(axis=1))
+    assert np.array_equal(nodes(data)["label"][:1708], read["ally"].argmax(axis=1))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+def test_planetoid_in_any_pickle_protocol(tmp_path: Path, protocol: int) -> None:
+    adjacency = defaultdict(list, TINY_ADJACENCY)
+    section = write_planetoid(tmp_path, protocol, graph=adjacency)
+    data = load({**section, "normalize": "none"})
+    assert_sound(data)
+    assert edge_set(data) == {
+        pair
+        for node, neighbours in TINY_ADJACENCY.items()
+        for other in neighbours
+        for pair in ((node, other), (other, node))
+    }
+    assert data.num_edges == 11  # 5 pairs in both directions and one self-loop
+    frame = nodes(data)
+    assert frame["label"].tolist() == [0, 1] * 4
+    assert np.flatnonzero(frame["val_mask"]).tolist() == [2, 3, 4]
+    features = np.arange(24, dtype=np.float32).reshape(8, 3) % 5
+    assert np.array_equal(frame["feat"], features)
+
+
+def test_planetoid_isolated_test_nodes(tmp_path: Path) -> None:
+    """As in CiteSeer: ids that no row of tx is for are nodes without features or label."""
+    adjacency = {**TINY_ADJACENCY, 7: [], 8: [], 9: [1]}
+    data = load(write_planetoid(tmp_path, test_index=b"9\n5\n7\n", graph=adjacency))
+    frame = nodes(data)
+    assert data.num_nodes == 10
+    assert np.flatnonzero(frame["test_mask"]).tolist() == [5, 7, 9]
+    assert frame["label"].tolist() == [0, 1, 0, 1, 0, 1, -1, 0, -1, 1]
+    assert not frame["feat"][[6, 8]].any()
+
+
+def test_planetoid_big_endian_and_fortran_order(tmp_path: Path) -> None:
+    parts = tiny_parts()
+    swapped = np.asfortranarray(parts["ally"].astype(">i8"))
+    plain = load(write_planetoid(tmp_path))
+    again = load(write_planetoid(tmp_path, ally=swapped))
+    assert np.array_equal(nodes(plain)["label"], nodes(again)["label"])
+
+
+# --- npz
+
+
+def test_tolokers(data_dir: Path) -> None:
+    section = {"format": "npz", "path": str(data_dir / "npz" / "tolokers.npz")}
+    data = load(section)
+    assert (data.num_nodes, data.num_edges) == (11758, 1038000)
+    assert_sound(data)
+    frame = nodes(data)
+    assert frame["feat"].shape == (11758, 10)
+    assert set(frame["label"].tolist()) == {0, 1}
+    stored = np.load(section["path"])
+    assert np.array_equal(frame["feat"], stored["node_features"])  # not normalised by default
+    assert np.array_equal(frame["train_mask"], stored["train_masks"][0])
+    other = load({**section, "split": 9})
+    assert np.array_equal(nodes(other)["test_mask"], stored["test_masks"][9])
+    directed = load({**section, "undirected": False})
+    assert directed.num_edges == 519000
+    assert np.array_equal(directed.edges[DEFAULT_ETYPE].src, stored["edges"][:, 0])
+
+
+def test_npz_duplicates_and_either_order_are_one_edge(tmp_path: Path) -> None:
+    edges = np.array([[0, 1], [1, 0], [0, 1], [2, 2], [3, 2]])
+    data = load(write_npz(tmp_path, edges=edges))
+    assert sorted(edge_set(data)) == [(0, 1), (1, 0), (2, 2), (2, 3), (3, 2)]
+    assert data.num_edges == 5
+
+
+def test_npz_in_other_dtypes(tmp_path: Path) -> None:
+    arrays = tiny_arrays()
+    section = write_npz(
+        tmp_path,
+        node_features=arrays["node_features"].astype(np.float64),
+        node_labels=np.array([[0.0], [1], [0], [1], [0], [np.nan]]),
+        edges=arrays["edges"].astype(np.uint16),
+        train_masks=arrays["train_masks"][0].astype(np.uint8),
+        test_masks=np.zeros((1, 6), dtype=np.int64),
+    )
+    data = load(section)
+    assert_sound(data)
+    assert nodes(data)["feat"].dtype == np.float32
+    assert nodes(data)["label"].tolist() == [0, 1, 0, 1, 0, -1]
+    assert nodes(data)["train_mask"].tolist() == [True, True] + [False] * 4
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda num: st.tuples(
+            st.just(num),
+            st.lists(st.tuples(st.integers(0, num - 1), st.integers(0, num - 1)), max_size=30),
+        )
+    )
+)
+def test_both_directions(case: tuple[int, list[tuple[int, int]]]) -> None:
+    num, pairs = case
+    array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    source, target = both_directions(array[:, 0], array[:, 1], num)
+    expected = {(a, b) for a, b in pairs} | {(b, a) for a, b in pairs}
+    got = list(zip(target.tolist(), source.tolist(), strict=True))
+    assert got == sorted(expected)
+
+
+# --- dgl
+
+
+@st.composite
+def typed_graphs(draw: st.DrawFn) -> tuple[dict, dict, list[str]]:
+    counts = {name: draw(st.integers(1, 5)) for name in ("author", "paper")}
+    edges = {}
+    for etype in (
+        ("author", "writes", "paper"),
+        ("paper", "cites", "paper"),
+        ("paper", "by", "author"),
+    ):
+        ends = [st.integers(0, counts[end] - 1) for end in (etype[0], etype[2])]
+        edges[etype] = draw(st.lists(st.tuples(*ends), max_size=12))
+    formats = draw(
+        st.sampled_from([["coo"], ["csr"], ["csc"], ["csr", "csc"], ["coo", "csr", "csc"]])
+    )
+    return counts, edges, formats
+
+
+@settings(deadline=None, max_examples=40)
+@given(typed_graphs(), st.booleans())
+def test_dgl_file_agrees_with_dgl(
+    tmp_path_factory: pytest.TempPathFactory, case: tuple[dict, dict, list[str]], narrow: bool
+) -> None:
+    import torch
+
+    from raygnn.graph.dgl import dgl
+
+    counts, pairs, formats = case
+    ends = {
+        etype: tuple(torch.tensor([pair[i] for pair in edges], dtype=torch.int64) for i in (0, 1))
+        for etype, edges in pairs.items()
+    }
+    graph = dgl().heterograph(ends, num_nodes_dict=counts)
+    for ntype, num in counts.items():
+        graph.nodes[ntype].data["feat"] = torch.randn(num, 3).bfloat16()
+    graph.nodes["paper"].data["label"] = torch.arange(counts["paper"], dtype=torch.int32)
+    graph.nodes["paper"].data["train_mask"] = torch.ones(counts["paper"], dtype=torch.bool)
+    for etype, edges in pairs.items():
+        graph.edges[etype].data["weight"] = torch.arange(len(edges))
+    if narrow:
+        graph = graph.int()
+    path = tmp_path_factory.mktemp("dgl") / "typed graph.dgl"
+    decoy = dgl().graph(([0], [1]))
+    dgl().save_graphs(str(path), [decoy, graph], formats=formats)
+
+    config = graph_config({"format": "dgl", "path": str(path), "index": 1})
+    if not any(pairs.values()):
+        with pytest.raises(DataError, match="no edges"):
+            load_graph(config)
+        return
+    data = load_graph(config)
+    assert_sound(data)
+    assert data.name == "typed_graph"
+    assert {ntype: frame.num for ntype, frame in data.nodes.items()} == counts
+    assert list(data.nodes) == graph.ntypes
+    assert list(data.edges) == graph.canonical_etypes
+    for etype, edges in pairs.items():
+        got = data.edges[etype]
+        assert list(zip(got.src.tolist(), got.dst.tolist(), strict=True)) == edges
+        assert got.data["weight"].tolist() == list(range(len(edges)))
+    for ntype in counts:
+        feat = data.nodes[ntype].data["feat"]
+        assert feat.dtype == torch.bfloat16
+        assert torch.equal(feat, graph.nodes[ntype].data["feat"])
+
+
+def test_dgl_keeps_the_stored_dtype(tmp_path: Path) -> None:
+    import torch
+
+    for dtype, expected in ((torch.float64, np.float64), (torch.float16, np.float16)):
+        data = load(write_dgl(tmp_path, feat=torch.ones(4, 2, dtype=dtype)))
+        assert nodes(data)["feat"].dtype == expected
+    wide = torch.arange(8.0).reshape(4, 2).bfloat16()
+    data = load({**write_dgl(tmp_path, feat=wide), "normalize": "standard"})
+    assert nodes(data)["feat"].dtype == torch.bfloat16
+    deviation = nodes(data)["feat"].float().std(dim=0, correction=0)
+    assert torch.allclose(deviation, torch.ones(2), atol=1e-2)
+
+
+def test_dgl_non_finite_bfloat16_is_found(tmp_path: Path) -> None:
+    import torch
+
+    feat = torch.zeros(4, 2).bfloat16()
+    feat[3, 1] = float("inf")
+    with pytest.raises(DataError, match=r"feat, row 3: the value in column 1 is inf"):
+        load(write_dgl(tmp_path, feat=feat))
+
+
+# --- what all formats share
+
+
+def graph_of(feat: Any) -> GraphData:
+    return GraphData("g", {"_N": NodeFrame(len(feat), {"feat": feat})}, {})
+
+
+def test_normalize_rows() -> None:
+    data = graph_of(np.array([[1, 3], [0, 0], [2, -1]], dtype=np.float32))
+    normalize(data, "row")
+    assert nodes(data)["feat"].tolist() == [[0.25, 0.75], [0, 0], [2, -1]]
+
+
+def test_normalize_columns() -> None:
+    random = np.random.default_rng(0)
+    feat = random.normal(5, 3, (40000, 3)).astype(np.float32)
+    feat[:, 1] = 7
+    data = graph_of(feat.copy())
+    normalize(data, "standard")
+    got = nodes(data)["feat"]
+    assert got.dtype == np.float32
+    assert np.allclose(got.mean(axis=0, dtype=float), 0, atol=1e-5)
+    assert np.allclose(got.std(axis=0, dtype=float), [1, 0, 1], atol=1e-5)
+
+
+def test_normalize_integers_and_nothing() -> None:
+    data = graph_of(np.array([[1, 1], [3, 1]]))
+    normalize(data, "row")
+    assert nodes(data)["feat"].dtype == np.float32
+    assert nodes(data)["feat"].tolist() == [[0.5, 0.5], [0.75, 0.25]]
+    with pytest.raises(ConfigError, match="no node type has one"):
+        normalize(GraphData("g", {"_N": NodeFrame(1)}, {}), "row")
+
+
+def test_check_counts_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first bad row is counted from the start of the array, not of the piece."""
+    monkeypatch.setattr(validate, "_PIECE", 8)
+    num = 50
+    for bad in (0, 7, 8, 49):
+        feat = np.ones((num, 3), dtype=np.float32)
+        feat[bad, 2] = np.nan
+        frame = NodeFrame(num, {"feat": feat, "train_mask": np.ones(num, dtype=bool)})
+        ring = EdgeFrame(np.arange(num), (np.arange(num) + 1) % num)
+        with pytest.raises(DataError, match=f"feat, row {bad}: the value in column 2"):
+            validate.check(GraphData("g", {"_N": frame}, {DEFAULT_ETYPE: ring}))
+        feat[:] = 1
+        ring.dst[bad] = num
+        with pytest.raises(DataError, match=rf"dst, row {bad}: the edge ends at {num}"):
+            validate.check(GraphData("g", {"_N": frame}, {DEFAULT_ETYPE: ring}))
+
+
+def test_digest_is_of_contents_and_options(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    section = write_planetoid(tmp_path / "a")
+    original = digest(graph_config(section))
+    assert len(original) == 64
+    assert original == digest(graph_config(write_planetoid(tmp_path / "b")))  # elsewhere, same
+    assert original == digest(graph_config({**section, "normalize": "row"}))  # the default
+    seen = {original, digest(graph_config({**section, "normalize": "none"}))}
+    write_planetoid(tmp_path / "b", tx=sp.csr_matrix(np.ones((3, 3), np.float32)))
+    seen.add(digest(graph_config({**section, "path": str(tmp_path / "b")})))
+    npz = write_npz(tmp_path)
+    for change in ({}, {"split": 1}, {"undirected": False}):
+        seen.add(digest(graph_config({**npz, **change})))
+    planted = {"format": "planted", "nodes": 50}
+    for change in ({}, {"seed": 1}, {"nodes": 51}, {"noise": 1.0}):
+        seen.add(digest(graph_config({**planted, **change})))
+    assert len(seen) == 10
+
+
+def test_digest_does_not_confuse_neighbouring_files(tmp_path: Path) -> None:
+    """Bytes that move from the end of one file to the start of the next are a change."""
+    section = write_planetoid(tmp_path, x=b"ab", tx=b"c")
+    before = digest(graph_config(section))
+    write_planetoid(tmp_path, x=b"a", tx=b"bc")
+    assert digest(graph_config(section)) != before
+
+
+def test_light_imports(tmp_path: Path) -> None:
+    """Reading any format but dgl loads neither torch nor dgl nor ray."""
+    section = write_npz(tmp_path)
+    code = (
+        "import sys\n"
+        "from raygnn.config.schema import NpzGraph, PlanetoidGraph, PlantedGraph\n"
+        "from raygnn.graph.sources import load_graph, digest\n"
+        f"load_graph(NpzGraph(format='npz', path={section['path']!r}))\n"
+        "load_graph(PlantedGraph(format='planted', nodes=500, degree=5.0))\n"
+        "import raygnn.graph.sources.planetoid\n"
+        "assert not {'torch', 'dgl', 'ray', 'pandas'} & set(sys.modules), sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_compressed_pickle_is_named_as_damaged(tmp_path: Path) -> None:
+    section = write_planetoid(tmp_path, graph=gzip.compress(pickle.dumps(TINY_ADJACENCY)))
+    with pytest.raises(DataError, match=r"ind\.tiny\.graph"):
+        load(section)

@@ -1,0 +1,73 @@
+"""Small graphs and shards of them, for tests of what comes after the partition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raygnn.graph.data import (
+    DEFAULT_ETYPE,
+    DEFAULT_NTYPE,
+    EdgeFrame,
+    EdgeType,
+    GraphData,
+    NodeFrame,
+)
+from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition import partition_graph
+
+ITEM, USER = "item", "user"
+TYPED: list[EdgeType] = [(ITEM, "also", ITEM), (USER, "buys", ITEM), (ITEM, "bought_by", USER)]
+
+
+def random_graph(
+    nodes: int = 200, degree: int = 8, *, features: int = 5, classes: int = 3, seed: int = 0
+) -> GraphData:
+    """Homogeneous, directed, with self loops, multi-edges and isolated nodes."""
+    rng = np.random.default_rng(seed)
+    edges = nodes * degree
+    src, dst = rng.integers(0, nodes, edges), rng.integers(0, max(1, nodes * 9 // 10), edges)
+    frame = _labelled(rng, nodes, features, classes)
+    return GraphData(
+        "random", {DEFAULT_NTYPE: frame}, {DEFAULT_ETYPE: EdgeFrame(src.astype(np.int64), dst)}
+    )
+
+
+def typed_graph(items: int = 120, users: int = 40, *, seed: int = 0) -> GraphData:
+    """Two node types and three edge types; labels on items."""
+    rng = np.random.default_rng(seed)
+
+    def edges(sources: int, targets: int, count: int) -> EdgeFrame:
+        return EdgeFrame(rng.integers(0, sources, count), rng.integers(0, targets, count))
+
+    counts = {ITEM: items, USER: users}
+    return GraphData(
+        "typed",
+        {
+            ITEM: _labelled(rng, items, 6, 4),
+            USER: NodeFrame(users, {"feat": rng.normal(size=(users, 3)).astype(np.float32)}),
+        },
+        {e: edges(counts[e[0]], counts[e[2]], items * 4) for e in TYPED},
+    )
+
+
+def _labelled(rng: np.random.Generator, num: int, features: int, classes: int) -> NodeFrame:
+    split = rng.integers(0, 3, num)
+    masks = {f"{name}_mask": split == i for i, name in enumerate(("train", "val", "test"))}
+    return NodeFrame(
+        num,
+        {
+            "feat": rng.normal(size=(num, features)).astype(np.float32),
+            "label": rng.integers(0, classes, num),
+            **masks,
+        },
+    )
+
+
+def partitioned(
+    data: GraphData, directory: Path, parts: int, method: str = "random"
+) -> PartitionMeta:
+    """``data`` on disk in so many parts."""
+    out = directory / f"{data.name}-{parts}-{method}"
+    return partition_graph(data, out, parts=parts, method=method, digest="0" * 64, source={})

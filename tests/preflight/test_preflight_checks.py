@@ -1,0 +1,497 @@
+"""Each check has a case in which it speaks and one in which it is silent."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import PreflightError
+from raygnn.preflight.checks import CHECKS, check
+from raygnn.preflight.facts import Column, NodeFacts, NodeResources, PartitionFacts, Resources
+from raygnn.preflight.findings import Finding, size
+from raygnn.preflight.job import Job
+from raygnn.preflight.node_checks import SUPPORTED, supported
+from raygnn.preflight.partition import task_ntype
+from raygnn.preflight.report import Report, resolve_workers, verdict
+
+GIB = 2**30
+VERSIONS = {
+    "raygnn": "0.1.0",
+    "torch": "2.13.0+cpu",
+    "dgl": "2.1.0",
+    "ray": "2.60.0",
+    "lightning": "2.6.6",
+    "torchmetrics": "1.9.0",
+}
+FILES = {"cora.json": 500, "raygnn.json": 900, "part0/graph.dgl": 10_000, "part1/graph.dgl": 9_000}
+
+
+def make_node(name: str = "a", **changes: object) -> NodeFacts:
+    node = NodeFacts(
+        node=name,
+        python="3.11.7",
+        versions=VERSIONS,
+        cpus=2,
+        memory=8 * GIB,
+        memory_available=6 * GIB,
+        shm_free=4 * GIB,
+        disk_free=100 * GIB,
+        partition_files=FILES,
+        partition_fingerprint="f" * 64,
+    )
+    return replace(node, **changes)
+
+
+def make_resources(*nodes: tuple[str, float, float], free: float | None = None) -> Resources:
+    kept = tuple(NodeResources(*node) for node in nodes or (("a", 2, 0),))
+    cpus = sum(node.cpus for node in kept)
+    return Resources(kept, cpus if free is None else free, sum(node.gpus for node in kept))
+
+
+def make_columns(**changes: str | None) -> dict[str, dict[str, tuple[Column, ...]]]:
+    kinds: dict[str, str | None] = {"feat": "float32 1433", "label": "int64", **changes}
+    columns = {}
+    for name, kind in kinds.items():
+        if kind is not None:
+            dtype, *shape = kind.split()
+            columns[name] = (Column(dtype, tuple(map(int, shape))),) * 2
+    return {"_N": columns}
+
+
+def make_partition(**changes: object) -> PartitionFacts:
+    facts = PartitionFacts(
+        directory="/data/parts",
+        num_parts=2,
+        bytes=20_400,
+        files=FILES,
+        fingerprint="f" * 64,
+        nodes={"_N": 2708},
+        columns=make_columns(),
+        splits={"train": 140, "val": 500, "test": 1000},
+    )
+    return replace(facts, **changes)
+
+
+def make_config(**overrides: object) -> Config:
+    graph = {"format": "planted", "nodes": 1000}
+    job = {"name": "a", "graph": graph, "model": {"kind": "gcn"}, "cluster": {"workers": 2}}
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return load_config(job, dotted)
+
+
+def make_job(
+    config: Config | None = None,
+    nodes: tuple[NodeFacts, ...] | None = None,
+    partition: PartitionFacts | None = None,
+    resources: Resources | None = None,
+) -> Job:
+    config, nodes = config or make_config(), nodes or (make_node(),)
+    partition, resources = partition or make_partition(), resources or make_resources()
+    return Job(
+        config=config,
+        partition=partition,
+        resources=resources,
+        nodes=tuple(node for node in nodes if not node.problem),
+        silent=tuple(node for node in nodes if node.problem),
+        workers=resolve_workers(config, resources),
+        ntype=task_ntype(config, partition.columns),
+    )
+
+
+def unvalidated(config: Config, section: str, **changes: object) -> Config:
+    """A config that ``load_config`` would not let through, as another front end might make it."""
+    if section:
+        changed = getattr(config, section).model_copy(update=changes)
+        return config.model_copy(update={section: changed})
+    return config.model_copy(update=changes)
+
+
+def two(**changes: object) -> tuple[NodeFacts, ...]:
+    return make_node("a"), make_node("b", **changes)
+
+
+def versions(**changes: str | None) -> dict[str, str | None]:
+    return {**VERSIONS, **changes}
+
+
+def typed(*ntypes: str) -> PartitionFacts:
+    return make_partition(columns={ntype: make_columns()["_N"] for ntype in ntypes})
+
+
+GPU_JOB = {"cluster__gpus_per_worker": 1}
+WITH_GPUS = make_resources(("a", 2, 2))
+
+# name of the case → (job, check that speaks, severity, words in what it says)
+SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
+    "a silent node": (
+        lambda: make_job(nodes=(make_node(), NodeFacts("b", problem="no answer within 20 s"))),
+        *("nodes_answer", "error", ["no answer within 20 s", "(on b)"]),
+    ),
+    "an old torch": (
+        lambda: make_job(nodes=(make_node(versions=versions(torch="2.3.1")),)),
+        *("versions_supported", "error", ["torch is 2.3.1", "on a"]),
+    ),
+    "a new dgl": (
+        lambda: make_job(nodes=(make_node(versions=versions(dgl="2.2.1+cu121")),)),
+        *("versions_supported", "error", ["dgl is 2.2.1+cu121"]),
+    ),
+    "no lightning": (
+        lambda: make_job(nodes=(make_node(versions=versions(lightning=None)),)),
+        *("versions_supported", "error", ["lightning is not installed"]),
+    ),
+    "a new python": (
+        lambda: make_job(nodes=(make_node(python="3.13.0"),)),
+        *("versions_supported", "error", ["python is 3.13.0"]),
+    ),
+    "nodes that differ": (
+        lambda: make_job(nodes=two(versions=versions(torch="2.12.0"))),
+        *("versions_uniform", "error", ["differ in torch", "2.13.0+cpu on a", "2.12.0 on b"]),
+    ),
+    "nodes that may differ": (
+        lambda: make_job(make_config(cluster__uniform="warn"), two(python="3.12.1")),
+        *("versions_uniform", "warn", ["differ in python: 3.11 on a, 3.12 on b"]),
+    ),
+    "a storage of one node": (
+        lambda: make_job(nodes=two(storage="missing")),
+        *("storage_visible", "error", ["storage", "does not exist there", "on b"]),
+    ),
+    "a storage of the same name": (
+        lambda: make_job(nodes=two(storage="other")),
+        *("storage_visible", "error", ["another directory"]),
+    ),
+    "a read-only storage": (
+        lambda: make_job(nodes=(make_node(storage="readonly"),)),
+        *("storage_visible", "error", ["cannot be written"]),
+    ),
+    "a missing part": (
+        lambda: make_job(nodes=two(partition_files={"cora.json": 500})),
+        *("partition_visible", "error", ["3 of", "part0/graph.dgl the first", "on b"]),
+    ),
+    "a short part": (
+        lambda: make_job(nodes=two(partition_files=FILES | {"part1/graph.dgl": 7})),
+        *("partition_visible", "error", ["part1/graph.dgl", "7 bytes, expected 9000"]),
+    ),
+    "another partition": (
+        lambda: make_job(nodes=two(partition_fingerprint="0" * 64)),
+        *("partition_visible", "error", ["another partition"]),
+    ),
+    "dtypes that differ": (
+        lambda: make_job(
+            partition=make_partition(
+                columns={"_N": {**make_columns()["_N"], "feat": mixed("float32", "float64")}}
+            )
+        ),
+        *("parts_agree", "error", ["'feat'", "float32[8] in part 0, float64[8] in part 1"]),
+    ),
+    "widths that differ": (
+        lambda: make_job(
+            partition=make_partition(
+                columns={
+                    "_N": {**make_columns()["_N"], "w": (Column("f", (8,)), Column("f", (9,)))}
+                }
+            )
+        ),
+        *("parts_agree", "error", ["'w'", "f[8] in part 0, f[9] in part 1"]),
+    ),
+    "an array of one part": (
+        lambda: make_job(
+            partition=make_partition(
+                columns={"_N": {**make_columns()["_N"], "w": (Column("float32", (8,)),)}}
+            )
+        ),
+        *("parts_agree", "error", ["'w'", "some lack it"]),
+    ),
+    "no such features": (
+        lambda: make_job(make_config(model__features="emb")),
+        *("arrays_usable", "error", ["'emb' (model.features)", "there are: feat, label"]),
+    ),
+    "features of text": (
+        lambda: make_job(partition=make_partition(columns=make_columns(feat="object 3"))),
+        *("arrays_usable", "error", ["'feat'", "is object"]),
+    ),
+    "features without width": (
+        lambda: make_job(partition=make_partition(columns=make_columns(feat="float32 0"))),
+        *("arrays_usable", "error", ["rows without values"]),
+    ),
+    "no such target": (
+        lambda: make_job(make_config(task__target="y")),
+        *("arrays_usable", "error", ["'y' (task.target)"]),
+    ),
+    "a target of numbers": (
+        lambda: make_job(partition=make_partition(columns=make_columns(label="float32"))),
+        *("arrays_usable", "error", ["'label' (task.target) is float32[]"]),
+    ),
+    "a target of rows": (
+        lambda: make_job(partition=make_partition(columns=make_columns(label="int64 3"))),
+        *("arrays_usable", "error", ["'label' (task.target) is int64[3]"]),
+    ),
+    "a target of several types": (
+        lambda: make_job(partition=typed("item", "user")),
+        *("arrays_usable", "error", ["several node types have an array 'label': item, user"]),
+    ),
+    "no such node type": (
+        lambda: make_job(make_config(task__ntype="shop"), partition=typed("item", "user")),
+        *("arrays_usable", "error", ["no node type 'shop'", "item, user"]),
+    ),
+    "no training nodes": (
+        lambda: make_job(partition=make_partition(splits={"train": 0})),
+        *("nodes_to_train_on", "error", ["no training nodes"]),
+    ),
+    "fewer training nodes than workers": (
+        lambda: make_job(partition=make_partition(splits={"train": 1})),
+        *("nodes_to_train_on", "warn", ["2 workers share 1 training nodes"]),
+    ),
+    "no validation nodes": (
+        lambda: make_job(partition=make_partition(splits={"train": 9, "val": 0})),
+        *("nodes_to_train_on", "warn", ["no validation nodes; the best weights"]),
+    ),
+    "no test nodes": (
+        lambda: make_job(partition=make_partition(splits={"train": 9, "test": 0})),
+        *("nodes_to_train_on", "warn", ["no test nodes"]),
+    ),
+    "too many workers": (
+        lambda: make_job(make_config(cluster__workers=3)),
+        *("resources_fit", "error", ["3 × 1 CPUs do not fit: Ray has 2 CPUs", "room for 2"]),
+    ),
+    "a worker larger than any node": (
+        lambda: make_job(
+            make_config(cluster__workers=1, cluster__cpus_per_worker=3),
+            resources=make_resources(("a", 2, 0), ("b", 2, 0)),
+        ),
+        *("resources_fit", "error", ["1 × 3 CPUs do not fit", "4 CPUs", "2 node(s)", "room for 0"]),
+    ),
+    "too few GPUs": (
+        lambda: make_job(make_config(**GPU_JOB), resources=make_resources(("a", 2, 1))),
+        *("resources_fit", "error", ["2 × 1 CPUs and 1 GPUs do not fit"]),
+    ),
+    "CPUs that others use": (
+        lambda: make_job(resources=make_resources(free=1)),
+        *("resources_fit", "warn", ["have to wait", "leave 1 CPUs"]),
+    ),
+    "CPUs that are not there": (
+        lambda: make_job(resources=make_resources(("a", 8, 0))),
+        *("cpus_are_there", "warn", ["told of 8 CPUs, the machine has 2"]),
+    ),
+    "a partition larger than memory": (
+        lambda: make_job(partition=make_partition(bytes=9 * GIB)),
+        *("memory_fits", "error", ["9.0 GiB", "8.0 GiB of memory"]),
+    ),
+    "a partition larger than free memory": (
+        lambda: make_job(partition=make_partition(bytes=5 * GIB)),
+        *("memory_fits", "warn", ["only 6.0 GiB of memory are free"]),
+    ),
+    "little shared memory": (
+        lambda: make_job(nodes=(make_node(shm_free=64 * 2**20),)),
+        *("shared_memory", "warn", ["/dev/shm has 64 MiB free"]),
+    ),
+    "little disk": (
+        lambda: make_job(nodes=(make_node(disk_free=GIB // 2),)),
+        *("disk_space", "warn", ["512 MiB free"]),
+    ),
+    "no disk": (
+        lambda: make_job(nodes=(make_node(disk_free=1024),)),
+        *("disk_space", "error", ["1 KiB free"]),
+    ),
+    "fp16 without GPUs": (
+        lambda: make_job(unvalidated(make_config(), "", precision="fp16-mixed")),
+        *("devices_suit", "error", ["fp16-mixed needs GPUs"]),
+    ),
+    "fp16 on a cluster without GPUs": (
+        lambda: make_job(
+            make_config(precision="fp16-mixed", **GPU_JOB),
+            (make_node(versions=versions(torch="2.13.0")),),
+        ),
+        *("devices_suit", "error", ["fp16-mixed needs GPUs"]),
+    ),
+    "nccl without GPUs": (
+        lambda: make_job(unvalidated(make_config(), "comm", backend="nccl")),
+        *("devices_suit", "error", ["nccl works between GPUs"]),
+    ),
+    "GPUs without CUDA": (
+        lambda: make_job(make_config(**GPU_JOB), resources=WITH_GPUS),
+        *("devices_suit", "error", ["torch is a build without CUDA", "on a"]),
+    ),
+    "parts that do not divide": (
+        lambda: make_job(partition=make_partition(num_parts=3)),
+        *("parts_and_workers", "info", ["3 parts do not divide evenly between 2 workers"]),
+    ),
+}
+
+SILENT: dict[str, Callable[[], Job]] = {
+    "one node": make_job,
+    "two nodes": lambda: make_job(nodes=two(), resources=make_resources(("a", 2, 0), ("b", 2, 0))),
+    "another patch of python": lambda: make_job(nodes=two(python="3.11.9")),
+    "versions that may differ": lambda: make_job(
+        make_config(cluster__uniform="off"), two(versions=versions(torch="2.12.0"))
+    ),
+    "a GPU job": lambda: make_job(
+        make_config(precision="fp16-mixed", comm__backend="nccl", **GPU_JOB),
+        (make_node(versions=versions(torch="2.13.0")),),
+        resources=WITH_GPUS,
+    ),
+    "bf16 on CPUs": lambda: make_job(make_config(precision="bf16-mixed")),
+    "integer features": lambda: make_job(
+        partition=make_partition(columns=make_columns(feat="uint8 9"))
+    ),
+    "a named type": lambda: make_job(
+        make_config(task__ntype="user"), partition=typed("item", "user")
+    ),
+    "the only type with the target": lambda: make_job(
+        partition=make_partition(columns={**make_columns(), "user": {}})
+    ),
+    "unknown memory": lambda: make_job(nodes=(make_node(memory=None, memory_available=None),)),
+    "unknown splits": lambda: make_job(partition=make_partition(splits={})),
+    "a file of somebody else's": lambda: make_job(
+        nodes=(make_node(partition_files=FILES | {"notes.txt": 3}),)
+    ),
+    "as many workers as fit": lambda: make_job(make_config(cluster__workers="auto")),
+    "a graph that is not partitioned yet": lambda: make_job(
+        nodes=(make_node(partition_files={}, partition_fingerprint=None),),
+        partition=make_partition(directory="", files={}, fingerprint=None),
+    ),
+    "four parts": lambda: make_job(partition=make_partition(num_parts=4, columns=four())),
+}
+
+
+def mixed(*dtypes: str) -> tuple[Column, ...]:
+    return tuple(Column(dtype, (8,)) for dtype in dtypes)
+
+
+def four() -> dict[str, dict[str, tuple[Column, ...]]]:
+    return {"_N": {name: columns * 2 for name, columns in make_columns()["_N"].items()}}
+
+
+@pytest.mark.parametrize("case", SPEAKS)
+def test_it_speaks(case: str) -> None:
+    job, name, severity, words = SPEAKS[case]
+    found = [finding for finding in check(job()) if finding.check == name]
+    assert [finding.severity for finding in found] == [severity]
+    for word in words:
+        assert word in str(found[0])
+    assert found[0].remedy or "no test nodes" in found[0].what
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_it_is_silent(case: str) -> None:
+    assert check(SILENT[case]()) == ()
+
+
+def test_every_check_has_a_case() -> None:
+    assert {name for _, name, _, _ in SPEAKS.values()} == {each.__name__ for each in CHECKS}
+
+
+def test_errors_come_first() -> None:
+    job = make_job(
+        partition=make_partition(num_parts=3, splits={"train": 0}),
+        nodes=(make_node(shm_free=0),),
+    )
+    severities = [finding.severity for finding in check(job)]
+    assert severities == ["error", *["error"] * (len(severities) - 3), "warn", "info"]
+
+
+def test_the_verdict_lists_every_error() -> None:
+    findings = [
+        Finding("a", "warn", "this is odd"),
+        Finding("b", "error", "that is wrong", "mend it", nodes=("x", "y")),
+        Finding("c", "error", "so is this", "mend this too"),
+    ]
+    with pytest.raises(PreflightError) as caught:
+        verdict(findings, make_config())
+    assert caught.value.exit_code == 3
+    assert caught.value.what == (
+        "2 things stop this job\n  that is wrong (on x, y); mend it\n  so is this; mend this too"
+    )
+    with pytest.raises(PreflightError) as caught:
+        verdict(findings[:2], make_config())
+    assert (caught.value.what, caught.value.remedy) == ("that is wrong (on x, y)", "mend it")
+    verdict(findings[:1], make_config())
+
+
+def test_the_verdict_names_the_config(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\ngraph: {format: planted, nodes: 1000}\nmodel: {kind: gcn}\n")
+    with pytest.raises(PreflightError) as caught:
+        verdict([Finding("b", "error", "wrong")], load_config(file))
+    assert caught.value.where == str(file)
+
+
+def test_a_report_is_plain_and_has_a_row_per_node() -> None:
+    nodes = (make_node(), NodeFacts("b", problem="no answer"))
+    report = Report(check(make_job(nodes=nodes)), nodes, 0.25)
+    assert not report.ok
+    stored = json.loads(json.dumps(report.to_dict()))
+    assert stored["ok"] is False
+    assert stored["nodes"][0]["versions"]["dgl"] == "2.1.0"
+    rows = report.rows()
+    assert {len(row) for row in rows} == {len(Report.COLUMNS)}
+    assert rows[0][:3] == ("a", "3.11.7", "2.13.0+cpu")
+    assert rows[1][:2] == ("b", "no answer")
+    assert Report(check(make_job()), nodes[:1], 0.0).ok
+
+
+def test_auto_workers_are_as_many_as_fit() -> None:
+    config = make_config(cluster__workers="auto", cluster__cpus_per_worker=2)
+    assert resolve_workers(config, make_resources(("a", 5, 0), ("b", 3, 0))) == 3
+    assert resolve_workers(config, make_resources(("a", 1, 0))) == 1
+
+
+@given(
+    nodes=st.lists(st.tuples(st.integers(0, 64), st.integers(0, 8)), min_size=1, max_size=6),
+    cpus=st.integers(1, 16),
+    gpus=st.integers(0, 4),
+)
+def test_workers_that_fit_can_be_placed(nodes: list[tuple[int, int]], cpus: int, gpus: int) -> None:
+    resources = make_resources(*((str(i), *node) for i, node in enumerate(nodes)))
+    fit = resources.workers(cpus, gpus)
+    left = [list(node) for node in nodes]
+    placed = 0
+    for node in left:
+        while node[0] >= cpus and node[1] >= gpus:
+            node[0] -= cpus
+            node[1] -= gpus
+            placed += 1
+    assert fit == placed
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [
+        *(("2.4", True), ("2.4.0", True), ("2.13.0+cpu", True), ("2.51.0rc1", True)),
+        *(("2.3.9", False), ("3.0", False), ("", False), (None, False), ("unknown", False)),
+    ],
+)
+def test_supported(version: str | None, fits: bool) -> None:
+    assert supported(version, "2.4", "3") is fits
+
+
+def test_the_ranges_are_those_of_the_package() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib came with Python 3.11")
+    import tomllib
+
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    stated = tomllib.loads(project.read_text())["project"]
+    ranges = {"python": stated["requires-python"]}
+    for line in stated["dependencies"]:
+        name, _, rest = re.fullmatch(r"([\w-]+)(\[.*?\])?(.*)", line).groups()  # type: ignore[union-attr]
+        ranges[name] = rest
+    for name, (oldest, limit) in SUPPORTED.items():
+        assert ranges[name] == f">={oldest}" + (f",<{limit}" if limit else ""), name
+
+
+def test_sizes() -> None:
+    sizes = [0, 1023, 2048, 512 * 2**20, 1.44 * GIB, 3 * 2**40]
+    assert [size(count) for count in sizes] == [
+        *("0 B", "1023 B", "2 KiB", "512 MiB", "1.4 GiB", "3.0 TiB")
+    ]
+    assert size(None) == ""

@@ -1,0 +1,122 @@
+"""The facts of a partition: the same from our manifest, from the parts, and from the graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.layout import PartitionMeta, read_meta
+from raygnn.graph.partition import partition_graph
+from raygnn.preflight.facts import Column
+from raygnn.preflight.partition import graph_facts, partition_facts, partition_files
+from raygnn.preflight.probe import probe_local
+from raygnn.preflight.report import preflight
+
+ITEMS, USERS = 12, 5
+
+
+def make_graph() -> GraphData:
+    rng = np.random.default_rng(0)
+    masks = {f"{split}_mask": np.zeros(ITEMS, bool) for split in ("train", "val", "test")}
+    masks["train_mask"][:6] = masks["val_mask"][6:8] = masks["test_mask"][8:] = True
+    item = {
+        "feat": rng.standard_normal((ITEMS, 3), np.float32),
+        "label": np.arange(ITEMS) % 2,
+        **masks,
+    }
+    bought = EdgeFrame(rng.integers(0, USERS, 30), rng.integers(0, ITEMS, 30))
+    return GraphData(
+        name="shop",
+        nodes={
+            "item": NodeFrame(ITEMS, item),
+            "user": NodeFrame(USERS, {"feat": np.ones((USERS, 4), np.float64)}),
+        },
+        edges={("user", "bought", "item"): bought},
+    )
+
+
+def make_config(storage: Path, parts: int = 2) -> Config:
+    graph = {"format": "planted", "nodes": 1000}
+    job = {"name": "a", "storage": str(storage), "graph": graph, "model": {"kind": "gcn"}}
+    return load_config({**job, "partition": {"parts": parts}, "cluster": {"workers": 1}})
+
+
+@pytest.fixture(scope="module")
+def meta(tmp_path_factory: pytest.TempPathFactory) -> PartitionMeta:
+    out = tmp_path_factory.mktemp("parts") / "shop"
+    return partition_graph(make_graph(), out, parts=2, method="random", digest="d" * 64, source={})
+
+
+def test_the_manifest_the_parts_and_the_graph_say_the_same(
+    meta: PartitionMeta, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path)
+    ours = partition_facts(config, meta)
+    foreign = partition_facts(config, replace(meta, manifest=None))
+    graph = graph_facts(config, make_graph(), parts=2)
+    assert ours.columns == foreign.columns == graph.columns
+    assert ours.columns["item"]["feat"] == (Column("float32", (3,)),) * 2
+    assert ours.columns["user"] == {"feat": (Column("float64", (4,)),) * 2}
+    assert ours.nodes == foreign.nodes == graph.nodes == {"item": ITEMS, "user": USERS}
+    assert foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
+    assert ours.splits == {"train": 6}
+    assert ours.files.keys() - foreign.files.keys() == {"raygnn.json"}
+    assert ours.bytes == sum(partition_files(meta).values()) > 0
+    assert graph.bytes == ITEMS * (12 + 8 + 3) + USERS * 32 + 30 * 16
+
+
+def test_a_real_partition_passes_and_a_damaged_one_does_not(
+    meta: PartitionMeta, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path)
+    facts = partition_facts(config, meta)
+    nodes, resources = probe_local(config, meta)
+    report = preflight(config, facts, nodes, resources)
+    assert report.ok, report.findings
+    # What the node sees after the driver looked.
+    victim = meta.files[1].node_feats
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-1])
+    nodes, _ = probe_local(config, meta)
+    victim.write_bytes(content)
+    report = preflight(config, facts, nodes, resources)
+    assert [finding.check for finding in report.findings] == ["partition_visible"]
+    assert "node_feat" in report.findings[0].what
+
+
+def test_a_graph_passes_before_it_is_partitioned(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    nodes, resources = probe_local(config)
+    report = preflight(config, graph_facts(config, make_graph(), parts=2), nodes, resources)
+    assert report.ok, report.findings
+
+
+def test_a_part_without_nodes_of_a_type_agrees_with_the_others(tmp_path: Path) -> None:
+    config = make_config(tmp_path, parts=8)
+    place = tmp_path / "x"
+    partition_graph(make_graph(), place, parts=8, method="random", digest="e" * 64, source={})
+    (place / "raygnn.json").unlink()
+    meta = read_meta(place)
+    assert any(first == last for first, last in meta.node_ranges["user"])
+    facts = partition_facts(config, meta)
+    assert {len(columns) for columns in facts.columns["user"].values()} == {8}
+    nodes, resources = probe_local(config, meta)
+    assert preflight(config, facts, nodes, resources).ok
+
+
+def test_a_damaged_foreign_part_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "x"
+    partition_graph(make_graph(), place, parts=2, method="random", digest="f" * 64, source={})
+    (place / "raygnn.json").unlink()
+    meta = read_meta(place)
+    victim = meta.files[0].node_feats
+    victim.write_bytes(victim.read_bytes()[:100])
+    with pytest.raises(DataError, match=victim.name):
+        partition_facts(make_config(tmp_path), meta)

@@ -1,0 +1,290 @@
+"""What the user sees: plain lines in a file, live ones on a terminal, in any encoding."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from raygnn.errors import DataError, TrainingError
+from raygnn.runs.display import Display, NullDisplay
+from raygnn.runs.progress import Progress, clock
+
+SUMMARY = {
+    "status": "done",
+    "metrics": {"val/accuracy": 0.79, "test/accuracy": 0.81512},
+    "steps": 12000,
+    "seeds_per_second": 12345.6,
+    "seconds": {"sample": 1.25, "compute": 3.75},
+}
+
+
+class Screen:
+    """A display that writes into memory, as a file or as a terminal of some width and encoding."""
+
+    def __init__(self, terminal: bool = False, width: int = 200, encoding: str = "utf-8"):
+        self._bytes = io.BytesIO()
+        self._file = io.TextIOWrapper(self._bytes, encoding=encoding, newline="")
+        console = Console(
+            file=self._file, force_terminal=terminal, width=width, _environ={"TERM": "xterm"}
+        )
+        self.display = Display(console)
+
+    def text(self) -> str:
+        self._file.flush()
+        return self._bytes.getvalue().decode(self._file.encoding)
+
+
+def record(step: int, **values: float) -> dict[str, float]:
+    renamed = {key.replace("_", "/", 1): value for key, value in values.items() if "/" not in key}
+    return {"step": step, "epoch": 0, "time": step * 0.1, "train/loss": 1 / step, **renamed}
+
+
+def show_all(display: Display) -> None:
+    display.header({"run": "cora", "runs on": "2 workers × 1 CPU"})
+    with display.stage("partitioning") as at:
+        at("metis")
+    with display.progress(2, 50) as progress:
+        for step in range(10, 110, 10):
+            progress.update(record(step))
+    display.table("parts", ["part", "nodes"], [["0", 1_350], ["total", 2_708]])
+    display.closing(SUMMARY, Path("/runs/cora"))
+    display.error(DataError("row 7 has 3 fields …", where="edges.csv", remedy="give it 2"))
+
+
+def test_header_names_are_aligned() -> None:
+    screen = Screen()
+    screen.display.header({"run": "cora", "runs on": "2 workers [cpu]"})
+    assert screen.text() == "run      cora\nruns on  2 workers [cpu]\n\n"
+
+
+def test_a_stage_leaves_one_line_with_seconds() -> None:
+    screen = Screen()
+    with screen.display.stage("starting Ray") as at:
+        at("waiting")
+    with pytest.raises(KeyError), screen.display.stage("loading"):
+        raise KeyError
+    lines = screen.text().splitlines()
+    assert len(lines) == 2
+    assert re.fullmatch(r"starting Ray: \d+\.\d s", lines[0])
+    assert re.fullmatch(r"loading: stopped after \d+\.\d s", lines[1])
+
+
+def test_progress_in_a_file_is_a_line_per_evaluation_and_rarely_more() -> None:
+    screen = Screen()
+    with screen.display.progress(3, 100) as progress:
+        for step in range(1, 301):
+            item = record(step)
+            if step % 100 == 0:
+                item["val/accuracy"] = step / 400
+                item["seeds_per_second"] = 1234.5
+            progress.update(item)
+    assert screen.text().splitlines() == [
+        "epoch 1/3  step 1/300  loss 1.0000",
+        "epoch 1/3  step 100/300  loss 0.0100  val/accuracy 0.2500  1,234 seeds/s  0:20 left",
+        "epoch 2/3  step 200/300  loss 0.0050  val/accuracy 0.5000  1,234 seeds/s  0:10 left",
+        "epoch 3/3  step 300/300  loss 0.0033  val/accuracy 0.7500  1,234 seeds/s  0:00 left",
+    ]
+
+
+def test_progress_in_a_file_speaks_every_five_seconds_and_at_the_end() -> None:
+    screen = Screen()
+    with screen.display.progress(1, 1000) as progress:
+        ticks = iter(range(1000))
+        progress._now = lambda: float(next(ticks))  # a second per record, two looks per line
+        for step in range(1, 21):
+            progress.update(record(step))
+    steps = [int(found) for found in re.findall(r"step (\d+)/", screen.text())]
+    assert steps[0] == 1
+    assert steps[-1] == 20
+    assert all(later - earlier >= 4 for earlier, later in pairwise(steps[:-1]))
+    assert 3 <= len(steps) <= 7
+
+
+def test_a_failed_training_still_leaves_its_last_line() -> None:
+    screen = Screen()
+
+    def fail_at_step_3() -> None:
+        with screen.display.progress(1, 10) as progress:
+            for step in (1, 2, 3):
+                progress.update(record(step))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_at_step_3()
+    assert screen.text().splitlines()[-1].startswith("epoch 1/1  step 3/10")
+
+
+def test_time_left_counts_from_the_first_record() -> None:
+    progress = Progress(steps_per_epoch=100, total_steps=100)
+    progress.update({"step": 10, "epoch": 0, "time": 60.0})  # a slow start
+    assert progress.seconds_left() is None
+    progress.update({"step": 20, "epoch": 0, "time": 61.0})
+    assert progress.seconds_left() == pytest.approx(8.0)
+
+
+def test_max_steps_ends_it_sooner() -> None:
+    screen = Screen()
+    with screen.display.progress(10, 100, max_steps=150) as progress:
+        progress.update(record(150))
+    assert screen.text() == "epoch 2/2  step 150/150  loss 0.0067\n"
+
+
+def test_a_diverged_loss_is_said() -> None:
+    progress = Progress(10, 10)
+    progress.update({"step": 1, "epoch": 0, "time": 0.0, "train/loss": float("nan")})
+    assert "loss nan" in progress.line()
+
+
+@given(
+    width=st.integers(1, 200),
+    step=st.integers(0, 10**9),
+    total=st.integers(0, 10**9),
+    loss=st.floats(allow_nan=True),
+    seconds=st.floats(0, 1e8),
+)
+def test_the_live_line_fits_any_width(
+    width: int, step: int, total: int, loss: float, seconds: float
+) -> None:
+    progress = Progress(7, total)
+    progress.update({"step": 0, "epoch": 0, "time": 0.0, "train/loss": loss})
+    progress.update({"step": step, "epoch": 0, "time": seconds, "val/f1": 0.5})
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(progress)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 1
+    assert cell_len(lines[0]) <= width
+
+
+def test_the_live_line_gives_up_the_rate_before_the_time_left() -> None:
+    progress = Progress(40, 120)
+    progress.update(record(1))
+    progress.update({**record(80), "val/accuracy": 0.5, "seeds_per_second": 12345.0})
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    console.print(progress)
+    line = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "left" in line
+    assert "val/accuracy 0.5000" in line
+    assert "seeds/s" not in line
+
+
+def test_a_table_is_flush_right_in_numbers() -> None:
+    screen = Screen()
+    rows = [["0", 1_350_000, 0.154321, None], ["total", 2, 12, "x"]]
+    screen.display.table("parts", ["part", "nodes", "cut", "note"], rows)
+    lines = [line.rstrip() for line in screen.text().splitlines()]
+    assert lines[0] == "parts"
+    assert "  0       1,350,000   0.1543" in lines
+    assert "  total           2       12   x" in lines
+
+
+def test_an_empty_table_has_its_columns() -> None:
+    screen = Screen()
+    screen.display.table("runs", ["name"], [])
+    assert "name" in screen.text()
+
+
+def test_closing_says_the_test_metric_first() -> None:
+    screen = Screen()
+    screen.display.closing(SUMMARY, Path("/runs/cora"))
+    lines = screen.text().split("\n")
+    assert lines[1:7] == [
+        "status         done",
+        "test/accuracy  0.8151",
+        "val/accuracy   0.7900",
+        "steps          12,000",
+        "seeds/s        12,346",
+        "seconds        sample 1.2, compute 3.8",
+    ]
+    assert lines[7] == "run directory  /runs/cora"
+
+
+def test_closing_of_a_failed_run_points_at_the_logs() -> None:
+    screen = Screen()
+    screen.display.closing({"status": "failed"}, Path("/runs/cora"))
+    assert "/runs/cora/logs" in screen.text()
+    assert "--resume" in screen.text()
+
+
+def test_an_error_says_the_cause_first_and_the_trace_last() -> None:
+    screen = Screen()
+    error = TrainingError(
+        "rank 1 ran out of [memory]",
+        where="rank 1 on node-2",
+        remedy="lower sampling.batch_size",
+        trace="Traceback …\n  MemoryError\n",
+    )
+    screen.display.error(error)
+    assert screen.text() == (
+        "error: rank 1 ran out of [memory]\n"
+        "  at rank 1 on node-2\n"
+        "  → lower sampling.batch_size\n"
+        "\n"
+        "Traceback …\n"
+        "  MemoryError\n"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("width", [10, 40, 200])
+def test_any_encoding_and_width_can_be_written(encoding: str, terminal: bool, width: int) -> None:
+    screen = Screen(terminal, width, encoding)
+    show_all(screen.display)
+    screen.display.error(DataError("名 \udcff"))
+    shown = screen.text()
+    assert "error: " in shown
+    assert "12,000" in shown
+    if not terminal:
+        assert ("->" in shown) == (encoding != "utf-8")
+
+
+def test_a_file_gets_no_control_characters_even_from_values() -> None:
+    screen = Screen()
+    show_all(screen.display)
+    screen.display.error(DataError("bad \x1b[31mname\x07\r", where="a\x00b"))
+    shown = screen.text()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", shown)
+    assert r"bad \x1b[31mname\x07\r" in shown
+
+
+@pytest.mark.parametrize("make", [lambda: Screen().display, NullDisplay])
+def test_a_long_value_is_not_folded_in_a_file(make: Callable[[], Display]) -> None:
+    show_all(make())  # the quiet one takes the same calls
+    screen = Screen(width=80)
+    screen.display.closing(SUMMARY, Path("/" + "x" * 300))
+    assert "run directory  /" + "x" * 300 + "\n" in screen.text()
+
+
+def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    show_all(NullDisplay())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_default_consoles_are_the_standard_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    show_all(Display())
+    out, err = capsys.readouterr()
+    assert out.startswith("run")
+    assert err.startswith("error: row 7")
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = io.StringIO()
+    Display(Console(file=file, force_terminal=True)).error(DataError("x"))
+    assert "\x1b[31m" not in file.getvalue()
+    assert "31" not in file.getvalue()
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 42.4, 59.9, 3600, 11220)] == [
+        *("0:00", "0:42", "1:00", "1:00:00", "3:07:00")
+    ]

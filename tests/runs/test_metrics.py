@@ -1,0 +1,127 @@
+"""metrics.jsonl: what is written is read back, also by a reader that is there all along."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.errors import DataError, TrainingError
+from raygnn.runs.metrics import MetricsTail, MetricsWriter, read_metrics
+
+RECORDS = st.fixed_dictionaries(
+    {
+        "step": st.integers(0, 10**12),
+        "epoch": st.integers(0, 10**6),
+        "time": st.floats(0, 1e9),
+        "train/loss": st.floats(),
+        "note": st.text(),
+    }
+)
+
+
+def record(step: int, **values: object) -> dict[str, object]:
+    return {"step": step, "epoch": 0, "time": 0.5, **values}
+
+
+def as_read(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not a number"
+    return value
+
+
+def same(left: list[dict], right: list[dict]) -> bool:
+    return [{k: as_read(v) for k, v in r.items()} for r in left] == [
+        {k: as_read(v) for k, v in r.items()} for r in right
+    ]
+
+
+@given(records=st.lists(RECORDS, max_size=8), polls=st.sets(st.integers(0, 8)))
+def test_what_is_written_is_read(records: list[dict], polls: set[int]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "metrics.jsonl"
+        tail = MetricsTail(path)
+        tailed = tail.poll()
+        with MetricsWriter(path) as writer:
+            for index, item in enumerate(records):
+                writer.write(item)
+                if index in polls:
+                    tailed += tail.poll()
+        tailed += tail.poll()
+        assert same(read_metrics(path), records)
+        assert same(tailed, records)
+        for line in path.read_text("utf-8").split("\n")[:-1]:
+            json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+@given(cut=st.integers(1, 200))
+def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "metrics.jsonl"
+        with MetricsWriter(path) as writer:
+            for step in range(4):
+                writer.write(record(step))
+        content = path.read_bytes()[: -min(cut, path.stat().st_size)]
+        path.write_bytes(content)
+        whole = content.count(b"\n")
+        assert [item["step"] for item in read_metrics(path)] == list(range(whole))
+        with MetricsWriter(path, append=True) as writer:
+            writer.write(record(9))
+        assert [item["step"] for item in read_metrics(path)] == [*range(whole), 9]
+
+
+def test_a_writer_begins_anew_unless_told_to_append(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in range(2):
+        with MetricsWriter(path) as writer:
+            writer.write(record(step))
+    assert [item["step"] for item in read_metrics(path)] == [1]
+
+
+def test_each_record_is_there_at_once_and_scalars_are_unwrapped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.write(record(1, loss=np.float32(0.5), count=np.int64(3)))
+        assert read_metrics(path)[0]["loss"] == 0.5
+        assert read_metrics(path)[0]["count"] == 3
+
+
+def test_a_tail_sees_half_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    path.write_text('{"step": 1}\n{"st')
+    assert tail.poll() == [{"step": 1}]
+    with open(path, "a") as file:
+        file.write('ep": 2}\n')
+    assert tail.poll() == [{"step": 2}]
+    assert tail.poll() == []
+    path.write_text('{"step": 7}\n')  # the run was overwritten
+    assert tail.poll() == [{"step": 7}]
+
+
+@pytest.mark.parametrize("bad", ["", "{", "[1]", "3", "nonsense", "[" * 100_000])
+def test_a_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + bad + '\n{"step": 2}\n')
+    with pytest.raises(DataError) as caught:
+        read_metrics(path)
+    assert str(caught.value.where).endswith("metrics.jsonl: line 2")
+    assert [item["step"] for item in MetricsTail(path).poll()] == [1, 2]
+
+
+def test_no_file_is_no_records(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_says_so() -> None:
+    writer = MetricsWriter(Path("/dev/full"), append=True)
+    with writer, pytest.raises(TrainingError, match="full"):
+        writer.write(record(1))

@@ -1,0 +1,282 @@
+"""The life of a run directory: claimed, begun, written, let go of; and what is never deleted."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raygnn.errors import InputError, TrainingError
+from raygnn.runs import store
+from raygnn.runs.files import json_text, storage_errors, storage_path, write_atomic
+from raygnn.runs.lock import Holder
+from raygnn.runs.run import open_run
+from raygnn.runs.store import RunDir, is_run
+
+CONFIG = {"name": "a", "train": {"lr": 0.1}}
+
+
+def finished(storage: Path, name: str = "a") -> Path:
+    with RunDir.create(str(storage), name) as run:
+        run.begin(CONFIG)
+        run.update_summary(status="done", steps=5)
+        (run.checkpoints / "last.ckpt").write_text("weights")
+    return run.path
+
+
+def claim_in_child(storage: Path, then: str) -> subprocess.Popen[str]:
+    """A process that claims run ``a``, says so, does ``then``."""
+    code = f"""
+import sys, time
+from raygnn.errors import RaygnnError
+from raygnn.runs.store import RunDir
+try:
+    run = RunDir.create({str(storage)!r}, "a", mode="overwrite")
+except RaygnnError as error:
+    print("refused", error.what, flush=True)
+    sys.exit(2)
+print("claimed", flush=True)
+{then}
+"""
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_run_from_claim_to_done(tmp_path: Path) -> None:
+    run = RunDir.create(str(tmp_path / "deep" / "runs"), "a")
+    assert not is_run(run.path)
+    run.begin(CONFIG)
+    assert open_run(run.path).status == "running"
+    assert open_run(run.path).config == CONFIG
+    assert run.checkpoints.is_dir()
+    assert run.log_file(3).parent.is_dir()
+    assert run.log_file(3).name == "rank-3.log"
+    run.write_preflight({"ok": True})
+    run.update_summary(status="done", metrics={"test/accuracy": 0.8})
+    run.release()
+    found = open_run(run.path)
+    assert found.status == "done"
+    assert found.summary["metrics"] == {"test/accuracy": 0.8}
+    assert json.loads((run.path / "preflight.json").read_text()) == {"ok": True}
+    assert {entry.name for entry in run.path.iterdir()} == {
+        *("config.yaml", "preflight.json", "summary.json", "checkpoints", "logs", ".lock")
+    }
+
+
+def test_a_file_uri_is_a_directory(tmp_path: Path) -> None:
+    assert storage_path(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+    with pytest.raises(InputError, match="s3://"):
+        storage_path("s3://bucket/runs")
+
+
+def test_a_claim_without_a_run_leaves_nothing(tmp_path: Path) -> None:
+    RunDir.create(str(tmp_path / "x" / "runs"), "a").release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_leaves_what_was_there_before(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    RunDir.create(str(tmp_path / "runs"), "a").release()
+    assert list((tmp_path / "runs" / "a").iterdir()) == []
+
+
+def test_a_taken_name_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = finished(tmp_path)
+    with pytest.raises(InputError, match="taken") as caught:
+        RunDir.create(str(tmp_path), "a")
+    assert caught.value.exit_code == 2
+    assert "--overwrite" in str(caught.value)
+    assert "--resume" in str(caught.value)
+    assert open_run(path).status == "done"
+
+
+def test_overwrite_removes_the_old_run_when_the_new_one_begins(tmp_path: Path) -> None:
+    path = finished(tmp_path)
+    (path / "report.html").write_text("x")
+    (path / "logs" / "rank-0.log").write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    (path / "link").symlink_to(outside)
+    with RunDir.create(str(tmp_path), "a", mode="overwrite") as run:
+        assert (path / "checkpoints" / "last.ckpt").exists(), "bad input must not cost a run"
+        assert not run.begun
+        run.begin({"name": "b"})
+        assert run.begun
+    assert {entry.name for entry in path.iterdir()} == {
+        *("config.yaml", "summary.json", "checkpoints", "logs", ".lock")
+    }
+    assert list((path / "checkpoints").iterdir()) == []
+    assert "steps" not in open_run(path).summary
+    assert (outside / "precious").exists()
+
+
+def test_resume_keeps_the_run(tmp_path: Path) -> None:
+    path = finished(tmp_path)
+    started = open_run(path).summary["started"]
+    with RunDir.create(str(tmp_path), "a", mode="resume") as run:
+        assert run.summary["status"] == "done"
+        run.begin({**CONFIG, "train": {"lr": 0.2}})
+        assert open_run(path).status == "running"
+    assert (path / "checkpoints" / "last.ckpt").read_text() == "weights"
+    assert open_run(path).config["train"] == {"lr": 0.2}
+    assert open_run(path).summary["steps"] == 5
+    assert open_run(path).summary["started"] == started
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no run to resume"):
+        RunDir.create(str(tmp_path / "runs"), "a", mode="resume")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["new", "overwrite", "resume"])
+@pytest.mark.parametrize("what", ["files", "foreign config", "file", "link", "linked config"])
+def test_what_is_not_a_run_directory_is_never_touched(
+    tmp_path: Path, what: str, mode: store.Mode
+) -> None:
+    real = finished(tmp_path / "elsewhere")
+    path = tmp_path / "runs" / "a"
+    path.parent.mkdir()
+    if what == "file":
+        path.write_text("x")
+    elif what == "link":
+        path.symlink_to(real)
+    else:
+        path.mkdir()
+        if what == "files":
+            (path / "thesis.tex").write_text("x")
+        elif what == "foreign config":
+            (path / "config.yaml").write_text("name: a\n")
+        else:
+            (path / "config.yaml").symlink_to(real / "config.yaml")
+    before = sorted(str(entry) for entry in tmp_path.rglob("*"))
+    with pytest.raises(InputError):
+        RunDir.create(str(tmp_path / "runs"), "a", mode=mode)
+    assert sorted(str(entry) for entry in tmp_path.rglob("*")) == before
+    assert (real / "checkpoints" / "last.ckpt").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a"])
+def test_a_name_is_one_path_component(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError):
+        RunDir.create(str(tmp_path), name, mode="overwrite")
+
+
+def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever removal is the last that happens, our mark goes after all else."""
+    path = finished(tmp_path)
+    gone: list[str] = []
+    monkeypatch.setattr(store.shutil, "rmtree", lambda entry: gone.append(entry.name))
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: gone.append(self.name))
+    with RunDir.create(str(tmp_path), "a", mode="overwrite") as run:
+        run.begin(CONFIG)
+    assert sorted(gone[:-1]) == ["checkpoints", "logs", "summary.json"]
+    assert gone[-1] == "config.yaml"
+    assert is_run(path)
+
+
+def test_a_live_run_is_refused(tmp_path: Path) -> None:
+    with claim_in_child(tmp_path, "run.begin({}); sys.stdin.read()") as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "claimed\n"
+        for mode in ("overwrite", "resume"):
+            while not is_run(tmp_path / "a"):
+                assert child.poll() is None
+            with pytest.raises(InputError, match=f"process {child.pid} is training") as caught:
+                RunDir.create(str(tmp_path), "a", mode=mode)
+            assert "stop it" in str(caught.value.remedy)
+        child.kill()
+
+
+def test_a_killed_run_shows_and_gives_its_lock_up(tmp_path: Path) -> None:
+    code = "run.begin({}); print('begun', flush=True); time.sleep(60)"
+    with claim_in_child(tmp_path, code) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() + child.stdout.readline() == "claimed\nbegun\n"
+        assert open_run(tmp_path / "a").status == "running"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert open_run(tmp_path / "a").status == "killed"
+    with RunDir.create(str(tmp_path), "a", mode="resume"):
+        pass
+
+
+def test_one_of_many_claims_at_once(tmp_path: Path) -> None:
+    """Also right after a holder died, when all of them find its stale lock."""
+    finished(tmp_path)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    stale = Holder.here().__dict__ | {"pid": dead.pid, "started": 1}
+    dead.wait()
+    (tmp_path / "a" / ".lock").write_text(json.dumps(stale))
+    children = [claim_in_child(tmp_path, "sys.stdin.read()") for _ in range(5)]
+    said = [child.stdout.readline().split()[0] for child in children if child.stdout]
+    for child in children:
+        child.communicate("")
+    assert sorted(said) == ["claimed"] + ["refused"] * 4
+
+
+def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
+    """Its holder has not written who it is yet."""
+    path = finished(tmp_path)
+    with open(path / ".lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process is training"):
+            RunDir.create(str(tmp_path), "a", mode="resume")
+
+
+def test_a_lock_of_another_host_is_kept(tmp_path: Path) -> None:
+    path = finished(tmp_path)
+    (path / ".lock").write_text('{"host": "far-away", "pid": 1, "started": 5}')
+    with pytest.raises(InputError, match="process 1 on far-away") as caught:
+        RunDir.create(str(tmp_path), "a", mode="resume")
+    assert str(path / ".lock") in str(caught.value.remedy)
+
+
+def test_a_pid_that_was_given_to_another_process_does_not_hold(tmp_path: Path) -> None:
+    path = finished(tmp_path)
+    mine = Holder.here()
+    (path / ".lock").write_text(json.dumps(mine.__dict__ | {"started": mine.started - 1}))
+    RunDir.create(str(tmp_path), "a", mode="resume").release()
+
+
+def test_the_same_process_cannot_hold_it_twice(tmp_path: Path) -> None:
+    with RunDir.create(str(tmp_path), "a"), pytest.raises(InputError, match="is training"):
+        RunDir.create(str(tmp_path), "a")
+    RunDir.create(str(tmp_path), "a").release()
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "summary.json"
+    write_atomic(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TrainingError, match="disk or the quota is full"), storage_errors(file):
+        write_atomic(file, "new")
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_a_storage_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot be written") as caught:
+        RunDir.create(str(tmp_path / "file"), "a")
+    assert "storage" in str(caught.value.remedy)
+
+
+def test_json_has_no_nan() -> None:
+    text = json_text({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x"), 1: True})
+    assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": "x", "1": True}

@@ -1,0 +1,114 @@
+"""The sampler against brute force, and that it draws the same whoever samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raygnn.graph.data import EdgeType, GraphData
+from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.shard import load_shard
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.sampler import NeighborSampler
+from tests.graphs import ITEM, partitioned, random_graph, typed_graph
+from tests.ranks import run_ranks
+
+Drawn = dict[EdgeType, set[tuple[int, int, int]]]  # (hop, original source, original destination)
+
+
+def sample(exchange: Exchange, meta: PartitionMeta, replicated: bool, ntype: str, seeds: Any, fanouts: Any, replace: bool = False) -> Drawn:
+    """The edges drawn for original seed ids, each rank taking the same seeds."""
+    rank, size = exchange.world.rank, exchange.world.size
+    shard = load_shard(meta, rank, size, replicated=replicated)
+    to_original = {
+        t: exchange.gather_rows(_tensor(shard.original[t])).numpy() for t in shard.ntypes
+    }
+    to_new = {t: np.argsort(o) for t, o in to_original.items()}
+    sampler = NeighborSampler(shard, exchange, seed=5, replace=replace)
+    blocks, inputs = sampler.sample(ntype, to_new[ntype][seeds], fanouts, epoch=2, step=3)
+    drawn: Drawn = {e: set() for e in shard.etypes}
+    nodes = inputs
+    for hop, block in reversed(list(enumerate(reversed(blocks)))):
+        for etype, adj in block.adj.items():
+            src = to_original[etype[0]][nodes[etype[0]][adj.src.numpy()]]
+            dst = to_original[etype[2]][nodes[etype[2]][adj.dst.numpy()]]
+            drawn[etype] |= set(zip([hop] * len(src), src.tolist(), dst.tolist()))
+        nodes = {t: ids[: block.num_dst[t]] for t, ids in nodes.items()}
+    assert np.array_equal(to_original[ntype][nodes[ntype]], seeds)
+    return drawn
+
+
+def _tensor(array: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def full_neighborhood(data: GraphData, ntype: str, seeds: np.ndarray, hops: int) -> Drawn:
+    drawn: Drawn = {e: set() for e in data.edges}
+    frontier = {t: set() for t in data.nodes}
+    frontier[ntype] = set(seeds.tolist())
+    for hop in range(hops):
+        reached = {t: set(ids) for t, ids in frontier.items()}
+        for etype, edges in data.edges.items():
+            for src, dst in zip(edges.src.tolist(), edges.dst.tolist()):
+                if dst in frontier[etype[2]]:
+                    drawn[etype].add((hop, src, dst))
+                    reached[etype[0]].add(src)
+        frontier = reached
+    return drawn
+
+
+GRAPHS = {"homogeneous": (random_graph, "_N"), "typed": (typed_graph, ITEM)}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("replicated", [True, False])
+def test_all_neighbors(kind: str, replicated: bool, tmp_path: Path) -> None:
+    make, ntype = GRAPHS[kind]
+    data = make()
+    meta = partitioned(data, tmp_path, 3)
+    seeds = np.array([0, 7, 33])
+    expected = full_neighborhood(data, ntype, seeds, 2)
+    for drawn in run_ranks(2, sample, meta, replicated, ntype, seeds, [-1, -1]):
+        assert drawn == expected
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_same_whoever_samples(kind: str, replace: bool, tmp_path: Path) -> None:
+    """Any partition, number of workers and topology draws the same neighbourhoods."""
+    make, ntype = GRAPHS[kind]
+    data = make()
+    seeds = np.array([3, 4, 50, 99])
+    fanouts = [3, 2]
+    (expected,) = run_ranks(
+        1, sample, partitioned(data, tmp_path, 1), True, ntype, seeds, fanouts, replace
+    )
+    assert any(expected.values())
+    for parts, workers, method in ((2, 2, "metis"), (3, 2, "random"), (2, 3, "random")):
+        meta = partitioned(data, tmp_path, parts, method)
+        for replicated in (True, False):
+            results = run_ranks(
+                workers, sample, meta, replicated, ntype, seeds, fanouts, replace
+            )
+            assert all(drawn == expected for drawn in results), (parts, workers, replicated)
+
+
+def _lopsided(exchange: Exchange, meta: PartitionMeta) -> int:
+    """Ranks with no seeds, empty frontiers and isolated seeds take part all the same."""
+    shard = load_shard(meta, exchange.world.rank, exchange.world.size, replicated=False)
+    sampler = NeighborSampler(shard, exchange)
+    mine = np.arange(10) if exchange.world.rank == 0 else np.empty(0, np.int64)
+    blocks, _ = sampler.sample("_N", mine, [2, 2, 2], epoch=0, step=0)
+    return blocks[-1].num_dst["_N"]
+
+
+def test_a_rank_without_seeds(tmp_path: Path) -> None:
+    meta = partitioned(random_graph(), tmp_path, 2)
+    assert run_ranks(3, _lopsided, meta) == [10, 0, 0]
+    lonely = random_graph(nodes=30, degree=0)
+    assert run_ranks(2, _lopsided, partitioned(lonely, tmp_path / "lonely", 2)) == [10, 0]

@@ -1,0 +1,307 @@
+"""The command line: exit codes, signals, what is printed where."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import raygnn
+import raygnn.training
+from raygnn.cli import main
+from raygnn.config.rules import contradictions
+from raygnn.config.schema import json_schema
+from raygnn.config.yaml_text import read_yaml
+from raygnn.errors import (
+    CapabilityError,
+    ConfigError,
+    DataError,
+    Interrupted,
+    PreflightError,
+    RaygnnError,
+    TrainingError,
+)
+from raygnn.runs.store import RunDir
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+JOB = (
+    "name: small\ngraph: {format: planted, nodes: 400, degree: 8, classes: 4}\nmodel: {kind: gcn}\n"
+)
+
+
+class Driver(SimpleNamespace):
+    """Stands in for the driver: notes its calls; each raises ``error`` if there is one."""
+
+    error: BaseException | None = None
+
+    def __init__(self) -> None:
+        super().__init__(calls=[])
+
+    def _called(self, name: str, config: raygnn.Config, **options: Any) -> Any:
+        options.pop("started", None)
+        self.calls.append((name, config.name, options))
+        if self.error:
+            raise self.error
+        return SimpleNamespace(to_dict=lambda: {"status": "done"})
+
+    def train(self, config: raygnn.Config, **options: Any) -> Any:
+        return self._called("train", config, **options)
+
+    def check(self, config: raygnn.Config, **options: Any) -> Any:
+        return self._called("check", config, **options)
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The stand-in, with a job in the current directory."""
+    fake = Driver()
+    monkeypatch.setitem(sys.modules, "raygnn.training.driver", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(raygnn.training, "driver", fake, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return fake
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_train_passes_its_arguments(driver: Driver) -> None:
+    assert main(["train", "job.yaml"]) == 0
+    assert main(["train", "job.yaml", "--overwrite", "-v", "--set", "name=b", "--json"]) == 0
+    assert main(["train", "job.yaml", "--resume", "--set", "name=a", "--set", "name=c"]) == 0
+    off = {"overwrite": False, "resume": False, "verbose": False, "display": True}
+    assert driver.calls == [
+        ("train", "small", off),
+        ("train", "b", {**off, "overwrite": True, "verbose": True, "display": False}),
+        ("train", "c", {**off, "resume": True}),
+    ]
+
+
+def test_json_is_all_that_is_printed(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("train", "check"):
+        assert main([verb, "job.yaml"]) == 0
+        assert capsys.readouterr().out == ""
+        assert main([verb, "job.yaml", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"status": "done"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fit", "job.yaml"],
+        ["train"],
+        ["train", "job.yaml", "--overwrite", "--resume"],
+        ["train", "job.yaml", "--over"],
+        ["train", "job.yaml", "--set"],
+        ["runs", "job.yaml"],
+    ],
+)
+def test_bad_arguments(
+    arguments: list[str], driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: raygnn" in capsys.readouterr().err
+    assert driver.calls == []
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--version", "--help"):
+        with pytest.raises(SystemExit) as stopped:
+            main([option])
+        assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert raygnn.__version__ in said
+    assert "3 preflight refused" in said
+
+
+def test_own_classes_are_found_where_the_user_stands(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "my_model_for_test.py").write_text("class Net: ...\n")
+    assert main(["train", "job.yaml", "--set", "model.kind=my_model_for_test:Net"]) == 0
+    assert sys.path[0] == str(tmp_path)
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("what", where="where", remedy="remedy"), 2),
+        (DataError("what", where="where", remedy="remedy"), 2),
+        (PreflightError("what", where="where", remedy="remedy"), 3),
+        (CapabilityError("what", where="where", remedy="remedy"), 3),
+        (TrainingError("what", where="where", remedy="remedy"), 4),
+        (Interrupted("what", where="where", remedy="remedy"), 130),
+    ],
+)
+def test_exit_codes(
+    error: RaygnnError, code: int, driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver.error = error
+    assert main(["train", "job.yaml"]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "error: what\n  at where\n  → remedy\n"
+
+
+def test_values_are_not_markup(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    driver.error = DataError("[bold]x[/bold] [/nothing] :smile:", where="\x1b[31mfile")
+    assert main(["train", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "[bold]x[/bold] [/nothing] :smile:" in said
+    assert "\x1b" not in said
+
+
+def test_trace_of_a_worker_follows_the_cause(
+    driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver.error = TrainingError("out of memory", rank=1, trace="Traceback …\nMemoryError")
+    assert main(["train", "job.yaml"]) == 4
+    said = capsys.readouterr().err
+    assert 0 <= said.index("out of memory") < said.index("MemoryError")
+
+
+def test_bug_shows_its_trace_only_when_asked(
+    driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver.error = ZeroDivisionError("by zero")
+    assert main(["train", "job.yaml"]) == 4
+    said = capsys.readouterr().err
+    assert said.startswith("error: internal error: ZeroDivisionError: by zero")
+    assert "Traceback" not in said
+    assert "-v" in said
+    assert main(["train", "job.yaml", "-v"]) == 4
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    driver.error = KeyboardInterrupt()
+    assert main(["train", "job.yaml"]) == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_signal_handlers_are_put_back(driver: Driver) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    main(["train", "job.yaml"])
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_command(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    code = (
+        "import sys, time, types, raygnn.training, raygnn.cli\n"
+        "def train(config, **options):\n"
+        "    print('training', flush=True)\n"
+        "    time.sleep(60)\n"
+        "sys.modules['raygnn.training.driver'] = types.SimpleNamespace(train=train)\n"
+        "raygnn.training.driver = sys.modules['raygnn.training.driver']\n"
+        "sys.exit(raygnn.cli.main(['train', 'job.yaml']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "training\n"
+        process.send_signal(number)
+        said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert said == "error: interrupted\n"
+
+
+def test_closed_pipe_is_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "raygnn", "config-schema"],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == b""
+
+
+# ── verbs that need no job ───────────────────────────────────────────────────────────────────
+
+
+def test_config_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config-schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    """A storage with one finished run, ``first``."""
+    with RunDir.create(str(tmp_path / "runs"), "first") as run:
+        run.begin({"name": "first"})
+        run.update_summary(status="done", steps=1234, metrics={"test/accuracy": 0.8149})
+    return tmp_path / "runs"
+
+
+def test_runs(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--storage", str(storage)]) == 0
+    said = capsys.readouterr().out
+    for fragment in ("first", "done", "1,234", "test/accuracy 0.8149"):
+        assert fragment in said
+
+
+def test_runs_as_json(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--storage", str(storage), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert run["name"] == "first"
+    assert run["metrics"] == {"test/accuracy": 0.8149}
+
+
+def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--storage", str(tmp_path)]) == 0
+    assert str(tmp_path) in capsys.readouterr().out
+    assert main(["runs", "--storage", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+# ── with the real driver ─────────────────────────────────────────────────────────────────────
+
+
+def test_partition(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + "partition: {parts: 2, method: random}\n")
+    command = [sys.executable, "-m", "raygnn", "partition", "job.yaml"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    assert "halo" in first.stdout
+    again = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    facts = json.loads(again.stdout)
+    assert facts["parts"][-1]["nodes"] == 400
+    assert [row["part"] for row in facts["parts"]] == [0, 1, "total"]
+    assert Path(facts["directory"]).is_relative_to(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    "job", sorted((CHECKOUT / "jobs").glob("*.yaml")), ids=lambda job: job.stem
+)
+def test_jobs_of_the_checkout_are_valid(job: Path) -> None:
+    config = raygnn.Config.model_validate(read_yaml(job.read_text(), job.name)[0])
+    assert config.name == job.stem
+    assert contradictions(config) == []

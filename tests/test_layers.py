@@ -1,0 +1,136 @@
+"""The layers: who may import whom, read off the source, and what ``import raygnn`` costs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "raygnn"
+
+# Each layer may import itself and what is listed; "errors" and the package root, all may.
+ALLOWED = {
+    "errors": set(),
+    "config": set(),
+    "graph": {"config"},
+    "sampling": {"config", "graph"},
+    "models": {"config", "sampling.batch"},
+    "tasks": {"config", "graph", "sampling", "models"},
+    "preflight": {"config", "graph.data", "graph.layout"},
+    "runs": {"config"},
+    "training": {"config", "graph", "sampling", "models", "tasks", "preflight", "runs"},
+    "cli": {"config", "graph", "runs", "training"},
+    "__main__": {"cli"},
+    "__init__": {"config", "runs", "training"},
+}
+
+# Third-party package → the only places that may import it.
+ONLY_IN = {
+    "ray": ("preflight.probe", "training"),
+    "dgl": ("graph.dgl",),
+}
+
+HEAVY = ("torch", "dgl", "ray", "lightning", "torchmetrics")
+# Layers that must not load what is heavy, so that a mistake is reported at once.
+LIGHT = {
+    "errors": HEAVY,
+    "config": (*HEAVY, "numpy", "scipy", "pandas", "pyarrow", "numba"),
+    "cli": (*HEAVY, "numpy", "pydantic", "rich"),
+    "__init__": (*HEAVY, "numpy", "pydantic", "rich"),
+    "graph.sources": HEAVY,
+    "graph.data": HEAVY,
+    "preflight": HEAVY,
+    "runs": HEAVY,
+}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(file: Path) -> str:
+    """``raygnn/graph/sources/npz.py`` → ``graph.sources.npz``; packages by their own name."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+
+
+def imports(tree: ast.Module, *, at_load: bool = False) -> Iterator[str]:
+    """Absolute names that a module imports; with ``at_load`` only when it is itself imported."""
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif at_load and (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_type_checking(node)
+        ):
+            continue
+        else:
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def inside(name: str, place: str) -> bool:
+    return name == place or name.startswith(place + ".")
+
+
+@pytest.mark.parametrize("file", MODULES, ids=module_name)
+def test_import_direction(file: Path) -> None:
+    module = module_name(file)
+    layer = module.split(".")[0]
+    for target in imports(ast.parse(file.read_text())):
+        if not inside(target, "raygnn"):
+            continue
+        inner = target.removeprefix("raygnn").lstrip(".")
+        top = inner.split(".")[0]
+        if top in (layer, "errors", "__version__", ""):
+            continue
+        assert any(inside(inner, place) for place in ALLOWED[layer]), f"{module} imports {target}"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=module_name)
+def test_ray_and_dgl_have_one_door(file: Path) -> None:
+    module = module_name(file)
+    for target in imports(ast.parse(file.read_text())):
+        for package, places in ONLY_IN.items():
+            allowed = any(inside(module, place) for place in places)
+            assert allowed or not inside(target, package), f"{module} imports {target}"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=module_name)
+def test_light_modules_load_nothing_heavy(file: Path) -> None:
+    module = module_name(file)
+    if module == "graph.sources.dgl":  # reads DGL's own files, through the door
+        pytest.skip("the format of DGL needs DGL")
+    forbidden = {name for place, names in LIGHT.items() if inside(module, place) for name in names}
+    for target in imports(ast.parse(file.read_text()), at_load=True):
+        assert target.split(".")[0] not in forbidden, f"{module} imports {target}"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=module_name)
+def test_files_stay_short(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import raygnn; raygnn.__version__; dir(raygnn)", (*HEAVY, "numpy", "pydantic", "rich")),
+        ("import raygnn.cli", (*HEAVY, "numpy", "pydantic", "rich")),
+        ("import raygnn; raygnn.load_config; raygnn.Config", (*HEAVY, "numpy", "pandas")),
+        ("import raygnn; raygnn.open_run", (*HEAVY, "pandas")),
+        ("import raygnn.graph.sources, raygnn.graph.data", HEAVY),
+    ],
+)
+def test_what_an_import_loads(statement: str, absent: tuple[str, ...]) -> None:
+    code = f"{statement}\nimport sys; print(*[m for m in {absent!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
