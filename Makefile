@@ -13,7 +13,6 @@ NEWEST_TORCH ?= $(TORCH)
 BIN := .venv/bin
 FAST := -m "not slow"
 export OMP_NUM_THREADS ?= 1
-export RAY_AUTH_MODE ?= disabled
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all lint bench test-matrix test-oldest test-newest clean

@@ -25,8 +25,6 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     Raises:
         RuntimeError: with the traceback of the first rank that raised.
     """
-    if size == 1:
-        return [function(Exchange(World(0, 1)), *args)]
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         pipes, processes = [], []
@@ -47,9 +45,9 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
                 if process.is_alive():
                     process.kill()
                     process.join()
-    for ok, value in results:
-        if not ok:
-            raise RuntimeError(value)
+    if failures := [value for ok, value in results if not ok]:
+        # the cause rather than "connection closed by peer", which is what the others die of
+        raise RuntimeError(min(failures, key=lambda text: "by peer" in text))
     return [value for _, value in results]
 
 

@@ -37,7 +37,7 @@ class NodeFrame:
 
 @dataclass
 class EdgeFrame:
-    """The edges of one type, from ``src[i]`` to ``dst[i]`` (int64 ``[E]``); ``data`` as for nodes."""
+    """The edges of one type, ``src[i]`` to ``dst[i]`` (int64 ``[E]``); ``data`` as for nodes."""
 
     src: Any
     dst: Any

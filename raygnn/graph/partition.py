@@ -13,6 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
 
 if TYPE_CHECKING:
-    from raygnn.config.schema import Config
+    from raygnn.config.schema import Config, GraphConfig
 
 Progress = Callable[[str], object]
 
@@ -47,6 +48,49 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
         ConfigError: ``partition.path`` holds something else than asked for.
         DataError: the graph or the partition is damaged, or cannot be written.
     """
+    found = find_partition(config, parts)
+    if isinstance(found, PartitionMeta):
+        return found
+    _tell(progress, "load")
+    return found.make(sources.load_graph(found.graph), progress)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A partition that is yet to be made.
+
+    Attributes:
+        place: the directory where it will lie.
+        graph: what to load for it.
+    """
+
+    place: Path
+    graph: GraphConfig
+    parts: int
+    method: str
+    digest: str
+    source: dict[str, Any]
+
+    def make(self, data: GraphData, progress: Progress | None = None) -> PartitionMeta:
+        """Make it from the loaded graph."""
+        return partition_graph(
+            data,
+            self.place,
+            parts=self.parts,
+            method=self.method,
+            digest=self.digest,
+            source=self.source,
+            seed=_SEED,
+            progress=progress,
+        )
+
+
+def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
+    """The partition that is there already, or else what is to be made.
+
+    Raises:
+        ConfigError, DataError: as `ensure_partition`.
+    """
     place = config.partition.path
     there = read_meta(place) if place is not None and not _vacant(place) else None
     if there is not None and (there.manifest is None or config.graph is None):
@@ -69,35 +113,20 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
         "seed": _SEED,
         "layout": LAYOUT_VERSION,
     }
-    options = config.graph.model_dump(mode="json")
-    source: dict[str, Any] = {"options": options, "made_from": made_from}
+    source = {"options": config.graph.model_dump(mode="json"), "made_from": made_from}
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     if place is None:
         place = Path(config.storage) / "partitions" / digest[:16]
         there = None if _vacant(place) else read_meta(place)
-    if there is not None:
-        if there.digest != digest:
-            raise ConfigError(
-                f"{place} holds another partition: {_differences(there, source)}",
-                where=_where(config, "partition.path"),
-                remedy="name another directory, or delete this one to have it made again",
-            )
-        return there
-
-    _tell(progress, "load")
-    started = time.perf_counter()
-    data = sources.load_graph(config.graph)
-    source["seconds"] = time.perf_counter() - started
-    return partition_graph(
-        data,
-        place,
-        parts=parts,
-        method=config.partition.method,
-        digest=digest,
-        source=source,
-        seed=_SEED,
-        progress=progress,
-    )
+    if there is None:
+        return Missing(place, config.graph, parts, config.partition.method, digest, source)
+    if there.digest != digest:
+        raise ConfigError(
+            f"{place} holds another partition: {_differences(there, source)}",
+            where=_where(config, "partition.path"),
+            remedy="name another directory, or delete this one to have it made again",
+        )
+    return there
 
 
 def partition_graph(
@@ -119,8 +148,7 @@ def partition_graph(
             then returned.
         parts: from 1; where there are more than nodes, some are empty.
         method: ``"metis"`` or ``"random"``.
-        digest, source: kept in the manifest. ``source`` describes the input; its ``seconds``
-            are those it took to read.
+        digest, source: kept in the manifest; ``source`` describes the input.
         seed: of the method ``random``.
         progress: called with ``"metis"``, ``"assemble"`` and ``"write"``.
 
@@ -137,7 +165,7 @@ def partition_graph(
     if not _vacant(out_dir):
         return _the_same(out_dir, digest)
     check_storable(data)
-    seconds = {"load": source["seconds"]} if "seconds" in source else {}
+    seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def stage(name: str) -> Iterator[None]:

@@ -107,13 +107,6 @@ def ownership(ranges: np.ndarray, workers: int) -> np.ndarray:
     return bounds
 
 
-def structure_bytes(meta: PartitionMeta) -> int:
-    """Memory of the whole graph's in-edge lists, in bytes, as :class:`Rows` hold them."""
-    edges = sum(meta.num_edges(etype) for etype in meta.etypes)
-    nodes = sum(meta.num_nodes(etype[2]) for etype in meta.etypes)
-    return 8 * (edges + 2 * nodes)
-
-
 def load_shard(meta: PartitionMeta, rank: int, workers: int, *, replicated: bool) -> Shard:
     """Read what worker ``rank`` of ``workers`` needs.
 

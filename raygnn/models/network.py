@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.sampling.batch import Block, EdgeType, etype_str
-
 
 Degrees = Mapping[EdgeType, Tensor]
 Hidden = dict[str, Tensor]
@@ -146,7 +146,8 @@ class Network(nn.Module):
         for ntype, v in out.items():
             if self.residual and ntype in h and h[ntype].shape[1] == v.shape[1]:
                 v = v + h[ntype][: len(v)]
-            out[ntype] = self.activation(self.norms[number][ntype](v))
+            norm = cast("nn.ModuleDict", self.norms[number])[ntype]
+            out[ntype] = self.activation(norm(v))
         return out
 
     def forward(self, blocks: Sequence[Block], x: Hidden, degree: Degrees) -> Tensor:
@@ -185,12 +186,13 @@ def stack(
             self_types = [t for t in self_types if t == schema.target]
         layer = TypedLayer(etypes, LayerSpec(widths, width, last), conv, self_types, width)
         layers.append(layer)
-        widths = {t: width for t in layer.outputs()}
+        widths = dict.fromkeys(layer.outputs(), width)
     return layers
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    return {"relu": F.relu, "elu": F.elu}[name]
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": F.elu}
+    return functions[name]
 
 
 def _norm(kind: str, width: int) -> nn.Module:

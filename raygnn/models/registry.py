@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import ModelConfig
 from raygnn.errors import ConfigError
-
 from raygnn.models.layers import GATConv, GCNConv, SAGEConv
 from raygnn.models.network import Degrees, LayerSpec, Network, Schema, activation, stack
 from raygnn.sampling.batch import DEFAULT_NTYPE, Block, EdgeType
@@ -60,9 +59,7 @@ def sage(config: ModelConfig, schema: Schema) -> Network:
     """Hamilton, Ying & Leskovec, "Inductive representation learning on large graphs"."""
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        return SAGEConv(
-            spec.in_features[etype[0]], spec.out_features, reduce=config.aggregator
-        )
+        return SAGEConv(spec.in_features[etype[0]], spec.out_features, reduce=config.aggregator)
 
     return _network(config, schema, conv, own=True, act="relu")
 

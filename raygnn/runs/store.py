@@ -13,8 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.runs.files import (
     json_text,
@@ -112,7 +111,7 @@ class RunDir:
         Raises:
             InputError: the directory cannot be written.
         """
-        text = MARK + yaml.safe_dump(plain(dict(config)), sort_keys=False, allow_unicode=True)
+        text = MARK + write_yaml(plain(dict(config)))
         with storage_errors(self.path, InputError):
             if self._mode == "overwrite":
                 self._clear()

@@ -7,6 +7,7 @@ reductions; every rank issues the same ones in the same order. With one rank not
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.distributed as dist

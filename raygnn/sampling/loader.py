@@ -17,6 +17,7 @@ from raygnn.sampling.rows import FEATURES, RowStore, degree_column
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import Seeds
 
+
 @dataclass(frozen=True)
 class BatchMaker:
     """Makes batch ``(epoch, step)`` of one rank: plan, sample, gather. Collective.
@@ -44,9 +45,7 @@ class BatchMaker:
         ids = self.seeds.ids[mine]
 
         start = time.perf_counter()
-        blocks, inputs = self.sampler.sample(
-            self.ntype, ids, self.fanouts, epoch=epoch, step=step
-        )
+        blocks, inputs = self.sampler.sample(self.ntype, ids, self.fanouts, epoch=epoch, step=step)
         sampled = time.perf_counter()
         rows = {t: store.gather(inputs[t]) for t, store in self.stores.items()}
         gathered = time.perf_counter()

@@ -59,7 +59,9 @@ class Prefetcher(Generic[T]):
         finally:
             stop.set()
 
-    def _next(self, ready: queue.Queue[T | _Failure | _End], thread: threading.Thread) -> object:
+    def _next(
+        self, ready: queue.Queue[T | _Failure | _End], thread: threading.Thread
+    ) -> T | _Failure | _End:
         while True:
             try:
                 return ready.get(timeout=_POLL)
@@ -81,7 +83,7 @@ class Prefetcher(Generic[T]):
             for step in self._steps:
                 if not put(self._make(step)):
                     return
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+        except BaseException as error:
             put(_Failure(error))
         else:
             put(_End())

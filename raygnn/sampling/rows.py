@@ -145,9 +145,7 @@ class RowStore:
         self.asked = 0
 
 
-def hottest_remote(
-    sources: np.ndarray, bounds: np.ndarray, rank: int, share: float
-) -> np.ndarray:
+def hottest_remote(sources: np.ndarray, bounds: np.ndarray, rank: int, share: float) -> np.ndarray:
     """The remote nodes that this rank's edges name most often: what a static cache should hold.
 
     Args:

@@ -52,18 +52,18 @@ class Records(pl.Callback):
             elapsed = round(time.time() - self._started, 3)
             self._writer.write({"step": step, "epoch": epoch, "time": elapsed, **values})
 
-    def on_train_start(self, trainer: pl.Trainer, module: NodeClassification) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: pl.Trainer, module: NodeClassification) -> None:
         self._mark = self._window_start = time.perf_counter()
         self._logged = trainer.global_step
 
-    def on_train_batch_start(  # type: ignore[override]
+    def on_train_batch_start(
         self, trainer: pl.Trainer, module: NodeClassification, batch: Batch, batch_idx: int
     ) -> None:
         now = time.perf_counter()
         module.window.spend("wait", now - self._mark)
         self._mark = now
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self,
         trainer: pl.Trainer,
         module: NodeClassification,
@@ -78,7 +78,7 @@ class Records(pl.Callback):
         if step != self._logged and (self.first_step is None or step % self._log_every == 0):
             self._flush(trainer, module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: NodeClassification) -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: NodeClassification) -> None:
         if trainer.global_step != self._logged and module.window.steps:
             self._flush(trainer, module)
 
@@ -223,4 +223,3 @@ class Checkpoints(pl.Callback):
             return False
         due = time.monotonic() - self._saved_at >= self._every.seconds
         return bool(self._exchange.max(due and self._exchange.world.rank == 0))
-

@@ -7,6 +7,7 @@ background.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -15,12 +16,9 @@ from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
-from raygnn.training.warmup import warm_up
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
-
-_LONGEST_WARM_UP = 60.0  # seconds
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -31,8 +29,9 @@ _QUIET = {
 }
 
 _LOCAL = {
-    # warmed-up processes stay until they are wanted; by default one for each CPU would
-    "RAY_num_workers_soft_limit": "64",
+    # what each of Ray's processes imports first
+    "RAY_preload_python_modules": "raygnn.training.preload",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # prestarted workers would not fit ours, which have an environment of their own
@@ -54,14 +53,12 @@ class RayCluster:
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
         self.local = self._address in (None, "", "local")
         self._num_cpus = config.cluster.num_cpus
-        self._workers = 0
         self._verbose = verbose
         self._timeout = config.comm.timeout.seconds
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._done = threading.Event()
         self._error: BaseException | None = None
-        self._warming: list[Any] = []
         self._ours = False
 
     def __enter__(self) -> RayCluster:
@@ -70,19 +67,14 @@ class RayCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, workers: int = 0) -> None:
-        """Begin to start or connect, in the background; only the first call does something.
-
-        Args:
-            workers: ranks to warm up processes for, in a Ray that is started here.
-        """
+    def start(self) -> None:
+        """Begin to start or connect, in the background; only the first call does something."""
         if self._thread is None:
-            self._workers = workers
             self._thread = threading.Thread(target=self._run, name="raygnn-ray", daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
-        """Return when Ray is there, and warm.
+        """Return when Ray is there.
 
         Raises:
             PreflightError: it could not be started or reached.
@@ -91,12 +83,6 @@ class RayCluster:
         self._ready.wait()
         if self._error is not None:
             raise self._as_preflight_error(self._error)
-        if self._warming:
-            import ray
-
-            # a process that is still importing is not taken: another would begin from scratch
-            ray.wait(self._warming, num_returns=len(self._warming), timeout=_LONGEST_WARM_UP)
-            self._warming = []
 
     def close(self) -> None:
         """End what `start` began: the Ray that was started, or the connection."""
@@ -152,7 +138,7 @@ class RayCluster:
             object_store_memory=_OBJECT_STORE_BYTES,
             **common,
         )
-        self._warming = warm_up(self._workers)
+        _start_coordinator()
 
     def _as_preflight_error(self, error: BaseException) -> RaygnnError:
         if self.local:
@@ -165,3 +151,13 @@ class RayCluster:
             where=f"cluster.address: {self._address}",
             remedy="check that the head node runs, the address, and RAY_AUTH_MODE and the token",
         )
+
+
+def _start_coordinator() -> None:
+    """Start the actor that Ray Train waits for before it starts anything else."""
+    with contextlib.suppress(ImportError):  # not in every version
+        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+            get_or_create_autoscaling_coordinator,
+        )
+
+        get_or_create_autoscaling_coordinator()

@@ -10,28 +10,26 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
-from raygnn.config.schema import Config
+from raygnn.config.schema import Config, PlantedGraph
 from raygnn.errors import Interrupted, RaygnnError
-from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.partition import partition_facts, task_ntype
-from raygnn.preflight.probe import probe_cluster, probe_local, probe_resources
-from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
+from raygnn.preflight.report import Report, verdict
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.run import Run
-from raygnn.runs.store import RunDir
+from raygnn.runs.store import Mode, RunDir
+from raygnn.training import faults
 from raygnn.training.cluster import RayCluster
+from raygnn.training.job import Job
+from raygnn.training.launch import Launch
+from raygnn.training.plan import Plan, count_workers, make_plan, read_input
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import PartitionMeta
 
 _POLL = 0.2  # seconds between looks at the records
-# share of a node's free memory that the whole structure may take, over all workers on it
-_REPLICATED_SHARE = 0.25
 
 
 def train(
@@ -62,14 +60,21 @@ def train(
         Interrupted: Ctrl-C.
     """
     started = time.time() if started is None else started
-    show = Display(verbose=verbose) if display else NullDisplay()
-    mode = "resume" if resume else "overwrite" if overwrite else "new"
+    show = _display(display, verbose)
+    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with (
-        RunDir.create(config.storage, config.name, mode=mode) as run,  # type: ignore[arg-type]
+        RunDir.create(config.storage, config.name, mode=mode) as run,
         RayCluster(config, verbose=verbose) as cluster,
         _interruptible(run),
     ):
-        plan = _prepare(config, cluster, show)
+        workers = count_workers(config, cluster)
+        show.header(_header(config, workers, cluster))
+        if isinstance(config.graph, PlantedGraph):
+            cluster.start()  # a generated graph can not turn out to be bad
+        given = read_input(config, workers, show)
+        if not cluster.local:
+            given = given.made(show)  # so that every node can be asked whether it sees it
+        plan = make_plan(config, cluster, workers, given)
         verdict(plan.report.findings, config)
         run.begin(config.to_dict())
         run.write_preflight(plan.report.to_dict())
@@ -79,16 +84,14 @@ def train(
         except RaygnnError as error:
             run.update_summary(status="failed", error=str(error))
             raise
-        summary = {
+        result["seconds"]["total"] = time.time() - started
+        run.update_summary(
             **result,
-            "status": "done",
-            "workers": plan.workers,
-            "parts": plan.meta.num_parts,
-            "topology": "replicated" if plan.replicated else "partitioned",
-            "versions": {"raygnn": __version__, **plan.report.nodes[0].versions},
-        }
-        summary["seconds"]["total"] = time.time() - started
-        run.update_summary(**summary)
+            status="done",
+            workers=plan.workers,
+            topology="replicated" if plan.replicated else "partitioned",
+            versions={"raygnn": __version__, **plan.report.nodes[0].versions},
+        )
     show.closing(run.summary, run.path)
     return Run(run.path)
 
@@ -101,14 +104,13 @@ def partition(config: Config, *, verbose: bool = False, display: bool = True) ->
     Raises:
         InputError: bad input; nothing was written.
     """
-    show = Display(verbose=verbose) if display else NullDisplay()
+    show = _display(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        meta = _partition(config, _workers(config, cluster), show)
+        meta = read_input(config, count_workers(config, cluster), show).made(show).meta
     from raygnn.graph.manifest import table
 
     rows = table(meta)
-    columns = list(rows[0])
-    show.table(f"partition {meta.directory}", columns, [list(row.values()) for row in rows])
+    show.table(f"partition {meta.directory}", list(rows[0]), [list(row.values()) for row in rows])
     return meta
 
 
@@ -117,127 +119,42 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
 
     A graph that has not been partitioned is read and judged as it is.
 
+    Returns:
+        The report; `raygnn.preflight.report.verdict` raises for what it refuses.
+
     Raises:
         InputError: bad input.
-        PreflightError: the job cannot run here.
+        PreflightError: no connection to the cluster.
     """
-    show = Display(verbose=verbose) if display else NullDisplay()
-    from raygnn.graph.partition import find_partition
-    from raygnn.graph.sources import load_graph
-    from raygnn.preflight.partition import graph_facts
-
+    show = _display(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        meta = find_partition(config, _workers(config, cluster))
-        if meta is None:
-            assert config.graph is not None  # the config says so
-            with show.stage("reading the graph"):
-                facts = graph_facts(config, load_graph(config.graph))
-        else:
-            facts = partition_facts(config, meta)
-        report = _preflight(config, facts, meta, cluster)
+        workers = count_workers(config, cluster)
+        report = make_plan(config, cluster, workers, read_input(config, workers, show)).report
     show.table("nodes", Report.COLUMNS, report.rows())
     _show_findings(show, report)
-    verdict(report.findings, config)
     return report
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What was decided before anything starts."""
-
-    meta: PartitionMeta
-    report: Report
-    ntype: str | None
-    workers: int
-    replicated: bool
-    training_nodes: int
-
-
-def _prepare(config: Config, cluster: RayCluster, show: Display) -> _Plan:
-    """Partition and preflight; a local Ray is started meanwhile, once the input is known good."""
-    workers = _workers(config, cluster)
-    show.header(_header(config, workers, cluster))
-    meta = _partition(config, workers, show, when_valid=lambda: cluster.start(workers))
-    facts = partition_facts(config, meta)
-    report = _preflight(config, facts, meta, cluster)
-    return _Plan(
-        meta=meta,
-        report=report,
-        ntype=task_ntype(config, facts.columns),
-        workers=workers,
-        replicated=_replicated(config, meta, report, workers),
-        training_nodes=facts.splits.get("train", 0),
-    )
+def _display(display: bool, verbose: bool) -> Display:
+    return Display(verbose=verbose) if display else NullDisplay()
 
 
 def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]:
     graph = config.graph
-    source = "an existing partition" if graph is None else graph.format
-    if graph is not None and (path := getattr(graph, "path", None)):
-        source += f" {path}"
-    where = "a local Ray" if cluster.local else f"Ray at {config.cluster.address}"
+    source = f"the partition in {config.partition.path}"
+    if graph is not None:
+        source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
+        source += f", {config.partition.method} partition"
     fanout = ", ".join("all" if f < 0 else str(f) for f in config.sampling.fanout)
     return {
         "run": f"{config.name} → {config.run_dir}",
-        "graph": f"{source}, {config.partition.method} partition",
+        "graph": source,
         "model": f"{config.model.kind}, {config.model.layers} layers × {config.model.hidden}, "
         f"fanout {fanout}, {config.precision}",
         "training": f"{config.train.epochs} epochs, batch {config.sampling.batch_size} × {workers} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
-        "on": where,
+        "on": "a local Ray" if cluster.local else f"Ray at {config.cluster.address}",
     }
-
-
-def _workers(config: Config, cluster: RayCluster) -> int:
-    """How many workers there will be; asks a running cluster when that decides."""
-    asked = config.cluster.workers
-    if asked != "auto":
-        return int(asked)
-    if not cluster.local:
-        cluster.wait()
-    return resolve_workers(config, probe_resources(config, cluster.local))
-
-
-def _partition(
-    config: Config,
-    workers: int,
-    show: Display,
-    when_valid: Callable[[], None] = lambda: None,
-) -> PartitionMeta:
-    from raygnn.graph.partition import ensure_partition
-
-    parts = workers if config.partition.parts == "auto" else config.partition.parts
-    with show.stage("partition") as detail:
-
-        def at(stage: str) -> None:
-            detail(stage)
-            if stage != "load":
-                when_valid()
-
-        meta = ensure_partition(config, parts, at)
-    when_valid()
-    return meta
-
-
-def _preflight(
-    config: Config, facts: PartitionFacts, meta: PartitionMeta | None, cluster: RayCluster
-) -> Report:
-    if cluster.local:
-        nodes, resources = probe_local(config, meta)
-    else:
-        cluster.wait()
-        nodes, resources = probe_cluster(config, meta)
-    return preflight(config, facts, nodes, resources)
-
-
-def _replicated(config: Config, meta: PartitionMeta, report: Report, workers: int) -> bool:
-    if config.sampling.topology != "auto":
-        return config.sampling.topology == "replicated"
-    from raygnn.graph.shard import structure_bytes
-
-    free = [node.memory_available for node in report.nodes if node.memory_available is not None]
-    on_a_node = -(-workers // max(1, len(report.nodes)))
-    return not free or structure_bytes(meta) * on_a_node <= _REPLICATED_SHARE * min(free)
 
 
 def _show_findings(show: Display, report: Report) -> None:
@@ -248,38 +165,32 @@ def _show_findings(show: Display, report: Report) -> None:
 
 def _fit(
     config: Config,
-    plan: _Plan,
+    plan: Plan,
     run: RunDir,
     cluster: RayCluster,
     show: Display,
     started: float,
 ) -> dict[str, Any]:
+    """Train, showing the records as they come; a missing partition is made while Ray starts."""
+    assert plan.ntype is not None  # preflight has seen to it
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
-    with show.stage("Ray and workers") as detail:
-        detail("starting Ray")
-        cluster.wait()
-        from raygnn.training import faults
-        from raygnn.training.launch import Launch
-        from raygnn.training.worker import Job
-
-        assert plan.ntype is not None  # preflight has seen to it
-        faults.clear(run.path)
-        job = Job(
-            config=config,
-            partition=plan.meta.directory,
-            run_dir=run.path,
-            ntype=plan.ntype,
-            replicated=plan.replicated,
-            started=started,
-        )
-        launch = Launch(job, plan.workers, local=cluster.local)
-        detail("starting workers")
-        first = _first_records(tail, launch.running)
-    steps = -(-plan.training_nodes // (config.sampling.batch_size * plan.workers))
-    steps = -(-steps // config.train.accumulate)
-    with show.progress(config.train.epochs, steps, max_steps=config.train.max_steps) as progress:
-        records = first
+    faults.clear(run.path)
+    job = Job(
+        config=config,
+        partition=plan.input.place,
+        run_dir=run.path,
+        ntype=plan.ntype,
+        replicated=plan.replicated,
+        started=started,
+    )
+    launch = Launch(job, plan.workers, cluster)
+    parts = plan.input.made(show).meta.num_parts
+    with show.stage("Ray and workers"):
+        records = _first_records(tail, launch.running)
+    train = config.train
+    steps = plan.steps_per_epoch(config)
+    with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
             for record in records:
@@ -289,7 +200,7 @@ def _fit(
             time.sleep(_POLL)
             records = tail.poll()
     shutil.rmtree(run.path / ".ray", ignore_errors=True)
-    return launch.result()
+    return {**launch.result(), "parts": parts}
 
 
 def _first_records(tail: MetricsTail, running: Callable[[], bool]) -> list[dict[str, Any]]:
@@ -311,4 +222,6 @@ def _interruptible(run: RunDir) -> Iterator[None]:
         if run.begun:
             run.update_summary(status="interrupted")
             what = f"interrupted; {run.path} holds what was done so far"
-        raise Interrupted(what, remedy="go on with --resume, or start over with --overwrite") from None
+        raise Interrupted(
+            what, remedy="go on with --resume, or start over with --overwrite"
+        ) from None

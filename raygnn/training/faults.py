@@ -40,7 +40,7 @@ class Failure:
         error = TrainingError(
             self.what, where=place, remedy=self.remedy, rank=self.rank, trace=self.trace
         )
-        error.exit_code = self.exit_code  # type: ignore[misc]
+        error.exit_code = self.exit_code
         return error
 
 
@@ -105,7 +105,7 @@ def log_to(path: Path) -> Iterator[None]:
         ours.setLevel(logging.INFO)
         logging.captureWarnings(True)
         out, err = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)
         try:
             yield
         finally:

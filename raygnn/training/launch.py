@@ -3,33 +3,62 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
-from ray.train.v2.api.exceptions import WorkerGroupError
-
-from raygnn.errors import TrainingError
+from raygnn.errors import RaygnnError, TrainingError
 from raygnn.runs.files import read_json
 from raygnn.training import faults
-from raygnn.training.backend import CommConfig
-from raygnn.training.warmup import WORKER_ENV
-from raygnn.training.worker import RESULT, Job, train_loop
+from raygnn.training.cluster import RayCluster
+from raygnn.training.job import RESULT, Job
+from raygnn.training.worker import train_loop
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
 
 
-class _Trainer(TorchTrainer):
-    """A TorchTrainer without the processes that have nothing to do here.
+class Launch:
+    """A job under way: Ray Train in a thread of its own, so that the caller's can do other things.
 
-    One serves Ray Data's datasets, of which there are none; the other removes the placement
-    group if the controller dies, which a Ray that goes with the job does not need.
+    Args:
+        cluster: it need not be ready yet.
     """
 
-    local = False
+    def __init__(self, job: Job, workers: int, cluster: RayCluster):
+        self._job = job
+        self._workers = workers
+        self._cluster = cluster
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
+        cluster.start()
+        self._thread.start()
 
-    def _create_default_callbacks(self) -> list[Any]:
-        idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if self.local else set())
-        callbacks: list[Any] = super()._create_default_callbacks()
-        return [c for c in callbacks if type(c).__name__ not in idle]
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> dict[str, Any]:
+        """What rank 0 left for the summary; waits for the end.
+
+        Raises:
+            PreflightError: Ray did not start.
+            TrainingError: with the first cause, as far as a rank could still say it.
+        """
+        self._thread.join()
+        if isinstance(self._error, RaygnnError):
+            raise self._error
+        file = self._job.run_dir / RESULT
+        # without an error and without a result, a rank stopped without raising: see train_loop
+        if self._error is not None or not file.exists():
+            raise explain(self._error, faults.recorded(self._job.run_dir)) from self._error
+        result = read_json(file)
+        file.unlink()
+        return result
+
+    def _run(self) -> None:
+        try:
+            self._cluster.wait()
+            make_trainer(self._job, self._workers, local=self._cluster.local).fit()
+        except BaseException as error:
+            self._error = error
 
 
 def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
@@ -38,12 +67,17 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
     Args:
         local: on a Ray that was started for this job.
     """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from raygnn.training.backend import CommConfig
+    from raygnn.training.trainer import LeanTrainer
+
     config = job.config
     cluster, comm = config.cluster, config.comm
     resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
-    trainer = _Trainer(
+    trainer = LeanTrainer(
         train_loop,
-        train_loop_config=job,  # type: ignore[arg-type]  # passed on as it is
+        train_loop_config=job,  # passed on as it is
         torch_config=CommConfig(
             backend=None if comm.backend == "auto" else comm.backend,
             timeout_s=max(1, int(comm.timeout.seconds)),
@@ -59,7 +93,6 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
             # under a name that it has never seen, since it would continue a run of that name
             name=f"start-{int(job.started * 1000)}",
             storage_path=str(job.run_dir / ".ray"),
-            worker_runtime_env={"env_vars": WORKER_ENV},
             failure_config=FailureConfig(
                 max_failures=config.fault.max_failures, controller_failure_limit=0
             ),
@@ -69,47 +102,11 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
     return trainer
 
 
-class Launch:
-    """A job under way: Ray Train in a thread of its own, so that the caller's can watch."""
-
-    def __init__(self, job: Job, workers: int, *, local: bool):
-        self._job = job
-        self._trainer = make_trainer(job, workers, local=local)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
-        self._thread.start()
-
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def result(self) -> dict[str, Any]:
-        """What rank 0 left for the summary; waits for the end.
-
-        Raises:
-            TrainingError: with the first cause, as far as a rank could still say it.
-        """
-        self._thread.join()
-        failures = faults.recorded(self._job.run_dir)
-        if self._error is not None:
-            raise _explain(self._error, failures) from self._error
-        file = self._job.run_dir / RESULT
-        if not file.exists():  # a rank stopped without raising: see train_loop
-            raise _explain(None, failures)
-        result = read_json(file)
-        file.unlink()
-        return result
-
-    def _run(self) -> None:
-        try:
-            self._trainer.fit()
-        except BaseException as error:  # noqa: BLE001 - explained by result()
-            self._error = error
-
-
-def _explain(error: BaseException | None, failures: list[faults.Failure]) -> TrainingError:
+def explain(error: BaseException | None, failures: list[faults.Failure]) -> TrainingError:
+    """What to tell the user: what a rank recorded, else what Ray Train says of it."""
     if failures:
         return failures[0].as_error()
-    dead = list(error.worker_failures.items()) if isinstance(error, WorkerGroupError) else []
+    dead = list(getattr(error, "worker_failures", {}).items())
     if dead:
         rank, cause = dead[0]
         text = str(cause).strip() or type(cause).__name__

@@ -324,6 +324,10 @@ def test_hostile_lengths_allocate_nothing(tmp_path: Path) -> None:
         path.write_bytes(good[:at] + huge + good[at + 8 :])
         with contextlib.suppress(DataError):
             assert sum(tensor.nbytes for tensor in read_tensors(path).values()) <= len(good)
+    rows, nbytes = (n.to_bytes(8, "little") for n in (2**50, 2**53))
+    path.write_bytes(good[: -8 * 5] + rows + nbytes + good[-8 * 3 :])  # in harmony, but absent
+    with pytest.raises(DataError, match="cut short"):
+        read_tensors(path)
 
 
 def test_contents_that_contradict_the_json(meta: PartitionMeta) -> None:

@@ -39,7 +39,9 @@ def block(adj: Adjacency) -> Block:
 
 def same(ours: Tensor, theirs: Tensor, x: Tensor, dtype: torch.dtype = torch.float32) -> None:
     """Equal outputs, and equal gradients of their sums of squares."""
-    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype != torch.bfloat16 else {"atol": 0.1, "rtol": 0.1}
+    tolerance = (
+        {"atol": 1e-5, "rtol": 1e-5} if dtype != torch.bfloat16 else {"atol": 0.1, "rtol": 0.1}
+    )
     assert torch.allclose(ours, theirs, **tolerance)
     (mine,) = torch.autograd.grad(ours.square().sum(), x, retain_graph=True)
     (other,) = torch.autograd.grad(theirs.square().sum(), x, retain_graph=True)
@@ -114,7 +116,14 @@ def test_sage_is_dgls(adj: Adjacency) -> None:
 def test_gat_is_dgls(adj: Adjacency, dynamic: bool, mean_heads: bool) -> None:
     x = torch.randn(SRC, WIDTH, requires_grad=True)
     ours = GATConv(
-        WIDTH, WIDTH, 5, heads=3, mean_heads=mean_heads, attn_dropout=0.0, dynamic=dynamic, same_type=True
+        WIDTH,
+        WIDTH,
+        5,
+        heads=3,
+        mean_heads=mean_heads,
+        attn_dropout=0.0,
+        dynamic=dynamic,
+        same_type=True,
     )
     graph = block(with_self_loops(adj)).to_dgl()
     if dynamic:
@@ -138,7 +147,9 @@ def test_gcn_is_dgls_on_a_whole_graph() -> None:
     half = half[:, half[0] != half[1]]
     src, dst = torch.cat([half[0], half[1]]), torch.cat([half[1], half[0]])
     order = torch.argsort(dst, stable=True)
-    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dst, minlength=nodes).cumsum(0)])
+    indptr = torch.cat(
+        [torch.zeros(1, dtype=torch.int64), torch.bincount(dst, minlength=nodes).cumsum(0)]
+    )
     adj = Adjacency(indptr, src[order])
     x = torch.randn(nodes, WIDTH, requires_grad=True)
     ours = GCNConv(WIDTH, 5, same_type=True)

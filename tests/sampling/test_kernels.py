@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ def draw(degrees: list[int], fanout: int, replace: bool = False, key: int = 1) -
     rows = np.arange(len(degrees))
     out, neighbors = sample_rows(indptr, src, rows, rows, fanout, replace, np.uint64(key))
     assert out[-1] == len(neighbors)
-    return [neighbors[a:b].tolist() for a, b in zip(out, out[1:])]
+    return [neighbors[a:b].tolist() for a, b in pairwise(out)]
 
 
 @given(
@@ -70,9 +72,7 @@ def test_every_neighbor_is_equally_likely(replace: bool) -> None:
 def test_rows_without_edges() -> None:
     assert draw([0, 3, 0], 2)[0] == []
     indptr, src = csc([3])
-    out, neighbors = sample_rows(
-        indptr, src, np.array([-1]), np.array([0]), 2, False, np.uint64(1)
-    )
+    out, neighbors = sample_rows(indptr, src, np.array([-1]), np.array([0]), 2, False, np.uint64(1))
     assert out.tolist() == [0, 0]
     assert len(neighbors) == 0
 
@@ -101,7 +101,7 @@ def test_ungroup_rows(degrees: list[int], random) -> None:  # type: ignore[no-un
         np.array([len(a) for a in arrived], np.int64),
         np.array([v for a in arrived for v in a], np.int64),
     )
-    assert [values[a:b].tolist() for a, b in zip(indptr, indptr[1:])] == lists
+    assert [values[a:b].tolist() for a, b in pairwise(indptr)] == lists
 
 
 @given(st.integers(0, 2**64 - 1))

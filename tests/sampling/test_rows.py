@@ -74,9 +74,7 @@ def test_buffers_come_round() -> None:
     assert ring.take("a", 100, like).shape == (100, 3)
 
 
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 9)
-)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 9))
 def test_ownership_covers_all_ids(sizes: list[int], workers: int) -> None:
     ends = np.cumsum(sizes)
     ranges = np.stack([ends - sizes, ends], axis=1)

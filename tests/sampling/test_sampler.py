@@ -19,7 +19,15 @@ from tests.ranks import run_ranks
 Drawn = dict[EdgeType, set[tuple[int, int, int]]]  # (hop, original source, original destination)
 
 
-def sample(exchange: Exchange, meta: PartitionMeta, replicated: bool, ntype: str, seeds: Any, fanouts: Any, replace: bool = False) -> Drawn:
+def sample(
+    exchange: Exchange,
+    meta: PartitionMeta,
+    replicated: bool,
+    ntype: str,
+    seeds: Any,
+    fanouts: Any,
+    replace: bool = False,
+) -> Drawn:
     """The edges drawn for original seed ids, each rank taking the same seeds."""
     rank, size = exchange.world.rank, exchange.world.size
     shard = load_shard(meta, rank, size, replicated=replicated)
@@ -92,9 +100,7 @@ def test_the_same_whoever_samples(kind: str, replace: bool, tmp_path: Path) -> N
     for parts, workers, method in ((2, 2, "metis"), (3, 2, "random"), (2, 3, "random")):
         meta = partitioned(data, tmp_path, parts, method)
         for replicated in (True, False):
-            results = run_ranks(
-                workers, sample, meta, replicated, ntype, seeds, fanouts, replace
-            )
+            results = run_ranks(workers, sample, meta, replicated, ntype, seeds, fanouts, replace)
             assert all(drawn == expected for drawn in results), (parts, workers, replicated)
 
 

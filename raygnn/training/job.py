@@ -1,0 +1,31 @@
+"""What the driver hands to every rank; light, so that the driver need not import what ranks do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from raygnn.config.schema import Config
+
+RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as every rank sees it.
+
+    Attributes:
+        config: of the run.
+        partition: directory of the partition; it may appear after the ranks have started.
+        run_dir: of the run, visible on every node.
+        ntype: the node type to classify.
+        replicated: whether every rank holds the whole structure.
+        started: when the command began, seconds since the epoch.
+    """
+
+    config: Config
+    partition: Path
+    run_dir: Path
+    ntype: str
+    replicated: bool
+    started: float

@@ -1,0 +1,276 @@
+"""One rank of a run: shard → stores and seeds → model → Lightning → exact test.
+
+All ranks go through the same sequence and the same collectives. Whoever started them has made
+the default process group, which gradients use; the data plane and the control messages each have
+a gloo group of their own, so that no two threads share one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from raygnn.graph.layout import read_meta
+from raygnn.graph.shard import Shard, describe_shard, load_shard
+from raygnn.models.network import Schema
+from raygnn.models.registry import build_model, needs_degree
+from raygnn.runs.metrics import MetricsWriter
+from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.loader import BatchLoader, BatchMaker
+from raygnn.sampling.plan import SeedPlan
+from raygnn.sampling.rows import RowStore, build_stores
+from raygnn.sampling.sampler import NeighborSampler
+from raygnn.sampling.seeds import gather_seeds, owned_nodes
+from raygnn.tasks.inference import Inference
+from raygnn.tasks.metrics import classification_metrics
+from raygnn.tasks.node import NodeClassification
+from raygnn.training import checkpoint
+from raygnn.training.callbacks import Checkpoints, Evaluation, Records
+from raygnn.training.job import Job
+from raygnn.training.precision import PRECISIONS
+
+log = logging.getLogger("raygnn")
+
+_HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where a rank runs: what Ray Train, or a test, decides.
+
+    Attributes:
+        strategy: Lightning's data parallelism, as a class.
+        environment: tells Lightning about the ranks.
+    """
+
+    world: World
+    device: torch.device
+    strategy: type[DDPStrategy]
+    environment: ClusterEnvironment
+
+
+class Rank:
+    """One rank of a run; continues from the run's newest checkpoint, if there is one."""
+
+    def __init__(self, job: Job, runtime: Runtime):
+        self.job = job
+        self.config = job.config
+        self.runtime = runtime
+        self.world = runtime.world
+        self.device = runtime.device
+        self.precision = PRECISIONS[job.config.precision]
+        torch.set_num_threads(self.config.cluster.cpus_per_worker)
+        self.data, self.control = self._exchange(), self._exchange()
+
+    def run(self) -> dict[str, Any]:
+        """Train, then test; returns the summary's figures (the same on all ranks)."""
+        config, job = self.config, self.job
+        start = time.perf_counter()
+        meta = read_meta(job.partition)
+        shard = load_shard(meta, self.world.rank, self.world.size, replicated=job.replicated)
+        log.info("%s; read in %.1f s", describe_shard(shard), time.perf_counter() - start)
+        labels = shard.node_data[job.ntype][config.task.target].long().flatten()
+        stores = build_stores(
+            shard,
+            self.data,
+            features=config.model.features,
+            dtype=self.precision.dtype,
+            degree_etypes=shard.etypes if needs_degree(config.model) else [],
+            cache=config.sampling.cache,
+            ring=config.sampling.prefetch + 3,  # queued, being made, being trained on
+        )
+        loader = self._loader(shard, stores, labels)
+        module = self._module(shard, labels)
+        inference = Inference(
+            shard,
+            self.control,
+            {ntype: store.over(self.control) for ntype, store in stores.items()},
+            num_layers=config.model.layers,
+            batch_size=config.sampling.eval_batch_size,
+            device=self.device,
+        )
+        evaluate = partial(self._evaluate, shard, inference, module, labels)
+        writer = MetricsWriter(job.run_dir / "metrics.jsonl", append=True) if self._first else None
+        records = Records(
+            self.control, writer, log_every=config.train.log_every, started=job.started
+        )
+        evaluation = self._evaluation(evaluate, records)
+        has_val = self._count(shard, "val", labels) > 0
+        callbacks = [records, evaluation] if has_val else [records]
+        trainer = self._trainer([*callbacks, self._checkpoints(records)])
+        state = checkpoint.latest(job.run_dir / "checkpoints")
+        log.info("training from %s", state or "the start")
+        trainer.fit(module, train_dataloaders=loader, ckpt_path=state and str(state))
+
+        if config.train.select == "best":
+            evaluation.restore_best(module)
+        metrics = {
+            f"{split}/{name}": value
+            for split in ("test", "val")
+            if self._count(shard, split, labels)
+            for name, value in evaluate(split).items()
+        }
+        records.write(trainer.global_step, trainer.current_epoch, metrics)
+        return self._result(trainer, records, evaluation, stores, metrics)
+
+    @property
+    def _first(self) -> bool:
+        return self.world.rank == 0
+
+    def _exchange(self) -> Exchange:
+        if self.world.size == 1:
+            return Exchange(self.world)
+        timeout = timedelta(seconds=self.config.comm.timeout.seconds)
+        return Exchange(self.world, dist.new_group(backend="gloo", timeout=timeout))
+
+    def _loader(self, shard: Shard, stores: dict[str, RowStore], labels: Tensor) -> BatchLoader:
+        config = self.config
+        seeds = gather_seeds(shard, self.control, self.job.ntype, labels)
+        maker = BatchMaker(
+            plan=SeedPlan(
+                num_seeds=len(seeds.ids),
+                global_batch=config.sampling.batch_size * self.world.size,
+                seed=config.train.seed,
+            ),
+            seeds=seeds,
+            ntype=self.job.ntype,
+            world=self.world,
+            sampler=NeighborSampler(
+                shard, self.data, seed=config.train.seed, replace=config.sampling.replace
+            ),
+            stores=stores,
+            fanouts=config.sampling.fanout,
+            degree_etypes=shard.etypes if needs_degree(config.model) else [],
+        )
+        steps = config.train.max_steps
+        return BatchLoader(
+            maker,
+            prefetch=config.sampling.prefetch,
+            limit=steps and steps * config.train.accumulate,
+        )
+
+    def _module(self, shard: Shard, labels: Tensor) -> NodeClassification:
+        config = self.config
+        highest = int(labels.max()) if len(labels) else 0
+        schema = Schema(
+            in_features={
+                t: data[config.model.features].flatten(1).shape[1]
+                for t, data in shard.node_data.items()
+            },
+            etypes=shard.etypes,
+            target=self.job.ntype,
+            out_features=max(2, self.control.max(highest + 1)),
+        )
+        torch.manual_seed(config.train.seed)
+        model = build_model(config.model, schema).to(self.precision.dtype)
+        return NodeClassification(model, config.train, self.world.size)
+
+    def _evaluate(
+        self,
+        shard: Shard,
+        inference: Inference,
+        module: NodeClassification,
+        labels: Tensor,
+        split: str,
+    ) -> dict[str, float]:
+        owned = owned_nodes(shard, self.job.ntype, split, labels)
+        outputs = inference.outputs(
+            module.model, self.job.ntype, owned + shard.first(self.job.ntype)
+        )
+        wanted = labels[torch.from_numpy(owned)]
+        return classification_metrics(outputs, wanted, self.config.task.metric, self.control)
+
+    def _count(self, shard: Shard, split: str, labels: Tensor) -> int:
+        owned = len(owned_nodes(shard, self.job.ntype, split, labels))
+        return int(self.control.sum(torch.tensor(owned)))
+
+    def _evaluation(self, evaluate: Any, records: Records) -> Evaluation:
+        train = self.config.train
+        return Evaluation(
+            evaluate,
+            records,
+            metric=self.config.task.metric,
+            every=train.eval_every,
+            patience=train.patience,
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+        )
+
+    def _checkpoints(self, records: Records) -> Checkpoints:
+        fault = self.config.fault
+        return Checkpoints(
+            self.job.run_dir / "checkpoints",
+            self.control,
+            records,
+            every=fault.checkpoint_every,
+            keep=fault.keep,
+            check_every=self.config.train.log_every,
+        )
+
+    def _trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:
+        config, comm = self.config, self.config.comm
+        strategy = self.runtime.strategy(
+            bucket_cap_mb=comm.bucket_cap_mb,
+            find_unused_parameters=comm.find_unused_parameters,
+            static_graph=comm.static_graph,
+            gradient_as_bucket_view=True,
+            ddp_comm_hook=_HOOKS.get(comm.compression),
+        )
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        return pl.Trainer(
+            accelerator="gpu" if self.device.type == "cuda" else "cpu",
+            devices="auto" if self.device.type == "cuda" else 1,
+            strategy=strategy,
+            plugins=[self.runtime.environment],
+            precision=self.precision.autocast,
+            max_epochs=config.train.epochs,
+            max_steps=config.train.max_steps or -1,
+            accumulate_grad_batches=config.train.accumulate,
+            gradient_clip_val=config.train.clip,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+
+    def _result(
+        self,
+        trainer: pl.Trainer,
+        records: Records,
+        evaluation: Evaluation,
+        stores: dict[str, RowStore],
+        metrics: dict[str, float],
+    ) -> dict[str, Any]:
+        busy = records.totals["compute"] + records.totals["wait"]
+        traffic = torch.tensor(
+            [
+                sum(store.asked for store in stores.values()),
+                sum(store.hits for store in stores.values()),
+                self.data.sent_bytes,
+            ]
+        )
+        asked, hits, sent = self.control.sum(traffic).tolist()
+        return {
+            "metrics": metrics,
+            "steps": trainer.global_step,
+            "epochs": trainer.current_epoch,
+            "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
+            "seeds_per_second": records.seeds / busy if busy else 0.0,
+            "seconds": {**records.totals, "first_step": records.first_step},
+            "remote": {"rows": asked, "cache_hits": hits, "bytes": sent},
+        }

@@ -1,0 +1,116 @@
+"""Exact inference equals the model run on the whole graph at once, however it is spread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raygnn.config.schema import ModelConfig
+from raygnn.graph.data import GraphData
+from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.shard import load_shard
+from raygnn.models.network import Schema
+from raygnn.models.registry import build_model, needs_degree
+from raygnn.sampling.batch import Adjacency, Block
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.rows import build_stores
+from raygnn.tasks import inference
+from raygnn.tasks.inference import Inference
+from tests.graphs import ITEM, partitioned, random_graph, typed_graph
+from tests.ranks import run_ranks
+
+LAYERS = 3
+
+
+def model_of(config: ModelConfig, data: GraphData, target: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    widths = {t: frame.data["feat"].shape[1] for t, frame in data.nodes.items()}
+    return build_model(config, Schema(widths, list(data.edges), target, 4))
+
+
+def whole_graph(config: ModelConfig, data: GraphData, target: str) -> Tensor:
+    """The model on one block that is the graph, per layer; in original ids."""
+    adj = {}
+    degree = {}
+    for etype, edges in data.edges.items():
+        order = np.argsort(edges.dst, kind="stable")
+        counts = np.bincount(edges.dst, minlength=data.nodes[etype[2]].num)
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        adj[etype] = Adjacency(torch.from_numpy(indptr), torch.from_numpy(edges.src[order]))
+        degree[etype] = torch.from_numpy(counts)
+    sizes = {t: frame.num for t, frame in data.nodes.items()}
+    block = Block(adj, sizes, sizes)
+    x = {t: torch.from_numpy(frame.data["feat"]) for t, frame in data.nodes.items()}
+    with torch.no_grad():
+        out: Tensor = model_of(config, data, target).eval()([block] * LAYERS, x, degree)
+    return out
+
+
+def infer(
+    exchange: Exchange,
+    meta: PartitionMeta,
+    config: ModelConfig,
+    data: GraphData,
+    target: str,
+    by_layer: bool,
+    replicated: bool,
+) -> tuple[np.ndarray, Tensor]:
+    shard = load_shard(meta, exchange.world.rank, exchange.world.size, replicated=replicated)
+    stores = build_stores(
+        shard,
+        exchange,
+        features="feat",
+        dtype=torch.float32,
+        degree_etypes=shard.etypes if needs_degree(config) else [],
+        cache=0.2,
+        ring=3,
+    )
+    run = Inference(
+        shard,
+        exchange,
+        {t: store.over(exchange) for t, store in stores.items()},
+        num_layers=LAYERS,
+        batch_size=17,
+        device=torch.device("cpu"),
+    )
+    model = model_of(config, data, target)
+    if not by_layer:  # a module whose layers are not known
+        inner = model
+        model = torch.nn.Module()
+        model.forward = inner.eval().forward  # type: ignore[method-assign]
+    owned = np.arange(shard.owned(target))
+    return shard.original[target], run.outputs(model, target, owned + shard.first(target))
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2"])
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("replicated", [True, False])
+def test_layer_by_layer(
+    kind: str, typed: bool, replicated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "CHUNK_EDGES", 100)  # many chunks, not equally many per rank
+    data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
+    norm = "layer" if kind == "sage" else "none"
+    config = ModelConfig(kind=kind, hidden=16, layers=LAYERS, norm=norm, residual=kind == "gcn")
+    exact = whole_graph(config, data, target)
+    for workers, parts in ((1, 1), (3, 2)):
+        meta = partitioned(data, tmp_path, parts)
+        results = run_ranks(workers, infer, meta, config, data, target, True, replicated)
+        for original, outputs in results:
+            assert torch.allclose(outputs, exact[original], atol=1e-5)
+        assert sum(len(original) for original, _ in results) == len(exact)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_by_batches(kind: str, tmp_path: Path) -> None:
+    """For modules that do not show their layers: full neighbourhoods, batch by batch."""
+    data = random_graph(nodes=90)
+    config = ModelConfig(kind=kind, hidden=16, layers=LAYERS)
+    exact = whole_graph(config, data, "_N")
+    meta = partitioned(data, tmp_path, 2)
+    for original, outputs in run_ranks(2, infer, meta, config, data, "_N", False, False):
+        assert torch.allclose(outputs, exact[original], atol=1e-5)

@@ -1,0 +1,122 @@
+"""Jobs on small graphs: on real ranks without Ray, which start at once, and on a real Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.graph.partition import ensure_partition
+from raygnn.runs.run import Run
+from raygnn.runs.store import RunDir
+from raygnn.sampling.exchange import Exchange
+from raygnn.training.job import Job
+from raygnn.training.rank import Rank, Runtime
+from tests.ranks import run_ranks
+
+JobFactory = Callable[..., Config]
+
+
+def job(storage: Path, **sections: Any) -> dict[str, Any]:
+    """A small job on a planted graph; sections are merged into it."""
+    base: dict[str, Any] = {
+        "name": "test",
+        "storage": str(storage),
+        "graph": {
+            "format": "planted",
+            "nodes": 2000,
+            "degree": 10,
+            "classes": 4,
+            "features": 16,
+            "train": 0.2,
+            "val": 0.1,
+            "noise": 3.0,
+        },
+        "model": {"kind": "sage", "hidden": 16, "layers": 2, "dropout": 0.0},
+        "sampling": {"fanout": [5, 5], "batch_size": 64},
+        "train": {"epochs": 2, "lr": 0.01, "log_every": 1},
+        "cluster": {"workers": 2, "num_cpus": 4},
+        "fault": {"max_failures": 0},
+    }
+    for section, values in sections.items():
+        if isinstance(values, dict) and section in base:
+            base[section] = {**base[section], **values}
+        else:
+            base[section] = values
+    return base
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> JobFactory:
+    def make(**sections: Any) -> Config:
+        return load_config(job(tmp_path, **sections))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def shared_ray() -> Iterator[None]:
+    """A Ray with four CPUs, more than the machine may have: ranks mostly wait for each other."""
+    from raygnn.training.cluster import RayCluster
+
+    config = load_config(job(Path(), cluster={"num_cpus": 4}))
+    with RayCluster(config) as cluster:
+        cluster.wait()
+        yield
+
+
+class _Environment(LightningEnvironment):
+    """Ranks as they are, whatever the machine's variables say."""
+
+    def __init__(self, rank: int, size: int):
+        super().__init__()
+        self._rank, self._size = rank, size
+
+    creates_processes_externally = True  # type: ignore[assignment]
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def local_rank(self) -> int:
+        return self._rank
+
+    def world_size(self) -> int:
+        return self._size
+
+
+class _Strategy(DDPStrategy):
+    root_device = torch.device("cpu")  # type: ignore[assignment]
+
+
+def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
+    world = exchange.world
+    runtime = Runtime(
+        world=world,
+        device=torch.device("cpu"),
+        strategy=_Strategy,
+        environment=_Environment(world.rank, world.size),
+    )
+    return Rank(job, runtime).run()
+
+
+def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:
+    """Train as `raygnn.train` does, with forked ranks in place of Ray's workers."""
+    workers = config.cluster.workers
+    assert isinstance(workers, int)
+    meta = ensure_partition(config, workers)
+    with RunDir.create(config.storage, config.name, mode="resume" if resume else "new") as run:
+        run.begin(config.to_dict())
+        ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
+        job = Job(config, meta.directory, run.path, ntype, replicated, time.time())
+        result, *others = run_ranks(workers, _train, job)
+        assert all(other["metrics"] == result["metrics"] for other in others)
+        run.update_summary(status="done", **result)
+    return Run(run.path)

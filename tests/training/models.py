@@ -1,0 +1,66 @@
+"""Models as users write them: from dgl.nn, or with a fault."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class DglSage(nn.Module):
+    """Two SAGEConv layers of dgl.nn."""
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 16):
+        super().__init__()
+        from dgl.nn import SAGEConv
+
+        self.first = SAGEConv(in_features, hidden, "mean")
+        self.second = SAGEConv(hidden, out_features, "mean")
+
+    def forward(self, blocks, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        h = torch.relu(self.first(blocks[0], (x, x[: blocks[0].num_dst_nodes()])))
+        return self.second(blocks[1], (h, h[: blocks[1].num_dst_nodes()]))
+
+
+class Faulty(DglSage):
+    """Fails on one rank at one training step, in the way it is told, once or always.
+
+    Args:
+        how: "raise" or "die" (SIGKILL).
+        flag: a file that marks that it has happened; "" to fail every time.
+    """
+
+    def __init__(self, in_features: int, out_features: int, how: str, flag: str = ""):
+        super().__init__(in_features, out_features)
+        self.how, self.flag, self.calls = how, flag, 0
+
+    def forward(self, blocks, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        if self.training:
+            self.calls += 1
+            if dist.get_rank() == 1 and self.calls == 6 and self._now():
+                if self.how == "raise":
+                    raise ValueError("the sixth batch is not to my liking")
+                os.kill(os.getpid(), 9)
+        return super().forward(blocks, x)
+
+    def _now(self) -> bool:
+        if not self.flag:
+            return True
+        path = Path(self.flag)
+        if path.exists():
+            return False
+        path.touch()
+        return True
+
+
+class Slow(DglSage):
+    """Takes its time, so that a test can interrupt it."""
+
+    def forward(self, blocks, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        if self.training:
+            time.sleep(0.5)
+        return super().forward(blocks, x)

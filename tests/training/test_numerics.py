@@ -1,0 +1,125 @@
+"""What a job computes does not depend on how it is spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raygnn.runs.run import Run
+from tests.training.conftest import JobFactory, train_on_ranks
+
+
+def losses(run: Run) -> list[float]:
+    return [float(v) for v in run.metrics["train/loss"].dropna()]
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
+def test_one_worker_and_several_train_the_same_model(kind: str, make_job: JobFactory) -> None:
+    """Full neighbourhoods, no dropout, the same global batches: the same losses to 1e-4.
+
+    This can only hold if halo, remote features, degrees and the averaging of gradients over
+    unequal shares are right.
+    """
+    curves = {}
+    for workers, batch in ((1, 120), (2, 60), (3, 40)):
+        config = make_job(
+            name=f"{kind}-{workers}",
+            model={"kind": kind},
+            sampling={"fanout": [-1, -1], "batch_size": batch},
+            train={"epochs": 4},
+            cluster={"workers": workers},
+        )
+        curves[workers] = losses(train_on_ranks(config))
+        assert len(curves[workers]) == 16
+    assert curves[1][-1] < 0.9 * curves[1][0]
+    assert np.allclose(curves[1], curves[2], atol=1e-4), curves
+    assert np.allclose(curves[1], curves[3], atol=1e-4), curves
+
+
+def test_sampled_training_is_the_same_for_any_topology(make_job: JobFactory) -> None:
+    """Sampling is keyed, so this holds with fanouts, too, and with or without a cache."""
+    cases = [(True, 1, 120, 0.0), (True, 2, 60, 0.5), (False, 3, 40, 0.2), (False, 2, 60, 0.0)]
+    curves = []
+    for number, (replicated, workers, batch, cache) in enumerate(cases):
+        config = make_job(
+            name=f"run-{number}",
+            sampling={"batch_size": batch, "cache": cache, "prefetch": number % 3},
+            cluster={"workers": workers},
+        )
+        curves.append(losses(train_on_ranks(config, replicated=replicated)))
+    for curve in curves[1:]:
+        assert np.allclose(curves[0], curve, atol=1e-4), curves
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gatv2"])
+def test_typed_graph(kind: str, make_job: JobFactory) -> None:
+    config = make_job(graph={"typed": True}, model={"kind": kind}, train={"epochs": 8})
+    assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
+def test_precision(precision: str, kind: str, make_job: JobFactory) -> None:
+    config = make_job(
+        precision=precision, model={"kind": kind}, comm={"compression": "bf16"}, train={"epochs": 8}
+    )
+    assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.8
+
+
+def test_knobs_reach_the_loop(make_job: JobFactory) -> None:
+    train = {
+        "epochs": 50,
+        "max_steps": 5,
+        "accumulate": 2,
+        "clip": 1.0,
+        "optimizer": "sgd",
+        "momentum": 0.9,
+        "lr": 0.1,
+        "lr_scaling": "sqrt",
+    }
+    config = make_job(train=train, sampling={"prefetch": 0, "replace": True})
+    run = train_on_ranks(config)
+    assert run.summary["steps"] == 5
+    assert run.metrics["train/lr"].dropna().iloc[0] == pytest.approx(0.1 * 2**0.5)
+    assert run.metrics["val/accuracy"].notna().any()  # also when it ends within an epoch
+
+
+def test_patience_stops_and_the_best_weights_are_tested(make_job: JobFactory) -> None:
+    config = make_job(train={"epochs": 40, "patience": 2, "lr": 0.3})
+    run = train_on_ranks(config)
+    scores = run.metrics["val/accuracy"].dropna().to_list()
+    assert run.summary["epochs"] < 40
+    assert run.summary["metrics"]["val/accuracy"] == pytest.approx(max(scores[:-1]), abs=1e-6)
+    assert run.summary["best_epoch"] == int(np.argmax(scores[:-1]))
+
+
+def test_more_workers_than_seeds(make_job: JobFactory) -> None:
+    """Two seeds on three ranks: one has none of its own, and waits for nobody."""
+    graph = {"nodes": 60, "degree": 6, "classes": 2, "features": 4, "train": 0.05, "val": 0.2}
+    curves = [
+        losses(train_on_ranks(make_job(name=f"{w}", graph=graph, cluster={"workers": w})))
+        for w in (1, 4)
+    ]
+    assert np.allclose(*curves, atol=1e-4)
+
+
+@pytest.mark.parametrize("stop", [3, 4, 8])  # within an epoch, and at the end of one and of two
+@pytest.mark.parametrize("every", [1, 3])
+def test_resume_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory) -> None:
+    options: dict[str, Any] = {
+        "train": {"epochs": 3, "eval_every": every},
+        "model": {"dropout": 0.5},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+    }
+    whole = train_on_ranks(make_job(name="whole", **options))
+    train_on_ranks(make_job(name="part", **options))
+    for path in sorted(make_job(name="part").run_dir.glob("checkpoints/step-*"))[stop:]:
+        (path / "manifest.json").unlink()  # as if it had not been written to its end
+    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    new = resumed.metrics.iloc[len(whole.metrics) :].set_index("step")["train/loss"].dropna()
+    old = whole.metrics.set_index("step")["train/loss"].dropna()
+    assert new.index.to_list() == list(range(stop + 1, 13))
+    assert np.allclose(new, old[old.index > stop], atol=1e-6)
+    assert resumed.summary["metrics"] == pytest.approx(whole.summary["metrics"])

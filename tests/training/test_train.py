@@ -1,0 +1,136 @@
+"""Whole jobs on a real Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raygnn
+from raygnn.errors import ConfigError, DataError, InputError, PreflightError, TrainingError
+from raygnn.graph.dgl import dgl
+from raygnn.runs.run import Run
+from tests.graphs import random_graph
+from tests.training.conftest import JobFactory
+
+pytestmark = pytest.mark.usefixtures("shared_ray")
+
+MODELS = "tests.training.models"
+
+
+def train(config: raygnn.Config, **options: Any) -> Run:
+    return raygnn.train(config, display=False, **options)
+
+
+def test_run_directory(make_job: JobFactory) -> None:
+    config = make_job(
+        train={"epochs": 3, "log_every": 2},
+        model={"kind": f"{MODELS}:DglSage", "args": {"hidden": 24}, "hidden": 64, "dropout": 0.5},
+    )
+    run = train(config)
+    assert run.status == "done"
+    assert sorted(p.name for p in run.path.iterdir() if not p.name.startswith(".")) == [
+        "checkpoints", "config.yaml", "logs", "metrics.jsonl", "preflight.json", "summary.json",
+    ]  # fmt: skip
+    assert raygnn.load_config(run.config).to_dict() == config.to_dict()
+    assert json.loads((run.path / "preflight.json").read_text())["ok"]
+    assert sorted(p.name for p in (run.path / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+
+    frame = run.metrics
+    assert frame["step"].is_monotonic_increasing
+    assert frame["step"].max() == 3 * 4  # 400 training nodes, 2 × 64 a step
+    assert set(frame["step"][frame["train/loss"].notna()]) == {1, 2, 4, 6, 8, 10, 12}
+    assert frame["val/accuracy"].notna().sum() == 3 + 1
+    summary = run.summary
+    assert summary["steps"] == 12
+    assert summary["workers"] == summary["parts"] == 2
+    assert summary["metrics"]["test/accuracy"] > 0.6  # 4 classes
+    assert set(summary["seconds"]) >= {"sample", "features", "compute", "wait", "total"}
+    assert summary["versions"]["torch"]
+    assert raygnn.open_run(run.path).summary == summary
+
+    with pytest.raises(InputError, match="taken"):
+        train(config)
+
+
+def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) -> None:
+    config = make_job(model={"kind": f"{MODELS}:Faulty", "args": {"how": "raise"}})
+    with pytest.raises(TrainingError) as caught:
+        train(config)
+    error = caught.value
+    assert error.what == "ValueError: the sixth batch is not to my liking"
+    assert error.rank == 1
+    assert error.exit_code == 4
+    assert "models.py" in (error.trace or "")
+    run = raygnn.open_run(config.run_dir)
+    assert run.status == "failed"
+    assert "not to my liking" in (run.path / "logs" / "rank-1.log").read_text()
+
+
+def test_a_rank_that_is_killed_is_started_again(make_job: JobFactory, tmp_path: Path) -> None:
+    """From the last checkpoint, with the losses that an undisturbed run has."""
+    args = {"how": "die", "flag": str(tmp_path / "died")}
+    config = make_job(
+        model={"kind": f"{MODELS}:Faulty", "args": args},
+        train={"epochs": 3},
+        fault={"max_failures": 1, "checkpoint_every": 2},
+    )
+    run = train(config)
+    assert (tmp_path / "died").exists()
+    frame = run.metrics[run.metrics["train/loss"].notna()]
+    assert frame["step"].to_list() == [1, 2, 3, 4, 5, 5, *range(6, 13)]  # the fifth once more
+    twice = frame[frame["step"] == 5]["train/loss"].to_list()
+    assert twice[0] == pytest.approx(twice[1], abs=1e-6)
+    assert run.summary["steps"] == 12
+
+
+def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
+    config = make_job(
+        model={"kind": f"{MODELS}:DglSage", "args": {"width": 3}}, fault={"max_failures": 3}
+    )
+    with pytest.raises(TrainingError, match="width") as caught:
+        train(config)
+    assert caught.value.exit_code == ConfigError.exit_code
+    log = (config.run_dir / "logs" / "rank-0.log").read_text()
+    assert log.count("ERROR raygnn: failed") == 1  # a new start would not mend it: there was none
+
+
+def test_preflight_refuses(make_job: JobFactory) -> None:
+    config = make_job(cluster={"workers": 64})
+    with pytest.raises(PreflightError, match="64") as caught:
+        train(config)
+    assert caught.value.exit_code == 3
+    assert not config.run_dir.exists()
+
+
+def test_check_writes_nothing(make_job: JobFactory, tmp_path: Path) -> None:
+    assert raygnn.check(make_job(), display=False).ok
+    assert not raygnn.check(make_job(cluster={"workers": 64}), display=False).ok
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_partition_that_dgl_wrote(make_job: JobFactory, tmp_path: Path) -> None:
+    data = random_graph(nodes=300)
+    ((_, nodes),) = data.nodes.items()
+    ((_, edges),) = data.edges.items()
+    graph = dgl().graph((torch.from_numpy(edges.src), torch.from_numpy(edges.dst)), num_nodes=300)
+    for name, array in nodes.data.items():
+        graph.ndata[name] = torch.from_numpy(array)
+    dgl().distributed.partition_graph(graph, "theirs", 2, str(tmp_path / "theirs"), "random")
+    config = make_job(graph=None, partition={"path": str(tmp_path / "theirs")})
+    run = train(config)
+    assert run.status == "done"
+    assert np.isfinite(run.metrics["train/loss"].dropna()).all()
+
+
+def test_a_damaged_part(make_job: JobFactory) -> None:
+    config = make_job(train={"max_steps": 1})
+    meta = raygnn.partition(config, display=False)
+    meta.files[1].graph.write_bytes(b"garbage")
+    with pytest.raises((PreflightError, DataError)):
+        train(config)
+    assert not config.run_dir.exists()
