@@ -62,6 +62,11 @@ def _graph(config: Config) -> Iterator[Problem]:
         )
 
 
+def labelled_nodes(graph: PlantedGraph) -> int:
+    """How many nodes of a planted graph have labels: all, or the items of a typed one."""
+    return graph.nodes - graph.nodes // 5 if graph.typed else graph.nodes
+
+
 def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
     if graph.train + graph.val >= 1:
         yield Problem(
@@ -69,17 +74,25 @@ def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
             f"train {graph.train:g} + val {graph.val:g} leaves no nodes to test on",
             "lower graph.train or graph.val until they sum to less than 1",
         )
-    if graph.nodes < graph.classes:
+    items = labelled_nodes(graph)
+    nodes = f"{items} nodes with labels (four fifths)" if graph.typed else f"{items} nodes"
+    if graph.classes > items:
         yield Problem(
-            ("graph", "nodes"),
-            f"{graph.nodes} nodes are too few for {graph.classes} classes",
+            ("graph", "classes"),
+            f"{graph.classes} classes are more than {nodes}",
             "raise graph.nodes or lower graph.classes",
         )
-    if graph.degree >= graph.nodes:
+    if graph.degree > items / 2:
         yield Problem(
             ("graph", "degree"),
-            f"a mean degree of {graph.degree:g} needs more than {graph.nodes} nodes",
+            f"a mean degree of {graph.degree:g} is more than half of {nodes}",
             "lower graph.degree or raise graph.nodes",
+        )
+    if int(graph.train * items) < 1:
+        yield Problem(
+            ("graph", "train"),
+            f"a share of {graph.train:g} of {nodes} leaves none to train on",
+            "raise graph.train or graph.nodes",
         )
     parts = config.partition.parts
     if parts != "auto" and parts > graph.nodes:

@@ -48,10 +48,11 @@ def _find(module: str) -> ModuleSpec | str:
     parts = module.split(".")
     spec: ModuleSpec | None = None
     for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        spec = PathFinder.find_spec(name, path) if path is not None else None
+        # by its last name alone: a dotted one makes a namespace package ask for its parent among
+        # the modules that have been imported
+        spec = PathFinder.find_spec(parts[depth - 1], path) if path is not None else None
         if spec is None:
-            return name
+            return ".".join(parts[:depth])
         inside = spec.submodule_search_locations
         path = list(inside) if inside is not None else None
     assert spec is not None

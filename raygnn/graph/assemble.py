@@ -18,7 +18,6 @@ from torch import Tensor
 
 from raygnn.graph.assign import group
 from raygnn.graph.data import EdgeType, GraphData, etype_str
-from raygnn.graph.dglfile import STORABLE
 from raygnn.graph.partjson import IntArray
 
 IndexArray = np.ndarray[Any, Any]  # int32 where that is wide enough, int64 elsewhere
@@ -238,16 +237,6 @@ def _homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
         kind: np.stack([ends[:, i] - sizes[:, i], ends[:, i]], axis=1)
         for i, kind in enumerate(starts)
     }
-
-
-def storable(array: Any) -> bool:
-    """Whether DGL's files can hold this array or tensor."""
-    if isinstance(array, np.ndarray):
-        try:
-            return torch.from_numpy(np.empty(0, array.dtype)).dtype in STORABLE
-        except (TypeError, ValueError):
-            return False
-    return array.dtype in STORABLE
 
 
 def _rows(array: Any, ids: IntArray) -> Tensor:

@@ -5,6 +5,8 @@ Tensor files (``dgl.data.utils.save_tensors``) hold named arrays, graph files
 a file cut short can crash the process, or come back as uninitialised memory without any error.
 This one checks every length against the file and raises DataError with the file's name.
 What is written here is byte for byte what DGL writes, except that padding is zero.
+Arrays are numpy's, so that a file can be refused without the seconds that torch takes to import;
+only bfloat16, which numpy lacks, comes as torch tensors.
 
 The formats are those of DGL 0.5 to 2.4 (``src/graph/serialize`` and ``src/runtime/ndarray.cc``
 in its sources), little-endian throughout.
@@ -19,12 +21,16 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from raygnn.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _TENSOR_FILE = 0xDD5A9FBE3FA2443F
 _GRAPH_FILE = 0xDD2E4FF046B4A13F
@@ -45,21 +51,19 @@ _MAX_DIMS = 16
 
 # DLPack's type codes: 0 signed, 1 unsigned, 2 float, 4 bfloat
 _DTYPES = {
-    (0, 8): torch.int8,
-    (0, 16): torch.int16,
-    (0, 32): torch.int32,
-    (0, 64): torch.int64,
-    (1, 8): torch.uint8,
-    (2, 16): torch.float16,
-    (2, 32): torch.float32,
-    (2, 64): torch.float64,
-    (4, 16): torch.bfloat16,
+    (0, 8): "int8",
+    (0, 16): "int16",
+    (0, 32): "int32",
+    (0, 64): "int64",
+    (1, 8): "uint8",
+    (2, 16): "float16",
+    (2, 32): "float32",
+    (2, 64): "float64",
+    (4, 16): "bfloat16",
 }
-_CODES = {dtype: code for code, dtype in _DTYPES.items()} | {torch.bool: (1, 8)}
-STORABLE = frozenset(_CODES)
-"""dtypes that DGL's files can hold (bool comes back as uint8)."""
+_CODES = {dtype: code for code, dtype in _DTYPES.items()} | {"bool": (1, 8)}
 
-Sparse = tuple[Tensor, Tensor, Tensor]
+Sparse = tuple[Array, Array, Array]
 
 
 @dataclass
@@ -80,8 +84,8 @@ class StoredGraph:
     etypes: list[str]
     num_nodes: list[int]
     relations: list[Relation]
-    ndata: list[dict[str, Tensor]]
-    edata: list[dict[str, Tensor]]
+    ndata: list[dict[str, Array | Tensor]]
+    edata: list[dict[str, Array | Tensor]]
 
 
 @dataclass(frozen=True)
@@ -92,17 +96,41 @@ class Written:
     sha256: str
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a tensor file. Raises DataError for anything but a whole one."""
+def dtype_name(array: Array | Tensor) -> str:
+    """``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def storable(array: Array | Tensor) -> bool:
+    """Whether DGL's files can hold the array (bool comes back as uint8)."""
+    return dtype_name(array) in _CODES
+
+
+def csr_rows(indptr: Array, num: int) -> Array:
+    """CSR row pointers → int64 ``[num]``, the row of each entry.
+
+    Raises ValueError, saying what the matrix holds, unless they rise from 0 to ``num``.
+    """
+    if not len(indptr) or indptr[0] != 0 or indptr[-1] != num:
+        raise ValueError(f"row pointers that do not run from 0 to {num}")
+    # compared, as differences may overflow and look right
+    falls = indptr[1:] < indptr[:-1]
+    if falls.any():
+        raise ValueError(f"row pointers that fall at row {int(np.argmax(falls))}")
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+
+
+def read_tensors(path: Path) -> dict[str, Array | Tensor]:
+    """The named arrays of a tensor file. Raises DataError for anything but a whole one."""
     with _open(path) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")
         declared = reader.u64()
-        tensors = reader.named_tensors()
+        arrays = reader.named_arrays()
         # DGL writes the number of entries twice, the first one 0 for an empty dictionary
-        if declared not in (0, len(tensors)):
-            raise reader.bad(f"says {declared} tensors and holds {len(tensors)}")
+        if declared not in (0, len(arrays)):
+            raise reader.bad(f"says {declared} tensors and holds {len(arrays)}")
         reader.end()
-        return tensors
+        return arrays
 
 
 def read_graphs(path: Path) -> list[StoredGraph]:
@@ -125,33 +153,33 @@ def read_graphs(path: Path) -> list[StoredGraph]:
         return graphs
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
+def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor]) -> Written:
     """Write a tensor file that ``dgl.data.utils.load_tensors`` reads.
 
-    Raises ValueError for a dtype outside :data:`STORABLE`; OSError as writing files does.
+    Raises ValueError for an array that is not :func:`storable`; OSError as writing files does.
     """
     with path.open("wb") as file:
         writer = _Writer(file)
-        writer.u64(_TENSOR_FILE, len(tensors))
-        writer.named_tensors(tensors)
+        writer.u64(_TENSOR_FILE, len(arrays))
+        writer.named_arrays(arrays)
         return writer.done()
 
 
 def write_graph(
     path: Path,
     num_nodes: int,
-    src: Tensor,
-    dst: Tensor,
-    ndata: Mapping[str, Tensor],
-    edata: Mapping[str, Tensor],
+    src: Array | Tensor,
+    dst: Array | Tensor,
+    ndata: Mapping[str, Array | Tensor],
+    edata: Mapping[str, Array | Tensor],
 ) -> Written:
     """Write one homogeneous graph, in COO, as a graph file that ``dgl.load_graphs`` reads.
 
     Args:
         src, dst: int64 ``[E]``, ids in ``0 … num_nodes-1``.
-        ndata, edata: name → tensor with ``num_nodes`` or ``E`` rows.
+        ndata, edata: name → array with ``num_nodes`` or ``E`` rows.
     """
-    nothing = torch.empty(0, dtype=torch.int64)
+    nothing = np.empty(0, dtype=np.int64)
     with path.open("wb") as file:
         writer = _Writer(file)
         writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
@@ -164,13 +192,13 @@ def write_graph(
         writer.meta_graph()
         writer.u64(_COO, num_nodes, num_nodes)
         for array in (src, dst, nothing):
-            writer.tensor(array)
+            writer.array(array)
         writer.raw(bytes(2))  # neither rows nor columns are declared sorted
         writer.u64(1, num_nodes)
         writer.u64(1)
-        writer.named_tensors(ndata)
+        writer.named_arrays(ndata)
         writer.u64(1)
-        writer.named_tensors(edata)
+        writer.named_arrays(edata)
         writer.u64(1)
         writer.string("_N")
         writer.u64(1)
@@ -244,44 +272,57 @@ class _Reader:
     def strings(self) -> list[str]:
         return [self.string() for _ in range(self.fits(self.u64(), 8))]
 
-    def tensor(self) -> Tensor:
+    def array(self) -> Array | Tensor:
         self.magic(_NDARRAY, "array")
         _, _, _, ndim, code, bits, lanes = struct.unpack("<QiiiBBH", self.raw(24))
-        dtype = _DTYPES.get((code, bits))
-        if dtype is None or lanes != 1 or not 0 <= ndim <= _MAX_DIMS:
+        name = _DTYPES.get((code, bits))
+        if name is None or lanes != 1 or not 0 <= ndim <= _MAX_DIMS:
             raise self.bad(f"holds an array of unknown type (code {code}, {bits} bits)")
+        dtype = np.dtype(np.int16 if name == "bfloat16" else name)
         shape = struct.unpack(f"<{ndim}q", self.raw(8 * ndim))
-        # torch refuses shapes whose strides overflow, even without elements
+        # numpy and torch refuse shapes whose strides overflow, even without elements
         if min(shape, default=1) < 0 or math.prod(max(n, 1) for n in shape) >= 2**60:
             raise self.bad(f"holds an array of impossible shape {shape}")
         elements = math.prod(shape)
         if self.u64() != elements * dtype.itemsize:
             raise self.bad(f"holds an array whose size does not fit its shape {shape}")
         self.fits(elements, dtype.itemsize)
-        tensor = torch.empty(shape, dtype=dtype)
+        array: Array = np.empty(shape, dtype)
         if elements:
-            into = tensor.view(-1).view(torch.uint8).numpy().data
+            into = _bytes(array)
             if self.file.readinto(into) != len(into):  # type: ignore[attr-defined]
                 raise self.bad("is cut short")
             self.at += len(into)
-        return tensor
+        if name != "bfloat16":
+            return array
+        import torch
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        return {self.string(): self.tensor() for _ in range(self.fits(self.u64(), 8))}
+        return torch.from_numpy(array).view(torch.bfloat16)
 
-    def frames(self, count: int, what: str) -> list[dict[str, Tensor]]:
+    def named_arrays(self) -> dict[str, Array | Tensor]:
+        return {self.string(): self.array() for _ in range(self.fits(self.u64(), 8))}
+
+    def frames(self, count: int, what: str) -> list[dict[str, Array | Tensor]]:
         if self.u64() != count:
             raise self.bad(f"does not hold data for each {what} type")
-        return [self.named_tensors() for _ in range(count)]
+        return [self.named_arrays() for _ in range(count)]
 
     def sparse(self, magic: int, flags: int) -> Sparse:
         self.magic(magic, "sparse matrix")
         self.skip(16)  # rows and columns
-        arrays = self.tensor(), self.tensor(), self.tensor()
-        if any(a.dim() != 1 or a.dtype not in (torch.int32, torch.int64) for a in arrays):
-            raise self.bad("holds a sparse matrix whose indices are no integers")
+        arrays = self.indices(), self.indices(), self.indices()
         self.skip(flags)
         return arrays
+
+    def indices(self) -> Array:
+        array = self.array()
+        if (
+            not isinstance(array, np.ndarray)
+            or array.ndim != 1
+            or array.dtype not in (np.int32, np.int64)
+        ):
+            raise self.bad("holds a sparse matrix whose indices are no integers")
+        return array
 
     def meta_graph(self) -> Sparse:
         self.magic(_META_GRAPH, "meta graph")
@@ -290,18 +331,17 @@ class _Reader:
     def graph(self) -> StoredGraph:
         self.magic(_HETERO_GRAPH, "graph")
         indptr, dst_types, order = self.meta_graph()
-        degrees, count = indptr.diff(), len(dst_types)
-        each = torch.arange(count)
-        if (
-            (degrees < 0).any()
-            or degrees.sum() != count
-            or (len(order) and not torch.equal(order.sort().values, each))
-        ):
-            raise self.bad("holds an inconsistent meta graph")
-        src_types = torch.repeat_interleave(torch.arange(len(degrees)), degrees)
+        count = len(dst_types)
+        each = np.arange(count)
+        try:
+            src_types = csr_rows(indptr, count)
+        except ValueError as error:
+            raise self.bad(f"holds a meta graph with {error}") from error
+        if len(order) and not np.array_equal(np.sort(order), each):
+            raise self.bad("holds a meta graph whose edges are not each there once")
         if self.u64() != count:
             raise self.bad("does not hold one matrix for each edge type")
-        place = order.argsort() if len(order) else each
+        place = np.argsort(order) if len(order) else each
         relations = [
             self.relation(Relation(int(src_types[at]), int(dst_types[at]))) for at in place
         ]
@@ -351,30 +391,38 @@ class _Writer:
         self.u64(len(data))
         self.raw(data)
 
-    def tensor(self, tensor: Tensor) -> None:
-        if tensor.dtype not in _CODES:
-            raise ValueError(f"DGL's files cannot hold {tensor.dtype}")
-        code, bits = _CODES[tensor.dtype]
-        nbytes = tensor.numel() * tensor.element_size()
-        self.raw(struct.pack("<QQiiiBBH", _NDARRAY, 0, 1, 0, tensor.dim(), code, bits, 1))
-        self.raw(struct.pack(f"<{tensor.dim()}qq", *tensor.shape, nbytes))
-        if nbytes:
-            self.raw(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    def array(self, array: Array | Tensor) -> None:
+        if not storable(array):
+            raise ValueError(f"DGL's files cannot hold {dtype_name(array)}")
+        code, bits = _CODES[dtype_name(array)]
+        self.raw(struct.pack("<QQiiiBBH", _NDARRAY, 0, 1, 0, array.ndim, code, bits, 1))
+        self.raw(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes))
+        if array.nbytes:
+            self.raw(_bytes(array))
 
-    def named_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.u64(len(tensors))
-        for name, tensor in tensors.items():
+    def named_arrays(self, arrays: Mapping[str, Array | Tensor]) -> None:
+        self.u64(len(arrays))
+        for name, array in arrays.items():
             self.string(name)
-            self.tensor(tensor)
+            self.array(array)
 
     def meta_graph(self) -> None:
         """The meta graph of a homogeneous graph: one edge, from the only node type to itself."""
         self.u64(_META_GRAPH, _CSR, 1, 1)
         for values in ([0, 1], [0], [0]):
-            self.tensor(torch.tensor(values))
+            self.array(np.array(values, dtype=np.int64))
         self.raw(bytes(1))
 
     def done(self) -> Written:
         self.file.flush()
         os.fsync(self.file.fileno())
         return Written(self.size, self.hash.hexdigest())
+
+
+def _bytes(array: Array | Tensor) -> memoryview:
+    """The elements in C order; without a copy where they lie so."""
+    if not isinstance(array, np.ndarray):
+        import torch
+
+        array = (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
+    return np.ascontiguousarray(array.reshape(-1)).view(np.uint8).data

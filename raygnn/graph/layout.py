@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MANIFEST = "raygnn.json"
 """The file beside DGL's json that says what we wrote; see :mod:`raygnn.graph.manifest`."""
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 _MAX_PARTS = 1 << 20
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from raygnn.errors import DataError
-from raygnn.graph.data import etype_str
+from raygnn.graph.data import MASKS, etype_str
+from raygnn.graph.dglfile import dtype_name
 from raygnn.graph.layout import PartitionMeta, load_part
 
 _CHUNK = 1 << 20
@@ -28,7 +29,7 @@ def describe(meta: PartitionMeta) -> dict[str, Any]:
     parts = []
     for number in range(meta.num_parts):
         part = load_part(meta, number)
-        cut, halo, training = 0, 0, 0
+        cut, halo = 0, 0
         for ntype in meta.ntypes:
             first, last = meta.node_ranges[ntype][number]
             far = torch.zeros(meta.num_nodes(ntype), dtype=torch.bool)
@@ -38,18 +39,16 @@ def describe(meta: PartitionMeta) -> dict[str, Any]:
                     cut += int(((csc.src < first) | (csc.src >= last)).sum())
             far[first:last] = False
             halo += int(far.sum())
-            mask = part.node_data[ntype].get("train_mask")
-            training += 0 if mask is None else int(mask.sum())
-        frames = part.node_data | {etype_str(t): frame for t, frame in part.edge_data.items()}
-        for kind, frame in frames.items():
-            features |= {f"{kind}/{name}": feature(tensor) for name, tensor in frame.items()}
+        node_data = _flat(part.node_data)
+        edge_data = _flat({etype_str(t): frame for t, frame in part.edge_data.items()})
+        features |= {key: feature(tensor) for key, tensor in (node_data | edge_data).items()}
         parts.append(
             {
                 "nodes": {t: int(r[number, 1] - r[number, 0]) for t, r in meta.node_ranges.items()},
                 "edges": {etype_str(t): len(csc.eid) for t, csc in part.csc.items()},
                 "halo": halo,
                 "cut": cut,
-                "training_nodes": training,
+                "splits": splits(node_data),
                 "bytes": sum(path.stat().st_size for path in meta.files[number].all()),
             }
         )
@@ -64,7 +63,24 @@ def describe(meta: PartitionMeta) -> dict[str, Any]:
 
 def feature(tensor: torch.Tensor) -> dict[str, Any]:
     """How the manifest describes an array: dtype, and shape without the rows."""
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape[1:])}
+    return {"dtype": dtype_name(tensor), "shape": list(tensor.shape[1:])}
+
+
+def splits(node_data: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:
+    """How many nodes a part's masks (``"<type>/<name>"``) mark: node type → split → number.
+
+    Masks that are not there are left out, and so are types without any.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for key, mask in node_data.items():
+        ntype, _, name = key.rpartition("/")
+        if name in MASKS:
+            found.setdefault(ntype, {})[name.removesuffix("_mask")] = int(mask.sum())
+    return found
+
+
+def _flat(frames: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {f"{kind}/{name}": t for kind, frame in frames.items() for name, t in frame.items()}
 
 
 def table(meta: PartitionMeta) -> list[dict[str, Any]]:
@@ -80,7 +96,10 @@ def table(meta: PartitionMeta) -> list[dict[str, Any]]:
             "part": number,
             "nodes": sum(part["nodes"].values()),
             "edges": sum(part["edges"].values()),
-            **{key: part[key] for key in ("halo", "cut", "training_nodes", "bytes")},
+            "halo": part["halo"],
+            "cut": part["cut"],
+            "training_nodes": sum(counts.get("train", 0) for counts in part["splits"].values()),
+            "bytes": part["bytes"],
             "seconds": None,
         }
         for number, part in enumerate(facts["parts"])

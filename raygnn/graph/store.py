@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
-from raygnn.graph.assemble import Assembly, storable
+from raygnn.graph.assemble import Assembly
 from raygnn.graph.data import GraphData, etype_str
-from raygnn.graph.dglfile import Written, write_graph, write_tensors
+from raygnn.graph.dglfile import Written, storable, write_graph, write_tensors
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
-from raygnn.graph.manifest import feature
+from raygnn.graph.manifest import feature, splits
 
 
 def check_storable(data: GraphData) -> None:
@@ -72,14 +72,13 @@ def write_parts(
             written[name] = write_tensors(folder / name, tensors)
         features |= {key: feature(tensor) for key, tensor in (node_data | edge_data).items()}
         files |= {f"{folder.name}/{name}": each for name, each in written.items()}
-        masks = [mask for key, mask in node_data.items() if key.endswith("/train_mask")]
         parts.append(
             {
                 "nodes": assembly.num_nodes(part),
                 "edges": {etype_str(t): count for t, count in assembly.num_edges(part).items()},
                 "halo": halo,
                 "cut": cut,
-                "training_nodes": sum(int(mask.sum()) for mask in masks),
+                "splits": splits(node_data),
                 "bytes": sum(each.size for each in written.values()),
             }
         )

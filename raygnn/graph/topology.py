@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.dglfile import StoredGraph, read_graphs, read_tensors
+from raygnn.graph.dglfile import Array, StoredGraph, csr_rows, read_graphs, read_tensors
 from raygnn.graph.layout import CSC, Part, PartitionMeta, typewise
 from raygnn.graph.partjson import IntArray
 
@@ -26,7 +26,7 @@ def read_part(meta: PartitionMeta, part: int) -> Part:
     """See :func:`raygnn.graph.layout.load_part`."""
     files = meta.files[part]
     stored = read_graphs(files.graph)
-    if len(stored) != 1 or len(stored[0].relations) != 1:
+    if len(stored) != 1 or len(stored[0].relations) != 1 or len(stored[0].num_nodes) != 1:
         raise _inconsistent(files.graph, "does not hold one homogeneous graph")
     topology = _Topology(meta, part, stored[0], files.graph)
     num_nodes = {t: _length(meta.node_ranges[t][part]) for t in meta.ntypes}
@@ -35,8 +35,9 @@ def read_part(meta: PartitionMeta, part: int) -> Part:
     edge_data = _frames(files.edge_feats, num_edges, etype_str(DEFAULT_ETYPE), features)
     orig_nids = None
     if files.orig_nids is not None:
-        orig_nids = read_tensors(files.orig_nids)
-        if {ntype: len(ids) for ntype, ids in orig_nids.items()} != num_nodes:
+        orig_nids = {ntype: _tensor(ids) for ntype, ids in read_tensors(files.orig_nids).items()}
+        shapes = {ntype: tuple(ids.shape) for ntype, ids in orig_nids.items()}
+        if shapes != {ntype: (num,) for ntype, num in num_nodes.items()}:
             raise _inconsistent(files.orig_nids, "does not hold one id for each node of the part")
     return Part(
         part=part,
@@ -52,10 +53,10 @@ class _Topology:
 
     def __init__(self, meta: PartitionMeta, part: int, stored: StoredGraph, path: Path):
         self.meta, self.part, self.path = meta, part, path
-        nids, eids = stored.ndata[0].get(_ID), stored.edata[0].get(_ID)
+        nids, eids = (self._ids(frames[0].get(_ID)) for frames in (stored.ndata, stored.edata))
         self.src, self.dst, order = self._ends(stored)
-        if nids is None or eids is None or len(nids) != stored.num_nodes[0]:
-            raise _inconsistent(path, "does not hold the global ids of its nodes and edges")
+        if len(nids) != stored.num_nodes[0]:
+            raise _inconsistent(path, "does not hold one id for each of its nodes")
         if len(eids) != len(self.src):
             raise _inconsistent(path, "does not hold one id for each of its edges")
         self.node_type, self.node_id, _ = self._typewise(nids, list(meta.node_map.values()))
@@ -98,14 +99,14 @@ class _Topology:
                 self.path, f"holds {len(eid)} {etype_str(etype)!r} edges, not those it owns"
             )
 
-    def _ends(self, stored: StoredGraph) -> tuple[IntArray, IntArray, Tensor | None]:
+    def _ends(self, stored: StoredGraph) -> tuple[IntArray, IntArray, IntArray | None]:
         """Local ends of each edge, and the edges' local ids (None: 0 … E-1)."""
         name, (first, second, order) = next(iter(stored.relations[0].formats.items()))
         if name != "coo":
-            degrees = first.diff()
-            if (degrees < 0).any() or degrees.sum() != len(second):
-                raise _inconsistent(self.path, "holds a graph whose index is no index")
-            first = torch.repeat_interleave(torch.arange(len(degrees)), degrees)
+            try:
+                first = csr_rows(first, len(second))
+            except ValueError as error:
+                raise _inconsistent(self.path, f"holds {error}") from error
         src, dst = (second, first) if name == "csc" else (first, second)
         if len(src) != len(dst) or len(order) not in (0, len(src)):
             raise _inconsistent(self.path, "holds edges with one end")
@@ -113,37 +114,43 @@ class _Topology:
         for ids, limit in ((src, nodes), (dst, nodes), (order, len(src))):
             if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
                 raise _inconsistent(self.path, "holds edges whose ends or ids are out of range")
-        return src.long().numpy(), dst.long().numpy(), order.long() if len(order) else None
+        return _int64(src), _int64(dst), _int64(order) if len(order) else None
+
+    def _ids(self, ids: Array | Tensor | None) -> IntArray:
+        """Global ids of nodes or edges as the file has them, int64."""
+        if ids is None:
+            raise _inconsistent(self.path, "does not hold the global ids of its nodes and edges")
+        if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise _inconsistent(self.path, "holds global ids that are no ids")
+        return _int64(ids)
 
     def _typewise(
-        self, ids: Tensor, maps: list[IntArray]
+        self, ids: IntArray, maps: list[IntArray]
     ) -> tuple[IndexArray, IntArray, IndexArray]:
         """Homogeneous ids → type number (int32), type-wise id (int64), owning part (int32)."""
-        if ids.dim() != 1 or ids.is_floating_point():
-            raise _inconsistent(self.path, "holds global ids that are no ids")
-        values = ids.long().numpy()
         ranges = np.stack(maps, axis=1).reshape(-1, 2)  # by part, then type: increasing
         shift = np.stack([typewise(each) - each for each in maps], axis=1).reshape(-1, 2)[:, 0]
-        if len(values) and not (values.min() >= 0 and values.max() < ranges[-1, 1]):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < ranges[-1, 1]):
             raise _inconsistent(self.path, "holds global ids that are out of range")
         # The last range that starts at or before an id: empty ranges start where the next does.
-        at = np.searchsorted(ranges[:, 0], values, side="right") - 1
+        at = np.searchsorted(ranges[:, 0], ids, side="right") - 1
         kind, owner = (at % len(maps)).astype(np.int32), (at // len(maps)).astype(np.int32)
-        return kind, values + shift[at], owner
+        return kind, ids + shift[at], owner
 
 
 def _frames(
     path: Path, rows: Mapping[str, int], default: str, features: dict[str, Any] | None
 ) -> dict[str, dict[str, Tensor]]:
-    """``"<type>/<name>"`` tensors, by type; names without a type are the default type's."""
+    """The arrays ``"<type>/<name>"`` by type; names without a type are the default type's."""
     frames: dict[str, dict[str, Tensor]] = {kind: {} for kind in rows}
-    for key, tensor in read_tensors(path).items():
+    for key, array in read_tensors(path).items():
         full = key if "/" in key else f"{default}/{key}"
         kind = max((k for k in rows if full.startswith(f"{k}/")), key=len, default=None)
         if kind is None:
             raise _inconsistent(path, f"holds {key!r}, which is of no type of this graph")
-        if tensor.dim() == 0 or len(tensor) != rows[kind]:
+        if array.ndim == 0 or len(array) != rows[kind]:
             raise _inconsistent(path, f"{key!r} does not have {rows[kind]} rows")
+        tensor = _tensor(array)
         # DGL's files have no bool: it comes back as uint8.
         if tensor.dtype == torch.uint8 and (
             features[full]["dtype"] == "bool" if features else full.endswith("_mask")
@@ -151,6 +158,14 @@ def _frames(
             tensor = tensor.bool()
         frames[kind][full[len(kind) + 1 :]] = tensor
     return frames
+
+
+def _tensor(array: Array | Tensor) -> Tensor:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+
+def _int64(array: Array) -> IntArray:
+    return array.astype(np.int64, copy=False)
 
 
 def _length(bounds: IntArray) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raygnn.config.schema import Config
+from raygnn.graph.data import SPLITS
 from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
     if meta.manifest is None:
         columns, splits = _from_parts(meta, config)
     else:
-        columns, splits = _from_manifest(meta.manifest, meta.ntypes, meta.num_parts)
+        columns, splits = _from_manifest(meta.manifest, meta.ntypes, config)
     return PartitionFacts(
         directory=str(meta.directory),
         num_parts=meta.num_parts,
@@ -107,17 +108,20 @@ def fingerprint(directory: Path, names: tuple[str, ...]) -> str | None:
 
 
 def _from_manifest(
-    manifest: Mapping[str, Any], ntypes: list[str], parts: int
+    manifest: Mapping[str, Any], ntypes: list[str], config: Config
 ) -> tuple[_Columns, dict[str, int]]:
-    """What we wrote comes from one array each, so every part has the same; only the training
-    nodes are counted in it."""
+    """What we wrote comes from one array each, so every part has the same."""
     columns: _Columns = {ntype: {} for ntype in ntypes}
     for key, facts in manifest["features"].items():
         kind, _, name = key.rpartition("/")
         if kind in columns:
-            columns[kind][name] = (Column(facts["dtype"], tuple(facts["shape"])),) * parts
-    splits = {"train": sum(part["training_nodes"] for part in manifest["parts"])}
-    return columns, splits
+            column = Column(facts["dtype"], tuple(facts["shape"]))
+            columns[kind][name] = (column,) * manifest["num_parts"]
+    ntype = task_ntype(config, columns)
+    if ntype is None:
+        return columns, {}
+    counts = [part["splits"].get(ntype, {}) for part in manifest["parts"]]
+    return columns, {split: sum(count.get(split, 0) for count in counts) for split in SPLITS}
 
 
 def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, dict[str, int]]:
@@ -145,7 +149,7 @@ def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, dict[str
 
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
     """``train``, ``val``, ``test`` → how many nodes; a mask that is not there marks none."""
-    found = ((split, arrays.get(f"{split}_mask")) for split in ("train", "val", "test"))
+    found = ((split, arrays.get(f"{split}_mask")) for split in SPLITS)
     return {split: 0 if mask is None else int(mask.sum()) for split, mask in found}
 
 

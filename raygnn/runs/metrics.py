@@ -25,21 +25,20 @@ class MetricsWriter:
 
     Args:
         path: the file; its directory exists.
-        append: go on with the file (after a resume); a torn last line is dropped. Otherwise
-            the file begins empty.
+        keep: records of an earlier start that stay: those up to this step, so that a run that
+            goes on from a checkpoint has each step once. None for none of them.
 
     Raises:
         TrainingError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, append: bool = False):
+    def __init__(self, path: Path, keep: int | None = None):
         self.path = path
         with storage_errors(path):
-            flags = os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else os.O_APPEND | os.O_TRUNC)
-            self._descriptor = os.open(path, flags, 0o644)
-            whole = _whole_lines(self._descriptor)
-            if whole < os.fstat(self._descriptor).st_size:
-                os.ftruncate(self._descriptor, whole)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            end = 0 if keep is None else _bytes_until(path, keep)
+            if os.fstat(self._descriptor).st_size > end:
+                os.ftruncate(self._descriptor, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record; scalars of numpy and torch are welcome.
@@ -122,13 +121,13 @@ def _parse(line: bytes) -> Record | None:
     return {key: math.nan if item is None else item for key, item in value.items()}
 
 
-def _whole_lines(descriptor: int) -> int:
-    """Bytes up to and with the file's last newline."""
-    end = os.fstat(descriptor).st_size
-    while end > 0:
-        start = max(0, end - 65536)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
+def _bytes_until(path: Path, step: int) -> int:
+    """Bytes of the whole lines at the file's beginning that are records up to ``step``."""
+    end = 0
+    with open(path, "rb") as file:
+        for line in file:
+            record = _parse(line) if line.endswith(b"\n") else None
+            if record is None or record["step"] > step:
+                break
+            end += len(line)
+    return end

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_EVALUATIONS = 1.0
 _SHORTEST_BAR = 8
 
 
@@ -23,8 +24,8 @@ class Progress:
     Args:
         steps_per_epoch: optimizer steps in an epoch.
         total_steps: steps after which the training ends.
-        on_line: called with each plain line: at every evaluation, and at most every 5 seconds
-            between them.
+        on_line: called with each plain line: at an evaluation, at most every second,
+            and every 5 seconds between them.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class Progress:
         self._total = max(1, total_steps)
         self._now = now
         self._said = ""
-        self._said_at = -math.inf
+        self._said_at = -math.inf  # by our clock
+        self._said_time = -math.inf  # by the training's
         self._first: tuple[int, float] | None = None
         self._step = 0
         self._time = 0.0
@@ -59,8 +61,10 @@ class Progress:
         values = {key: value for key, value in record.items() if _shows(key, value)}
         self._shown |= values
         evaluated = any(key.startswith("val/") for key in values)
-        if self.on_line and (evaluated or self._now() - self._said_at >= _SECONDS_BETWEEN_LINES):
-            self._said, self._said_at = self.line(), self._now()
+        due = self._now() - self._said_at >= _SECONDS_BETWEEN_LINES
+        due |= evaluated and self._time - self._said_time >= _SECONDS_BETWEEN_EVALUATIONS
+        if self.on_line and due and self.unsaid():
+            self._said, self._said_at, self._said_time = self.line(), self._now(), self._time
             self.on_line(self._said)
 
     def line(self) -> str:

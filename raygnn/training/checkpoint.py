@@ -1,8 +1,9 @@
 """Checkpoints in the run directory: whole or not there.
 
 ``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt`` and a ``manifest.json`` with its size
-and SHA-256. It is written under another name and renamed, so that a directory with the final
-name is complete; reading verifies it all the same and passes over a damaged one.
+and SHA-256; ``checkpoints/selected.pt`` holds the weights of a finished run. Each is written
+under another name and renamed, so that what has the final name is complete; reading verifies it
+all the same and passes over a damaged one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import lightning.pytorch as pl
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from torch import nn
 
 _STATE, _MANIFEST = "state.ckpt", "manifest.json"
 
@@ -41,12 +45,31 @@ def save(directory: Path, trainer: pl.Trainer, keep: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def save_weights(directory: Path, model: nn.Module) -> None:
+    """Write the weights that were tested to ``selected.pt``: plain tensors by parameter name.
+
+    ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
+    """
+    import torch
+
+    draft = directory / ".selected.tmp"
+    torch.save(model.state_dict(), draft)
+    _sync(draft)
+    os.rename(draft, directory / "selected.pt")
+    _sync(directory)
+
+
 def latest(directory: Path) -> Path | None:
     """The state file of the newest checkpoint that is whole, or None."""
     for candidate in reversed(_all(directory)):
         if _is_whole(candidate):
             return candidate / _STATE
     return None
+
+
+def step_of(state: Path) -> int:
+    """The optimizer step after which a state file was written."""
+    return int(state.parent.name.removeprefix("step-"))
 
 
 def _all(directory: Path) -> list[Path]:

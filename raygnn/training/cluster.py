@@ -11,6 +11,8 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
+import tempfile
 import threading
 from typing import Any
 
@@ -59,6 +61,7 @@ class RayCluster:
         self._ready = threading.Event()
         self._done = threading.Event()
         self._error: BaseException | None = None
+        self._directory: str | None = None  # for a local Ray's sockets and logs
         self._ours = False
 
     def __enter__(self) -> RayCluster:
@@ -103,6 +106,8 @@ class RayCluster:
             import ray
 
             ray.shutdown()
+        if self._directory and self._error is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _start(self) -> None:
         for name, value in _QUIET.items():
@@ -131,20 +136,23 @@ class RayCluster:
         if not self.local:
             ray.init(address=self._address, **common)
             return
+        self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
         ray.init(
             address="local",
             num_cpus=self._num_cpus,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=self._directory,
             **common,
         )
         _start_coordinator()
 
     def _as_preflight_error(self, error: BaseException) -> RaygnnError:
         if self.local:
+            logs = self._directory or tempfile.gettempdir()
             return PreflightError(
                 f"Ray did not start: {type(error).__name__}: {error}",
-                remedy="run again with -v, and look into /tmp/ray/session_latest/logs",
+                remedy=f"run again with -v, and look into {logs}",
             )
         return PreflightError(
             f"no connection to Ray: {type(error).__name__}: {error}",

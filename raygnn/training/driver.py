@@ -20,7 +20,7 @@ from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.run import Run
 from raygnn.runs.store import Mode, RunDir
-from raygnn.training import faults
+from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
 from raygnn.training.job import Job
 from raygnn.training.launch import Launch
@@ -79,6 +79,8 @@ def train(
         run.begin(config.to_dict())
         run.write_preflight(plan.report.to_dict())
         _show_findings(show, plan.report)
+        if resume:
+            show.note(_continuation(run))
         try:
             result = _fit(config, plan, run, cluster, show, started)
         except RaygnnError as error:
@@ -120,7 +122,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
     A graph that has not been partitioned is read and judged as it is.
 
     Returns:
-        The report; `raygnn.preflight.report.verdict` raises for what it refuses.
+        The report; `verdict(report.findings, config)` raises for what it refuses.
 
     Raises:
         InputError: bad input.
@@ -157,6 +159,13 @@ def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]
     }
 
 
+def _continuation(run: RunDir) -> str:
+    state = checkpoint.latest(run.checkpoints)
+    if state is None:
+        return "resume: there is no checkpoint yet, so this starts from the beginning"
+    return f"resume: from step {checkpoint.step_of(state):,} ({state.parent.name})"
+
+
 def _show_findings(show: Display, report: Report) -> None:
     for finding in report.findings:
         if finding.severity != "error":
@@ -190,6 +199,7 @@ def _fit(
         records = _first_records(tail, launch.running)
     train = config.train
     steps = plan.steps_per_epoch(config)
+    told = 0.0
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
@@ -197,10 +207,21 @@ def _fit(
                 progress.update(record)
             if not running:
                 break
+            told = _tell_failures(show, run, told)
             time.sleep(_POLL)
             records = tail.poll()
     shutil.rmtree(run.path / ".ray", ignore_errors=True)
     return {**launch.result(), "parts": parts}
+
+
+def _tell_failures(show: Display, run: RunDir, since: float) -> float:
+    """Say why training starts again; returns the time up to which that has been told."""
+    news = [f for f in faults.recorded(run.path) if f.time > since]
+    if not news:
+        return since
+    if not any(failure.final for failure in news):
+        show.note(f"rank {news[0].rank} failed, starting again: {news[0].what}")
+    return max(failure.time for failure in news)
 
 
 def _first_records(tail: MetricsTail, running: Callable[[], bool]) -> list[dict[str, Any]]:

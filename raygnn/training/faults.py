@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +21,11 @@ _CONSEQUENCES = ("connection reset", "connection closed", "broken pipe", "timed 
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank died of."""
+    """What one rank died of.
+
+    Attributes:
+        final: a new start would meet it again, so there shall be none.
+    """
 
     rank: int
     time: float
@@ -30,6 +34,7 @@ class Failure:
     remedy: str | None = None
     where: str | None = None
     exit_code: int = TrainingError.exit_code
+    final: bool = False
 
     @property
     def is_consequence(self) -> bool:
@@ -44,14 +49,22 @@ class Failure:
         return error
 
 
-def describe(error: BaseException, rank: int) -> Failure:
-    """What to say of an exception that was caught just now."""
+def describe(error: BaseException, rank: int, earlier: list[Failure]) -> Failure:
+    """What to say of an exception that was caught just now.
+
+    Args:
+        earlier: what the ranks died of in the start before. The same cause on the same rank a
+            second time is final, and so is bad input at once.
+    """
     trace = traceback.format_exc()
     if isinstance(error, RaygnnError):
         return Failure(
-            rank, time.time(), error.what, trace, error.remedy, error.where, error.exit_code
+            rank, time.time(), error.what, trace, error.remedy, error.where, error.exit_code, True
         )
-    return Failure(rank, time.time(), f"{type(error).__name__}: {error}", trace)
+    what = f"{type(error).__name__}: {error}"
+    found = Failure(rank, time.time(), what, trace)
+    again = any((e.rank, e.what) == (rank, what) for e in earlier) and not found.is_consequence
+    return replace(found, final=again)
 
 
 def record(run_dir: Path, failure: Failure) -> None:

@@ -46,7 +46,7 @@ class Launch:
         if isinstance(self._error, RaygnnError):
             raise self._error
         file = self._job.run_dir / RESULT
-        # without an error and without a result, a rank stopped without raising: see train_loop
+        # without an error and without a result, the ranks found a failure recorded: see train_loop
         if self._error is not None or not file.exists():
             raise explain(self._error, faults.recorded(self._job.run_dir)) from self._error
         result = read_json(file)

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,10 +23,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from raygnn.graph.dgl import dgl
 from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.models.network import Schema
-from raygnn.models.registry import build_model, needs_degree
+from raygnn.models.registry import FAMILIES, build_model, needs_degree
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.loader import BatchLoader, BatchMaker
@@ -102,7 +104,8 @@ class Rank:
             device=self.device,
         )
         evaluate = partial(self._evaluate, shard, inference, module, labels)
-        writer = MetricsWriter(job.run_dir / "metrics.jsonl", append=True) if self._first else None
+        state = checkpoint.latest(job.run_dir / "checkpoints")
+        writer = self._writer(state)
         records = Records(
             self.control, writer, log_every=config.train.log_every, started=job.started
         )
@@ -110,12 +113,13 @@ class Rank:
         has_val = self._count(shard, "val", labels) > 0
         callbacks = [records, evaluation] if has_val else [records]
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
-        state = checkpoint.latest(job.run_dir / "checkpoints")
         log.info("training from %s", state or "the start")
         trainer.fit(module, train_dataloaders=loader, ckpt_path=state and str(state))
 
         if config.train.select == "best":
             evaluation.restore_best(module)
+        if self._first:
+            checkpoint.save_weights(job.run_dir / "checkpoints", module.model)
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
@@ -128,6 +132,12 @@ class Rank:
     @property
     def _first(self) -> bool:
         return self.world.rank == 0
+
+    def _writer(self, state: Path | None) -> MetricsWriter | None:
+        if not self._first:
+            return None
+        keep = checkpoint.step_of(state) if state else None
+        return MetricsWriter(self.job.run_dir / "metrics.jsonl", keep)
 
     def _exchange(self) -> Exchange:
         if self.world.size == 1:
@@ -173,6 +183,8 @@ class Rank:
             target=self.job.ntype,
             out_features=max(2, self.control.max(highest + 1)),
         )
+        if config.model.kind not in FAMILIES:
+            dgl()  # so that "import dgl" in the user's module finds one that works
         torch.manual_seed(config.train.seed)
         model = build_model(config.model, schema).to(self.precision.dtype)
         return NodeClassification(model, config.train, self.world.size)

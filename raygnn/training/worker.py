@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from raygnn.errors import RaygnnError, TrainingError
+from raygnn.errors import TrainingError
 from raygnn.training import faults
 from raygnn.training.job import RESULT, Job
 
@@ -25,23 +25,29 @@ log = logging.getLogger("raygnn")
 def train_loop(job: Job) -> None:
     """Run this worker's rank.
 
+    A rank that fails raises, whatever the cause, since the others wait for it in a collective
+    and only Ray Train can end them. If a new start would meet the failure again, the ranks of
+    that start find it recorded, and return at once.
+
     Raises:
-        TrainingError: whatever went wrong on this rank, with its traceback as ``trace``. Errors
-            that a new start would meet again are only recorded, for the driver to find.
+        TrainingError: whatever went wrong on this rank, with its traceback as ``trace``.
     """
     import ray.train
 
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
+    earlier = faults.recorded(job.run_dir)
     with faults.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
+        if any(failure.final for failure in earlier):
+            log.info("not started again: %s", earlier[0].what)
+            return
         try:
             _run(job, rank, size)
         except Exception as error:
-            failure = faults.describe(error, rank)
+            failure = faults.describe(error, rank, earlier)
             log.error("failed\n%s", failure.trace)
             faults.record(job.run_dir, failure)
-            if not isinstance(error, RaygnnError):
-                raise failure.as_error() from None
+            raise failure.as_error() from None
 
 
 def _run(job: Job, rank: int, size: int) -> None:

@@ -189,7 +189,30 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         graph("{format: planted, nodes: 1000, train: 0.8, val: 0.2}"),
         ("graph.val", "train 0.8 + val 0.2"),
     ),
-    "more classes than nodes": (graph("{format: planted, nodes: 40, degree: 3}"), ("47 classes",)),
+    "more classes than nodes": (
+        graph("{format: planted, nodes: 46, degree: 3}"),
+        ("graph.classes (line 2)", "47 classes", "46 nodes", "raise graph.nodes"),
+    ),
+    "more classes than labelled nodes": (
+        graph("{format: planted, nodes: 57, degree: 3, typed: true}"),
+        ("graph.classes", "47 classes", "46 nodes with labels"),
+    ),
+    "more neighbours than half the nodes": (
+        graph("{format: planted, nodes: 99}"),
+        ("graph.degree", "50", "half of 99 nodes", "lower graph.degree"),
+    ),
+    "more neighbours than half the labelled nodes": (
+        graph("{format: planted, nodes: 100, typed: true}"),
+        ("graph.degree", "50", "half of 80 nodes with labels"),
+    ),
+    "nothing to train on": (
+        graph("{format: planted, nodes: 100, train: 0.009}"),
+        ("graph.train (line 2)", "0.009", "100 nodes", "raise graph.train"),
+    ),
+    "nothing labelled to train on": (
+        graph("{format: planted, nodes: 110, degree: 5, train: 0.01, typed: true}"),
+        ("graph.train", "0.01", "88 nodes with labels"),
+    ),
     "too few CPUs": (
         GOOD + "cluster: {workers: 4, cpus_per_worker: 2, num_cpus: 4}\n",
         ("cluster.num_cpus", "4 × 2"),

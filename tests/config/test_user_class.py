@@ -47,6 +47,10 @@ def test_found_on_the_python_path() -> None:
 def test_namespace_packages_are_packages(package: Path) -> None:
     (package / "__init__.py").unlink()
     assert class_problem("mine.models:Net") is None
+    (package / "deep" / "deeper").mkdir(parents=True)  # namespaces within a namespace
+    (package / "deep" / "deeper" / "nets.py").write_text("class Net: ...")
+    assert class_problem("mine.deep.deeper.nets:Net") is None
+    assert class_problem("mine.deep.deeper.others:Net") is not None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from raygnn.config.schema import (
     PlanetoidGraph,
     PlantedGraph,
 )
+from raygnn.graph.dglfile import write_graph
 
 SECTIONS = {
     "planetoid": PlanetoidGraph,
@@ -109,20 +110,16 @@ def write_dgl(
     directory: Path, /, src: Any = (0, 1, 2, 3), dst: Any = (1, 2, 3, 0), **data: Any
 ) -> dict[str, Any]:
     """Write a 4-node cycle as ``dgl.save_graphs`` does, with some data changed (None: left out)."""
-    import torch
-
-    from raygnn.graph.dglfile import write_graph
-
     ndata = {
-        "feat": torch.arange(8.0).reshape(4, 2),
-        "label": torch.tensor([0, 1, 0, 1]),
-        "train_mask": torch.tensor([True, True, False, False]),
-        "val_mask": torch.tensor([False, False, True, False]),
-        "test_mask": torch.tensor([False, False, False, True]),
+        "feat": np.arange(8, dtype=np.float32).reshape(4, 2),
+        "label": np.array([0, 1, 0, 1]),
+        "train_mask": np.array([True, True, False, False]),
+        "val_mask": np.array([False, False, True, False]),
+        "test_mask": np.array([False, False, False, True]),
     }
     path = directory / "tiny.dgl"
     ndata = {name: array for name, array in {**ndata, **data}.items() if array is not None}
-    write_graph(path, 4, torch.tensor(src), torch.tensor(dst), ndata, {})
+    write_graph(path, 4, np.array(src), np.array(dst), ndata, {})
     return {"format": "dgl", "path": str(path)}
 
 
@@ -198,12 +195,6 @@ def _huge_npy(directory: Path) -> dict[str, Any]:
         magic = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header))
         archive.writestr("node_features.npy", magic + header + bytes(48))
     return section
-
-
-def _tensor(*values: Any) -> Any:
-    import torch
-
-    return torch.tensor(values)
 
 
 def _nan_features(row: int) -> Any:
@@ -421,25 +412,20 @@ _MALFORMED: dict[str, tuple[Builder, list[str]]] = {
         ["tiny.dgl: _N:_E:_N, row 2", "9"],
     ),
     "dgl NaN": (
-        lambda p: write_dgl(p, feat=_tensor([0.0], [1.0], [float("nan")], [2.0])),
+        lambda p: write_dgl(p, feat=np.array([[0.0], [1.0], [np.nan], [2.0]])),
         ["tiny.dgl: _N/feat, row 2", "nan"],
     ),
     "dgl rows disagree": (
-        lambda p: write_dgl(p, feat=_tensor([0.0], [1.0], [3.0])),
+        lambda p: write_dgl(p, feat=np.array([[0.0], [1.0], [3.0]])),
         ["tiny.dgl: _N/feat", "(3, 1)", "4 nodes"],
     ),
     "dgl mask overlap": (
-        lambda p: write_dgl(p, val_mask=_tensor(0, 1, 1, 0)),
+        lambda p: write_dgl(p, val_mask=np.array([0, 1, 1, 0])),
         ["tiny.dgl: _N/val_mask, row 1", "train_mask"],
     ),
     "dgl without masks": (
         lambda p: write_dgl(p, train_mask=None, val_mask=None, test_mask=None),
         ["tiny.dgl: _N/train_mask", "no node type has a train_mask"],
-    ),
-    # planted
-    "planted without training nodes": (
-        lambda p: {"format": "planted", "nodes": 10, "degree": 2.0, "classes": 2, "train": 0.01},
-        ["graph.train", "0.01", "10 nodes"],
     ),
 }
 

@@ -55,8 +55,8 @@ def original_ids(meta: PartitionMeta) -> tuple[dict[str, Any], dict[EdgeType, An
     node_files = [read_tensors(files.orig_nids) for files in meta.files if files.orig_nids]
     edge_files = [read_tensors(files.orig_eids) for files in meta.files if files.orig_eids]
     return (
-        {t: torch.cat([each[t] for each in node_files]).numpy() for t in meta.ntypes},
-        {t: torch.cat([each[etype_str(t)] for each in edge_files]).numpy() for t in meta.etypes},
+        {t: np.concatenate([each[t] for each in node_files]) for t in meta.ntypes},
+        {t: np.concatenate([each[etype_str(t)] for each in edge_files]) for t in meta.etypes},
     )
 
 

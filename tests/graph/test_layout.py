@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,7 +22,13 @@ from hypothesis import strategies as st
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
-from raygnn.graph.dglfile import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.dglfile import (
+    csr_rows,
+    read_graphs,
+    read_tensors,
+    write_graph,
+    write_tensors,
+)
 from raygnn.graph.layout import PartitionMeta, load_part, read_meta
 from raygnn.graph.manifest import verify
 from tests.graphs import partitioned, random_graph, typed_graph
@@ -387,6 +394,59 @@ def test_we_write_what_dgl_writes(tmp_path: Path) -> None:
         write_tensors(tmp_path / "c.dgl", {"c": torch.zeros(1, dtype=torch.complex64)})
 
 
+ARRAYS = {
+    "scalar": np.array(1.5),
+    "empty": np.empty((0, 3), np.float16),
+    "cube": np.arange(24, dtype=np.int32).reshape(2, 3, 4),
+    "transposed": np.arange(6, dtype=np.int8).reshape(2, 3).T,
+    "every other": np.arange(6)[::2],
+    "bytes": np.arange(3, dtype=np.uint8),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
+    array = ARRAYS[name]
+    path = tmp_path / "t.dgl"
+    for given in (array, torch.from_numpy(array)):
+        write_tensors(path, {"x": given})
+        found = read_tensors(path)["x"]
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
+        assert found.flags.writeable  # torch would warn
+        loaded = dgl().data.utils.load_tensors(str(path))["x"]
+        assert torch.equal(loaded, torch.from_numpy(array))
+    write_tensors(path, {"x": torch.from_numpy(array).bfloat16()})
+    brain = read_tensors(path)["x"]
+    assert torch.equal(torch.as_tensor(brain), torch.from_numpy(array).bfloat16())
+
+
+def test_only_bfloat16_needs_torch(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "plain.dgl", {"x": np.arange(3), "half": np.ones(2, np.float16)})
+    write_tensors(tmp_path / "brain.dgl", {"x": torch.ones(2).bfloat16()})
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from raygnn.graph.dglfile import read_tensors\n"
+        f"read_tensors(Path({str(tmp_path / 'plain.dgl')!r}))\n"
+        "assert not {'torch', 'dgl', 'ray'} & sys.modules.keys()\n"
+        f"read_tensors(Path({str(tmp_path / 'brain.dgl')!r}))\n"
+        "assert 'torch' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_row_pointers() -> None:
+    for dtype in (np.int32, np.int64):
+        assert csr_rows(np.array([0, 2, 2, 3], dtype), 3).tolist() == [0, 0, 2]
+        assert csr_rows(np.array([0], dtype), 0).tolist() == []
+        far = np.iinfo(dtype).max
+        for bad in ([], [0, 2], [1, 3], [0, 2, 1, 3], [0, far, -2, 3]):  # the last wraps around
+            with pytest.raises(ValueError, match="row pointers"):
+                csr_rows(np.array(bad, dtype), 3)
+
+
 @pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["coo", "csr", "csc"]])
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 def test_typed_graphs_in_every_format(formats: Any, idtype: torch.dtype, tmp_path: Path) -> None:
@@ -414,7 +474,7 @@ def test_typed_graphs_in_every_format(formats: Any, idtype: torch.dtype, tmp_pat
         assert set(relation.formats) == set([formats] if isinstance(formats, str) else formats)
         for name, (one, other, ids) in relation.formats.items():
             if name != "coo":
-                one = torch.arange(len(one) - 1).repeat_interleave(one.diff())
+                one = np.repeat(np.arange(len(one) - 1), np.diff(one))
             src, dst = (other, one) if name == "csc" else (one, other)
-            order = ids.long().argsort() if len(ids) else torch.arange(len(src))
+            order = np.argsort(ids) if len(ids) else np.arange(len(src))
             assert (src[order].tolist(), dst[order].tolist()) == ends[etype]

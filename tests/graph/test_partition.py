@@ -77,6 +77,13 @@ def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) ->
             # without the manifest a bool that is not called a mask stays DGL's uint8
             bare = found | {"dtype": "bool"} if ours["features"][name]["dtype"] == "bool" else found
             assert ours["features"][name] == bare
+        for ntype, frame in data.nodes.items():
+            counts = [part["splits"].get(ntype, {}) for part in ours["parts"]]
+            for split in SPLITS:
+                mask = frame.data.get(f"{split}_mask")
+                assert all((split in count) == (mask is not None) for count in counts)
+                marked = 0 if mask is None else mask.sum()
+                assert sum(count.get(split, 0) for count in counts) == marked
         rows = table(meta)
         assert rows[-1]["part"] == "total"
         assert len(rows) == parts + 1

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 from builders import graph_config
 
-from raygnn.errors import ConfigError
+from raygnn.config.load import load_config
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources import load_graph
 
@@ -129,18 +129,23 @@ def test_typed() -> None:
     assert len(pairs) == buys.num
 
 
+# The most that the configuration lets through: see tests/config/test_malformed_configs.py.
 @pytest.mark.parametrize(
-    ("options", "key"),
+    "options",
     [
-        ({"nodes": 20, "degree": 15.0}, "graph.degree"),
-        ({"nodes": 20, "degree": 2.0}, "graph.classes"),
-        ({"nodes": 60, "degree": 2.0, "train": 0.01}, "graph.train"),
+        {"nodes": 40, "degree": 20.0, "classes": 40, "train": 0.025},
+        {"nodes": 50, "degree": 20.0, "classes": 40, "train": 0.025, "typed": True},
     ],
 )
-def test_too_few_nodes(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        planted(**options)
-    assert caught.value.where == key
+def test_just_enough_nodes(options: dict[str, Any]) -> None:
+    job = {"name": "a", "graph": {"format": "planted", **options}, "model": {"kind": "gcn"}}
+    load_config(job)
+    data = planted(**options)
+    labelled = next(iter(data.nodes.values()))
+    edges = next(iter(data.edges.values()))
+    assert labelled.num == 40
+    assert labelled.data["train_mask"].sum() == 1
+    assert edges.num / 40 > 0.7 * 20
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 7, 30])

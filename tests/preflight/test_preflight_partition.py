@@ -65,11 +65,34 @@ def test_the_manifest_the_parts_and_the_graph_say_the_same(
     assert ours.columns["item"]["feat"] == (Column("float32", (3,)),) * 2
     assert ours.columns["user"] == {"feat": (Column("float64", (4,)),) * 2}
     assert ours.nodes == foreign.nodes == graph.nodes == {"item": ITEMS, "user": USERS}
-    assert foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
-    assert ours.splits == {"train": 6}
+    assert ours.splits == foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
     assert ours.files.keys() - foreign.files.keys() == {"raygnn.json"}
     assert ours.bytes == sum(partition_files(meta).values()) > 0
     assert graph.bytes == ITEMS * (12 + 8 + 3) + USERS * 32 + 30 * 16
+
+
+def test_splits_are_those_of_the_task(tmp_path: Path) -> None:
+    """Of its node type only; a mask that is not there marks no node, and that is warned about."""
+    data = make_graph()
+    data.nodes["user"].data["label"] = np.arange(USERS) % 2
+    data.nodes["user"].data["train_mask"] = np.arange(USERS) < 3
+    place = tmp_path / "x"
+    meta = partition_graph(data, place, parts=2, method="random", digest="1" * 64, source={})
+    plain = make_config(tmp_path)
+    for ntype, splits, warned in (
+        ("item", {"train": 6, "val": 2, "test": 4}, []),
+        ("user", {"train": 3, "val": 0, "test": 0}, ["no validation nodes", "no test nodes"]),
+    ):
+        task = plain.task.model_copy(update={"ntype": ntype})
+        config = plain.model_copy(update={"task": task})
+        ours = partition_facts(config, meta)
+        assert ours.splits == partition_facts(config, replace(meta, manifest=None)).splits == splits
+        assert ours.splits == graph_facts(config, data, parts=2).splits
+        nodes, resources = probe_local(config, meta)
+        found = [f.what for f in preflight(config, ours, nodes, resources).findings]
+        assert len(found) == len(warned)
+        assert all(word in what for word, what in zip(warned, found, strict=True))
+    assert partition_facts(plain, meta).splits == {}  # both types have the target
 
 
 def test_a_real_partition_passes_and_a_damaged_one_does_not(

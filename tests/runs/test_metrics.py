@@ -72,17 +72,28 @@ def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None
         path.write_bytes(content)
         whole = content.count(b"\n")
         assert [item["step"] for item in read_metrics(path)] == list(range(whole))
-        with MetricsWriter(path, append=True) as writer:
+        with MetricsWriter(path, keep=9) as writer:
             writer.write(record(9))
         assert [item["step"] for item in read_metrics(path)] == [*range(whole), 9]
 
 
-def test_a_writer_begins_anew_unless_told_to_append(tmp_path: Path) -> None:
+def test_a_writer_begins_anew_unless_told_what_to_keep(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in range(2):
         with MetricsWriter(path) as writer:
             writer.write(record(step))
     assert [item["step"] for item in read_metrics(path)] == [1]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 5, 9])
+def test_going_on_from_a_step_has_each_step_once(keep: int, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        for step in range(1, 6):
+            writer.write(record(step))
+    with MetricsWriter(path, keep=keep) as writer:
+        writer.write(record(keep + 1))
+    assert [item["step"] for item in read_metrics(path)] == [*range(1, min(keep, 5) + 1), keep + 1]
 
 
 def test_each_record_is_there_at_once_and_scalars_are_unwrapped(tmp_path: Path) -> None:
@@ -122,6 +133,6 @@ def test_no_file_is_no_records(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_says_so() -> None:
-    writer = MetricsWriter(Path("/dev/full"), append=True)
+    writer = MetricsWriter(Path("/dev/full"))
     with writer, pytest.raises(TrainingError, match="full"):
         writer.write(record(1))

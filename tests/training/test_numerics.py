@@ -118,8 +118,8 @@ def test_resume_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFac
     for path in sorted(make_job(name="part").run_dir.glob("checkpoints/step-*"))[stop:]:
         (path / "manifest.json").unlink()  # as if it had not been written to its end
     resumed = train_on_ranks(make_job(name="part", **options), resume=True)
-    new = resumed.metrics.iloc[len(whole.metrics) :].set_index("step")["train/loss"].dropna()
-    old = whole.metrics.set_index("step")["train/loss"].dropna()
-    assert new.index.to_list() == list(range(stop + 1, 13))
-    assert np.allclose(new, old[old.index > stop], atol=1e-6)
+    for column in ("train/loss", "val/accuracy", "val/loss"):
+        new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
+        assert new.index.to_list() == old.index.to_list(), column
+        assert np.allclose(new, old, atol=1e-6), column
     assert resumed.summary["metrics"] == pytest.approx(whole.summary["metrics"])

@@ -58,7 +58,9 @@ def test_run_directory(make_job: JobFactory) -> None:
 
 
 def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) -> None:
-    config = make_job(model={"kind": f"{MODELS}:Faulty", "args": {"how": "raise"}})
+    config = make_job(
+        model={"kind": f"{MODELS}:Faulty", "args": {"how": "raise"}}, fault={"max_failures": 5}
+    )
     with pytest.raises(TrainingError) as caught:
         train(config)
     error = caught.value
@@ -68,7 +70,8 @@ def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) ->
     assert "models.py" in (error.trace or "")
     run = raygnn.open_run(config.run_dir)
     assert run.status == "failed"
-    assert "not to my liking" in (run.path / "logs" / "rank-1.log").read_text()
+    log = (run.path / "logs" / "rank-1.log").read_text()
+    assert log.count("ERROR raygnn: failed") == 2  # the same again ends it, with starts left
 
 
 def test_a_rank_that_is_killed_is_started_again(make_job: JobFactory, tmp_path: Path) -> None:
@@ -82,9 +85,7 @@ def test_a_rank_that_is_killed_is_started_again(make_job: JobFactory, tmp_path: 
     run = train(config)
     assert (tmp_path / "died").exists()
     frame = run.metrics[run.metrics["train/loss"].notna()]
-    assert frame["step"].to_list() == [1, 2, 3, 4, 5, 5, *range(6, 13)]  # the fifth once more
-    twice = frame[frame["step"] == 5]["train/loss"].to_list()
-    assert twice[0] == pytest.approx(twice[1], abs=1e-6)
+    assert frame["step"].to_list() == list(range(1, 13))  # each once
     assert run.summary["steps"] == 12
 
 
@@ -96,11 +97,12 @@ def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
         train(config)
     assert caught.value.exit_code == ConfigError.exit_code
     log = (config.run_dir / "logs" / "rank-0.log").read_text()
-    assert log.count("ERROR raygnn: failed") == 1  # a new start would not mend it: there was none
+    assert log.count("ERROR raygnn: failed") == 1  # a new start would not mend it
+    assert log.count("INFO raygnn: not started again") == 1
 
 
 def test_preflight_refuses(make_job: JobFactory) -> None:
-    config = make_job(cluster={"workers": 64})
+    config = make_job(cluster={"workers": 64, "num_cpus": None})
     with pytest.raises(PreflightError, match="64") as caught:
         train(config)
     assert caught.value.exit_code == 3
@@ -109,7 +111,7 @@ def test_preflight_refuses(make_job: JobFactory) -> None:
 
 def test_check_writes_nothing(make_job: JobFactory, tmp_path: Path) -> None:
     assert raygnn.check(make_job(), display=False).ok
-    assert not raygnn.check(make_job(cluster={"workers": 64}), display=False).ok
+    assert not raygnn.check(make_job(cluster={"workers": 64, "num_cpus": None}), display=False).ok
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,7 +122,9 @@ def test_a_partition_that_dgl_wrote(make_job: JobFactory, tmp_path: Path) -> Non
     graph = dgl().graph((torch.from_numpy(edges.src), torch.from_numpy(edges.dst)), num_nodes=300)
     for name, array in nodes.data.items():
         graph.ndata[name] = torch.from_numpy(array)
-    dgl().distributed.partition_graph(graph, "theirs", 2, str(tmp_path / "theirs"), "random")
+    dgl().distributed.partition_graph(
+        graph, "theirs", 2, str(tmp_path / "theirs"), part_method="random"
+    )
     config = make_job(graph=None, partition={"path": str(tmp_path / "theirs")})
     run = train(config)
     assert run.status == "done"

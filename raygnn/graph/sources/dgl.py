@@ -7,21 +7,17 @@ abort the whole process.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from raygnn.config.schema import DglGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.dglfile import Relation, StoredGraph, csr_rows, read_graphs
 from raygnn.graph.sources import convert
 from raygnn.graph.sources.convert import Array
 from raygnn.graph.sources.files import check_file
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from raygnn.graph.dglfile import Relation, StoredGraph
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"
@@ -47,9 +43,6 @@ def read(graph: DglGraph) -> GraphData:
     """
     file = Path(graph.path)
     _check_ends(file, check_file(file))
-    # Only now: torch takes a second to import, and a wrong file should not have to wait for it.
-    from raygnn.graph.dglfile import read_graphs
-
     graphs = read_graphs(file)
     if graph.index >= len(graphs):
         raise DataError(
@@ -61,7 +54,8 @@ def read(graph: DglGraph) -> GraphData:
 
 
 def _check_ends(file: Path, size: int) -> None:
-    """Refuse another format or a truncated file by its first and last few bytes."""
+    """Refuse another format or a truncated file by its first and last few bytes, before the
+    minutes that a large one takes to read."""
     with file.open("rb") as stream:
         head = stream.read(32)
         stream.seek(max(size - 8, 0))
@@ -83,16 +77,16 @@ def _check_ends(file: Path, size: int) -> None:
 def _to_data(stored: StoredGraph, file: Path) -> GraphData:
     nodes: dict[str, NodeFrame] = {}
     origin = {"": str(file)}
-    for ntype, num, tensors in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True):
+    for ntype, num, arrays in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True):
         data = {}
-        for name, tensor in tensors.items():
+        for name, array in arrays.items():
             origin[f"{ntype}/{name}"] = f"{file}: {ntype}/{name}"
-            data[name] = _node_array(tensor, name, num, origin[f"{ntype}/{name}"])
+            data[name] = _node_array(array, name, num, origin[f"{ntype}/{name}"])
         nodes[ntype] = NodeFrame(num, data)
     if len(nodes) != len(stored.ntypes):
         raise _damaged(file, "two node types of one name")
     edges: dict[EdgeType, EdgeFrame] = {}
-    for relation, name, tensors in zip(stored.relations, stored.etypes, stored.edata, strict=True):
+    for relation, name, arrays in zip(stored.relations, stored.etypes, stored.edata, strict=True):
         if not all(0 <= end < len(nodes) for end in (relation.src_type, relation.dst_type)):
             raise _damaged(file, f"the relation {name!r} between node types that do not exist")
         etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
@@ -102,15 +96,13 @@ def _to_data(stored: StoredGraph, file: Path) -> GraphData:
         source, target = _ends(relation, where)
         source = convert.to_ids(source, nodes[etype[0]].num, where, "source")
         target = convert.to_ids(target, nodes[etype[2]].num, where, "destination")
-        arrays = {key: _array(tensor) for key, tensor in tensors.items()}
         edges[etype] = EdgeFrame(source, target, arrays)
-        origin |= {f"{etype_str(etype)}/{key}": f"{where}/{key}" for key in tensors}
+        origin |= {f"{etype_str(etype)}/{key}": f"{where}/{key}" for key in arrays}
         origin |= {f"{etype_str(etype)}/{end}": where for end in ("src", "dst")}
     return GraphData(file.stem, nodes, edges, origin)
 
 
-def _node_array(tensor: Tensor, name: str, num: int, origin: str) -> Any:
-    array = _array(tensor)
+def _node_array(array: Any, name: str, num: int, origin: str) -> Any:
     convert.require_rows(array, num, origin, "nodes")
     if isinstance(array, np.ndarray) and name == "label":
         return convert.to_labels(array, origin)
@@ -119,22 +111,15 @@ def _node_array(tensor: Tensor, name: str, num: int, origin: str) -> Any:
     return array
 
 
-def _array(tensor: Tensor) -> Any:
-    """The tensor's memory as a numpy array, or the tensor where numpy lacks its dtype."""
-    try:
-        return tensor.numpy()
-    except TypeError:
-        return tensor
-
-
 def _ends(relation: Relation, where: str) -> tuple[Array, Array]:
     """Sources and destinations of a relation in the order of its edge ids."""
     kind = next(kind for kind in ("coo", "csc", "csr") if kind in relation.formats)
-    first, second, order = (_array(tensor) for tensor in relation.formats[kind])
-    if any(array.ndim != 1 or array.dtype.kind != "i" for array in (first, second, order)):
-        raise _damaged(where, "a matrix whose indices are not lists of integers")
+    first, second, order = relation.formats[kind]
     if kind != "coo":
-        first = _rows(first, len(second), where)
+        try:
+            first = csr_rows(first, len(second))
+        except ValueError as error:
+            raise _damaged(where, str(error)) from error
     if len(first) != len(second) or len(order) not in (0, len(second)):
         raise _damaged(
             where, f"{len(first)} sources, {len(second)} destinations and {len(order)} edge ids"
@@ -144,16 +129,6 @@ def _ends(relation: Relation, where: str) -> tuple[Array, Array]:
         return source, target
     place = _inverse(order, where)
     return source[place], target[place]
-
-
-def _rows(indptr: Array, num_edges: int, where: str) -> Array:
-    """CSR row pointers → the row of each entry."""
-    if not len(indptr) or indptr[0] != 0 or indptr[-1] != num_edges:
-        raise _damaged(where, f"row pointers that do not run from 0 to {num_edges}")
-    degrees = np.diff(indptr)
-    if len(degrees) and degrees.min() < 0:
-        raise _damaged(where, f"row pointers that fall at row {int(np.argmax(degrees < 0))}")
-    return np.repeat(np.arange(len(degrees)), degrees)
 
 
 def _inverse(order: Array, where: str) -> Array:

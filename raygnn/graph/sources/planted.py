@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from raygnn.config.rules import labelled_nodes
 from raygnn.config.schema import PlantedGraph
-from raygnn.errors import ConfigError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources.convert import Array
 from raygnn.graph.sources.edges import both_directions
@@ -48,11 +48,10 @@ def read(graph: PlantedGraph) -> GraphData:
     above) and one fifth ``user`` (half as many features, no labels), with the edge types
     ``(item, also, item)``, ``(user, buys, item)`` and ``(item, bought_by, user)``.
 
-    Raises:
-        ConfigError: there are too few nodes for the degree, the classes or the split.
+    That there are enough nodes for the degree, the classes and the split is a matter of the
+    options alone, and checked with them: see :mod:`raygnn.config.rules`.
     """
-    items = graph.nodes - graph.nodes // 5 if graph.typed else graph.nodes
-    _check_size(graph, items)
+    items = labelled_nodes(graph)
     label = _stream(graph, _LABELS).integers(0, graph.classes, items)
     item = NodeFrame(items, {"feat": _features(graph, label, _FEATURES, graph.features)})
     item.data |= {"label": label, **_masks(graph, items)}
@@ -73,20 +72,6 @@ def read(graph: PlantedGraph) -> GraphData:
             ("item", "bought_by", "user"): EdgeFrame(bought.copy(), buyer.copy()),
         },
     )
-
-
-def _check_size(graph: PlantedGraph, items: int) -> None:
-    for bad, key, value, why in (
-        (graph.degree > items / 2, "degree", graph.degree, "more than half of them"),
-        (graph.classes > items, "classes", graph.classes, "more than nodes to be in them"),
-        (int(graph.train * items) < 1, "train", graph.train, "which leaves none to train on"),
-    ):
-        if bad:
-            raise ConfigError(
-                f"{value} for {items} nodes, {why}",
-                where=f"graph.{key}",
-                remedy=f"Raise graph.nodes or change graph.{key}.",
-            )
 
 
 def _stream(graph: PlantedGraph, thing: int) -> np.random.Generator:

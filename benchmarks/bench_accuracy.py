@@ -1,0 +1,142 @@
+"""Accuracy on real graphs, held against what was published, and against the number of workers.
+
+Each figure is of whole jobs as a user runs them: `raygnn.train` on a job file, with its Ray
+workers and a partition for each. The weights that are tested are those of the epoch with the best
+validation metric. Exit code 1 if a threshold is missed.
+
+    python benchmarks/bench_accuracy.py [--only cora-gcn] [--only workers] [--seeds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from machine import load, setting, table
+
+import raygnn
+from raygnn.training.cluster import RayCluster
+
+JOBS = Path(__file__).resolve().parents[1] / "jobs"
+WORKERS = (1, 2, 4)
+AGREEMENT = 1.5  # points between the means of 1, 2 and 4 workers
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job file and what is expected of it.
+
+    Attributes:
+        vary: the key that numbers the repetitions: seeds of training, or splits of the graph.
+        repeat: how many.
+        published: as reported, %.
+        threshold: of the mean, %.
+    """
+
+    job: str
+    vary: str
+    repeat: int
+    published: str
+    threshold: float
+
+
+CASES = (
+    Case("cora-gcn", "train.seed", 5, "81.5 (Kipf & Welling 2017)", 80.5),
+    Case("cora-gat", "train.seed", 5, "83.0 (Veličković et al. 2018)", 81.5),
+    Case("tolokers-sage", "graph.split", 3, "82.43 (Platonov et al. 2023)", 82.0),
+)
+
+
+def score(job: str, storage: str, *overrides: str) -> tuple[float, float]:
+    """Train once; the test metric, %, and the seconds that it took."""
+    own = ["name=run", f"storage={storage}", "cluster.num_cpus=4"]
+    config = raygnn.load_config(JOBS / f"{job}.yaml", [*own, *overrides])
+    start = time.perf_counter()
+    run = raygnn.train(config, overwrite=True, display=False)
+    seconds = time.perf_counter() - start
+    return 100 * run.summary["metrics"][f"test/{config.task.metric}"], seconds
+
+
+def accuracy(case: Case, repeat: int, storage: str) -> tuple[list[str], bool]:
+    """The table's row of a case, and whether its threshold is met."""
+    busy = load()
+    runs = [score(case.job, storage, f"{case.vary}={number}") for number in range(repeat)]
+    scores = [value for value, _ in runs]
+    mean = statistics.mean(scores)
+    met = mean >= case.threshold
+    row = [
+        case.job,
+        f"{case.vary} 0–{repeat - 1}",
+        _mean_and_deviation(scores),
+        case.published,
+        f"{case.threshold}" + ("" if met else " MISSED"),
+        f"{statistics.mean(seconds for _, seconds in runs):.0f}",
+        busy,
+    ]
+    return row, met
+
+
+def agreement(repeat: int, storage: str) -> tuple[list[list[str]], bool]:
+    """Cora's GCN with 1, 2 and 4 workers and the same global batch: rows, and whether they agree.
+
+    They differ in their dropout masks alone, which are drawn per worker.
+    """
+    means, rows = [], []
+    for workers in WORKERS:
+        spread = [f"cluster.workers={workers}", f"partition.parts={workers}"]
+        spread.append(f"sampling.batch_size={-(-140 // workers)}")
+        seeds = range(repeat)
+        scores = [score("cora-gcn", storage, *spread, f"train.seed={s}")[0] for s in seeds]
+        means.append(statistics.mean(scores))
+        each = " ".join(f"{value:.1f}" for value in scores)
+        rows.append([f"{workers}", _mean_and_deviation(scores), each])
+    return rows, max(means) - min(means) <= AGREEMENT
+
+
+def _mean_and_deviation(scores: list[float]) -> str:
+    if len(scores) < 2:
+        return f"{scores[0]:.2f}"
+    return f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    names = [*(case.job for case in CASES), "workers"]
+    parser.add_argument("--only", action="append", choices=names, help="may be repeated")
+    parser.add_argument("--seeds", type=int, metavar="N", help="seeds, or splits (5, 3)")
+    args = parser.parse_args()
+    chosen = args.only or names
+
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    config = raygnn.load_config(JOBS / "cora-gcn.yaml", ["cluster.num_cpus=4"])
+    rows, met = [], True
+    # four workers also on two cores; one Ray for all runs saves its start
+    with tempfile.TemporaryDirectory() as storage, RayCluster(config) as cluster:
+        cluster.wait()
+        print(setting() + "\n")
+        for case in CASES:
+            if case.job in chosen:
+                row, reached = accuracy(case, args.seeds or case.repeat, storage)
+                rows.append(row)
+                met &= reached
+        if rows:
+            header = ["job", "over", "test, %", "published, %", "threshold, %", "seconds each"]
+            print(table([*header, "before it"], rows))
+        if "workers" in chosen:
+            rows, agree = agreement(args.seeds or 5, storage)
+            met &= agree
+            print("\n" + table(["workers (cora-gcn)", "test accuracy, %", "each seed"], rows))
+            print(f"\nmeans within {AGREEMENT} points: {'yes' if agree else 'NO'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Writes ``docs/config.md``, the reference of a job's configuration, from its JSON Schema.
+
+Run ``python docs/reference.py`` when the schema has changed; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from raygnn.config.schema import json_schema
+
+FILE = Path(__file__).with_name("config.md")
+
+HEAD = """\
+# Configuration
+
+<!-- Written by docs/reference.py from the schema. -->
+
+A job is a YAML file, or a Python mapping of the same shape. `name`, `graph` and `model` are
+needed; everything else has a default. `raygnn config-schema` prints the same as JSON Schema.
+
+- Relative paths in a file are relative to that file; `storage`, and paths in `--set`, are
+  relative to where the command runs.
+- A duration is written with a unit, `90s`, `30m`, `1.5h`, `2d`; a bare number is in seconds
+  where no other meaning is given.
+- Types are strict: `"3"` is not a number. An unknown key is an error that names the nearest one.
+"""
+
+
+def markdown() -> str:
+    """The text of the reference."""
+    schema = json_schema()
+    definitions, top = schema["$defs"], schema["properties"]
+    sections = {key: found for key, field in top.items() if (found := _sections(field))}
+    plain = {key: field for key, field in top.items() if key not in sections}
+    blocks = [HEAD, "## Top level", _table(plain, schema.get("required", []), {})]
+    for key, names in sections.items():
+        blocks.append(f"## {key}")
+        blocks += [top[key]["description"]] if len(names) > 1 else []
+        for name in names:
+            definition = definitions[name]
+            defaults = top[key].get("default") or {}
+            if len(names) > 1:
+                formats = definition["properties"]["format"]
+                blocks.append(f"### {key}: {formats['const']}")
+            blocks.append(definition["description"])
+            required = definition.get("required", [])
+            blocks.append(_table(definition["properties"], required, defaults))
+    return "\n\n".join(block.rstrip() for block in blocks) + "\n"
+
+
+def _sections(field: dict[str, Any]) -> list[str]:
+    """The definitions that a field of the top level stands for; none for a plain value."""
+    options = [field, *field.get("anyOf", ()), *field.get("oneOf", ())]
+    options += [inner for option in field.get("anyOf", ()) for inner in option.get("oneOf", ())]
+    return [option["$ref"].rpartition("/")[2] for option in options if "$ref" in option]
+
+
+def _table(properties: dict[str, Any], required: list[str], defaults: dict[str, Any]) -> str:
+    """A row per key; ``defaults`` of the whole section go before those of single keys."""
+    rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    for key, field in properties.items():
+        default = defaults.get(key, field.get("default"))
+        shown = "needed" if key in required else f"`{json.dumps(default)}`"
+        meaning = field.get("description", "").replace("|", "\\|").replace("<", "&lt;")
+        rows.append(f"| `{key}` | {_value(field)} | {shown} | {meaning} |")
+    return "\n".join(rows)
+
+
+def _value(field: dict[str, Any]) -> str:
+    """What may be written, in a few words."""
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    for union in ("anyOf", "oneOf"):
+        if union in field:
+            return " or ".join(dict.fromkeys(_value(option) for option in field[union]))
+    kind = field.get("type")
+    if kind == "array":
+        return f"list of {_value(field['items'])}" if "items" in field else "list"
+    if kind in ("integer", "number"):
+        return _range(field, "whole number" if kind == "integer" else "number")
+    if "pattern" in field:
+        return "duration"
+    names = {"string": "text", "boolean": "true or false", "object": "mapping", "null": "null"}
+    return "path" if field.get("format") == "path" else names.get(kind or "", "value")
+
+
+def _range(field: dict[str, Any], name: str) -> str:
+    low, above = field.get("minimum"), field.get("exclusiveMinimum")
+    high, below = field.get("maximum"), field.get("exclusiveMaximum")
+    bounds = [f"> {above:g}"] if above is not None else [f"≥ {low:g}"] if low is not None else []
+    if below is not None:
+        bounds.append(f"< {below:g}")
+    elif high is not None and high < 10**6:  # larger ones only keep nonsense out
+        bounds.append(f"≤ {high:,g}")
+    return " ".join([name, ", ".join(bounds)]).rstrip()
+
+
+if __name__ == "__main__":
+    FILE.write_text(markdown(), encoding="utf-8")

@@ -1,0 +1,191 @@
+"""README, docs and examples say what is so: their commands, configurations and code are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raygnn.cli import _parser
+from raygnn.config.load import load_config
+from raygnn.config.schema import FORMATS, SECTIONS
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+README = (CHECKOUT / "README.md").read_text()
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+SOURCES = [
+    path
+    for folder in ("docs", "examples")
+    for path in sorted((CHECKOUT / folder).iterdir())
+    if path.is_file()
+]
+RAYGNN = Path(sys.executable).with_name("raygnn")
+
+# What a page may tell people to run that is not run here: it installs, trains for minutes, or
+# needs a cluster. What of it can be checked without that, is.
+NOT_RUN = {"make", "pip", "ray", "cd"}
+ELSEWHERE = {"job.yaml": "jobs/cora-gcn.yaml", "own_model.yaml": "examples/own_model.yaml"}
+
+
+def blocks(language: str, page: Path = PAGES[0]) -> list[str]:
+    """The fenced blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Every command in a ``sh`` block, without its comment."""
+    lines = [line for page in PAGES for block in blocks("sh", page) for line in block.splitlines()]
+    return [command for line in lines if (command := line.split("  #")[0].strip())]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands(command: str) -> None:
+    """Commands exist and take these arguments; those of raygnn name jobs that load."""
+    for words in (shlex.split(part.strip()) for part in re.split(r"&&| -- ", command)):
+        if words[0] == "raygnn":
+            _check_raygnn([word for word in words[1:] if word != ">" and ".schema." not in word])
+            continue
+        assert words[0] in NOT_RUN
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+        elif words[0] == "cd":
+            assert (CHECKOUT / words[1]).is_dir()
+
+
+def _check_raygnn(arguments: list[str]) -> None:
+    if arguments in (["--version"], ["config-schema"]):
+        assert subprocess.run([RAYGNN, *arguments], capture_output=True, check=True).stdout
+        return
+    args = _parser().parse_args(arguments)
+    if hasattr(args, "config"):
+        job = yaml.safe_load((CHECKOUT / ELSEWHERE.get(args.config, args.config)).read_text())
+        job["graph"], job["model"] = _tiny_graph(), {"kind": "sage"}
+        job["sampling"] = {}
+        load_config(job, args.set)
+
+
+def _tiny_graph() -> dict[str, Any]:
+    return {"format": "planted", "nodes": 500, "degree": 5, "classes": 4, "features": 8}
+
+
+def test_job_examples_load(tmp_path: Path) -> None:
+    """As they are, but for the place of the data; the first shows every section."""
+    whole, theirs = (yaml.safe_load(block) for block in blocks("yaml"))
+    assert {"name", "storage", "graph", "precision", *SECTIONS} == set(whole)
+    whole["graph"]["path"] = str(tmp_path)
+    config = load_config(whole)
+    assert config.name == "cora-gat"
+    theirs["partition"]["path"] = str(tmp_path)
+    assert load_config(theirs).graph is None
+
+
+def test_jobs_in_files_load(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CHECKOUT / "examples")
+    for file in [*CHECKOUT.glob("jobs/*.yaml"), *CHECKOUT.glob("examples/*.yaml")]:
+        job = yaml.safe_load(file.read_text())
+        if path := job["graph"].get("path"):
+            job["graph"]["path"] = str(data_dir / path.split("shared/data/")[1])
+        assert load_config(job).name == file.stem.replace("_", "-")
+
+
+def test_formats_and_exit_codes_are_listed() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == set(FORMATS)
+    assert re.findall(r"^\| (\d+) \|", README, re.MULTILINE) == ["0", "2", "3", "4", "130"]
+
+
+def test_reference_is_up_to_date() -> None:
+    reference = runpy.run_path(str(CHECKOUT / "docs" / "reference.py"))
+    assert reference["markdown"]() == (CHECKOUT / "docs" / "config.md").read_text(), (
+        "run python docs/reference.py"
+    )
+
+
+def test_links_to_files_exist() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            if not target.startswith("https://"):
+                assert (page.parent / target.split("#")[0]).exists(), target
+
+
+def test_picture_shows_a_run() -> None:
+    svg = (CHECKOUT / "docs" / "train.svg").read_text()
+    text = re.sub(r"<[^>]+>", " ", svg).replace("&#160;", " ")
+    for shown in ("raygnn train jobs/", "epoch 5/5", "test/accuracy", "run directory"):
+        assert shown in text
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")  # nothing is fetched
+
+
+def test_a_terminal_is_read_as_it_looks() -> None:
+    screen = runpy.run_path(str(CHECKOUT / "docs" / "record.py"))["Screen"](10)
+    for piece in ("\x1b[1mone", "\x1b[0m two\r\nwait", "ing\r\x1b", "[2K\x1b[1A\x1b[2K", "done\n"):
+        screen.feed(piece)
+    screen.feed("\r0123456789abc")
+    assert screen.lines() == ["done", "0123456789", "abc"]
+    screen.feed("\r\n\x1b[1mbold\x1b[0m not")
+    assert screen.lines()[-1] == "\x1b[1mbold\x1b[0m not"
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=lambda path: path.name)
+def test_nothing_of_this_machine(path: Path) -> None:
+    """Neither paths of the machine it was written on nor secrets."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"/(root|work|home|Users|tmp)/", text)
+    assert not re.search(r"[0-9a-f]{32}", text)
+    assert str(CHECKOUT) not in text
+
+
+def test_python_example_is_the_file() -> None:
+    (block,) = blocks("python")
+    assert block in (CHECKOUT / "examples" / "python_api.py").read_text()
+
+
+def test_model_example_is_of_the_file() -> None:
+    (block,) = blocks("py")
+    file = (CHECKOUT / "examples" / "own_model.py").read_text()
+    for line in block.splitlines()[2:]:
+        assert line.split("    #")[0].strip() in file
+
+
+def test_examples_run(tmp_path: Path) -> None:
+    """Both, as a user runs them, on one Ray: starting that takes most of the time."""
+    for file in CHECKOUT.glob("examples/*.*"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "both.py").write_text(_BOTH)
+    done = subprocess.run(
+        [sys.executable, "both.py"],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 parts in" in done.stdout
+    assert "val/accuracy" in done.stdout
+    for name in ("from-python", "own-model"):
+        run = tmp_path / "runs" / name
+        assert yaml.safe_load((run / "summary.json").read_text())["status"] == "done"
+
+
+_BOTH = """
+import runpy
+import sys
+
+import raygnn
+from raygnn.cli import main
+from raygnn.training.cluster import RayCluster
+
+with RayCluster(raygnn.load_config("own_model.yaml", cluster={"num_cpus": 4})) as cluster:
+    cluster.wait()
+    runpy.run_path("python_api.py")
+    sys.exit(main(["train", "own_model.yaml", "--set", "train.max_steps=4"]))
+"""
