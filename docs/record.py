@@ -179,9 +179,13 @@ def draw(lines: list[str], title: str) -> str:
     """The lines as an SVG."""
     with open(os.devnull, "w") as nowhere:
         console = Console(
-            record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor"
+            record=True,
+            width=WIDTH + 2,  # fonts differ in width, and what sticks out is cut off
+            file=nowhere,
+            force_terminal=True,
+            color_system="truecolor",
         )
-        for line in lines:
+        for line in [*lines, ""]:
             console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
         return console.export_svg(title=title, theme=THEME, code_format=SVG, unique_id="raygnn")
 

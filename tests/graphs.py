@@ -17,8 +17,13 @@ from raygnn.graph.data import (
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.partition import partition_graph
 
-ITEM, USER = "item", "user"
-TYPED: list[EdgeType] = [(ITEM, "also", ITEM), (USER, "buys", ITEM), (ITEM, "bought_by", USER)]
+ITEM, USER, TAG = "item", "user", "tag"
+TYPED: list[EdgeType] = [
+    (ITEM, "also", ITEM),
+    (USER, "buys", ITEM),
+    (ITEM, "bought_by", USER),
+    (ITEM, "has", TAG),  # leads nowhere: no item depends on a tag
+]
 
 
 def random_graph(
@@ -35,18 +40,19 @@ def random_graph(
 
 
 def typed_graph(items: int = 120, users: int = 40, *, seed: int = 0) -> GraphData:
-    """Two node types and three edge types; labels on items."""
+    """Three node types and four edge types; labels on items."""
     rng = np.random.default_rng(seed)
 
     def edges(sources: int, targets: int, count: int) -> EdgeFrame:
         return EdgeFrame(rng.integers(0, sources, count), rng.integers(0, targets, count))
 
-    counts = {ITEM: items, USER: users}
+    counts = {ITEM: items, USER: users, TAG: 7}
     return GraphData(
         "typed",
         {
             ITEM: _labelled(rng, items, 6, 4),
             USER: NodeFrame(users, {"feat": rng.normal(size=(users, 3)).astype(np.float32)}),
+            TAG: NodeFrame(7, {"feat": rng.normal(size=(7, 2)).astype(np.float32)}),
         },
         {e: edges(counts[e[0]], counts[e[2]], items * 4) for e in TYPED},
     )

@@ -21,16 +21,23 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import (
+    CODES,
+    DTYPES,
+    Array,
+    csr_rows,
+    dtype_name,
+    element_bytes,
+    storable,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _TENSOR_FILE = 0xDD5A9FBE3FA2443F
 _GRAPH_FILE = 0xDD2E4FF046B4A13F
@@ -48,20 +55,6 @@ _FORMAT_BITS = {"coo": 1, "csr": 2, "csc": 4}
 _ALL_FORMATS = 7
 _NEW_STYLE = 1 << 32  # marks format codes as bit sets
 _MAX_DIMS = 16
-
-# DLPack's type codes: 0 signed, 1 unsigned, 2 float, 4 bfloat
-_DTYPES = {
-    (0, 8): "int8",
-    (0, 16): "int16",
-    (0, 32): "int32",
-    (0, 64): "int64",
-    (1, 8): "uint8",
-    (2, 16): "float16",
-    (2, 32): "float32",
-    (2, 64): "float64",
-    (4, 16): "bfloat16",
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()} | {"bool": (1, 8)}
 
 Sparse = tuple[Array, Array, Array]
 
@@ -94,30 +87,6 @@ class Written:
 
     size: int
     sha256: str
-
-
-def dtype_name(array: Array | Tensor) -> str:
-    """``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
-    return str(array.dtype).removeprefix("torch.")
-
-
-def storable(array: Array | Tensor) -> bool:
-    """Whether DGL's files can hold the array (bool comes back as uint8)."""
-    return dtype_name(array) in _CODES
-
-
-def csr_rows(indptr: Array, num: int) -> Array:
-    """CSR row pointers → int64 ``[num]``, the row of each entry.
-
-    Raises ValueError, saying what the matrix holds, unless they rise from 0 to ``num``.
-    """
-    if not len(indptr) or indptr[0] != 0 or indptr[-1] != num:
-        raise ValueError(f"row pointers that do not run from 0 to {num}")
-    # compared, as differences may overflow and look right
-    falls = indptr[1:] < indptr[:-1]
-    if falls.any():
-        raise ValueError(f"row pointers that fall at row {int(np.argmax(falls))}")
-    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
 
 
 def read_tensors(path: Path) -> dict[str, Array | Tensor]:
@@ -156,7 +125,7 @@ def read_graphs(path: Path) -> list[StoredGraph]:
 def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor]) -> Written:
     """Write a tensor file that ``dgl.data.utils.load_tensors`` reads.
 
-    Raises ValueError for an array that is not :func:`storable`; OSError as writing files does.
+    Raises ValueError for an array that DGL cannot store; OSError as writing files does.
     """
     with path.open("wb") as file:
         writer = _Writer(file)
@@ -275,7 +244,7 @@ class _Reader:
     def array(self) -> Array | Tensor:
         self.magic(_NDARRAY, "array")
         _, _, _, ndim, code, bits, lanes = struct.unpack("<QiiiBBH", self.raw(24))
-        name = _DTYPES.get((code, bits))
+        name = DTYPES.get((code, bits))
         if name is None or lanes != 1 or not 0 <= ndim <= _MAX_DIMS:
             raise self.bad(f"holds an array of unknown type (code {code}, {bits} bits)")
         dtype = np.dtype(np.int16 if name == "bfloat16" else name)
@@ -289,7 +258,7 @@ class _Reader:
         self.fits(elements, dtype.itemsize)
         array: Array = np.empty(shape, dtype)
         if elements:
-            into = _bytes(array)
+            into = element_bytes(array)
             if self.file.readinto(into) != len(into):  # type: ignore[attr-defined]
                 raise self.bad("is cut short")
             self.at += len(into)
@@ -333,10 +302,7 @@ class _Reader:
         indptr, dst_types, order = self.meta_graph()
         count = len(dst_types)
         each = np.arange(count)
-        try:
-            src_types = csr_rows(indptr, count)
-        except ValueError as error:
-            raise self.bad(f"holds a meta graph with {error}") from error
+        src_types = csr_rows(indptr, count, self.bad)
         if len(order) and not np.array_equal(np.sort(order), each):
             raise self.bad("holds a meta graph whose edges are not each there once")
         if self.u64() != count:
@@ -394,11 +360,11 @@ class _Writer:
     def array(self, array: Array | Tensor) -> None:
         if not storable(array):
             raise ValueError(f"DGL's files cannot hold {dtype_name(array)}")
-        code, bits = _CODES[dtype_name(array)]
+        code, bits = CODES[dtype_name(array)]
         self.raw(struct.pack("<QQiiiBBH", _NDARRAY, 0, 1, 0, array.ndim, code, bits, 1))
         self.raw(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes))
         if array.nbytes:
-            self.raw(_bytes(array))
+            self.raw(element_bytes(array))
 
     def named_arrays(self, arrays: Mapping[str, Array | Tensor]) -> None:
         self.u64(len(arrays))
@@ -417,12 +383,3 @@ class _Writer:
         self.file.flush()
         os.fsync(self.file.fileno())
         return Written(self.size, self.hash.hexdigest())
-
-
-def _bytes(array: Array | Tensor) -> memoryview:
-    """The elements in C order; without a copy where they lie so."""
-    if not isinstance(array, np.ndarray):
-        import torch
-
-        array = (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
-    return np.ascontiguousarray(array.reshape(-1)).view(np.uint8).data

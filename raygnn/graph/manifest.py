@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import dtype_name
 from raygnn.graph.data import MASKS, etype_str
-from raygnn.graph.dglfile import dtype_name
 from raygnn.graph.layout import PartitionMeta, load_part
 
 _CHUNK = 1 << 20

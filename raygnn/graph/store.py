@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import storable
 from raygnn.graph.assemble import Assembly
 from raygnn.graph.data import GraphData, etype_str
-from raygnn.graph.dglfile import Written, storable, write_graph, write_tensors
+from raygnn.graph.dglfile import Written, write_graph, write_tensors
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
 from raygnn.graph.manifest import feature, splits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import DataError
+from raygnn.graph.arrays import Array, csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.dglfile import Array, StoredGraph, csr_rows, read_graphs, read_tensors
+from raygnn.graph.dglfile import StoredGraph, read_graphs, read_tensors
 from raygnn.graph.layout import CSC, Part, PartitionMeta, typewise
 from raygnn.graph.partjson import IntArray
 
@@ -103,10 +105,7 @@ class _Topology:
         """Local ends of each edge, and the edges' local ids (None: 0 … E-1)."""
         name, (first, second, order) = next(iter(stored.relations[0].formats.items()))
         if name != "coo":
-            try:
-                first = csr_rows(first, len(second))
-            except ValueError as error:
-                raise _inconsistent(self.path, f"holds {error}") from error
+            first = csr_rows(first, len(second), partial(_inconsistent, self.path))
         src, dst = (second, first) if name == "csc" else (first, second)
         if len(src) != len(dst) or len(order) not in (0, len(src)):
             raise _inconsistent(self.path, "holds edges with one end")

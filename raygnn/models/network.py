@@ -67,15 +67,13 @@ class TypedLayer(nn.Module):
     ):
         super().__init__()
         self.width = width
-        self.etypes = [e for e in etypes if e[0] in spec.in_features]
-        self.convs = nn.ModuleDict({_key(e): conv(e, spec) for e in self.etypes})
-        self.own = nn.ModuleDict(
-            {t: nn.Linear(spec.in_features[t], width) for t in self_types if t in spec.in_features}
-        )
+        self.etypes = list(etypes)
+        self.convs = nn.ModuleDict({_key(e): conv(e, spec) for e in etypes})
+        self.own = nn.ModuleDict({t: nn.Linear(spec.in_features[t], width) for t in self_types})
 
     def forward(self, block: Block, h: Hidden, degree: Degrees) -> Hidden:
         out: Hidden = {
-            t: linear(h[t][: block.num_dst[t]]) for t, linear in self.own.items() if t in h
+            t: linear(h[t][: block.num_dst[t]]) for t, linear in self.own.items()
         }
         for etype in self.etypes:
             source, _, target = etype
@@ -129,6 +127,11 @@ class Network(nn.Module):
     def num_layers(self) -> int:
         return len(self.layers)
 
+    def computes(self, number: int) -> list[str]:
+        """The node types that a layer computes, in a fixed order."""
+        outputs: list[str] = cast("TypedLayer", self.layers[number]).outputs()
+        return outputs
+
     def layer(self, number: int, block: Block, h: Hidden, degree: Degrees) -> Hidden:
         """One layer, whole: for training and for layer-wise inference alike.
 
@@ -168,23 +171,26 @@ def stack(
 ) -> list[TypedLayer]:
     """Layers from the input widths to the output width.
 
-    The last layer keeps only the edge types that lead to the target.
+    A layer has only what the target depends on: a parameter that no output uses would get no
+    gradient, which data-parallel training takes for a fault.
 
     Args:
         own: the convolution leaves the node itself out.
     """
-    widths = dict(schema.in_features)
-    ntypes = list(schema.in_features)
     with_loop = {e[2] for e in schema.etypes if e[0] == e[2]}
+    self_types = {t for t in schema.in_features if own or t not in with_loop}
+    # the node types that each layer has to compute, from the last layer back
+    wanted = [{schema.target}]
+    for _ in range(num_layers - 1):
+        wanted.insert(0, wanted[0] | {e[0] for e in schema.etypes if e[2] in wanted[0]})
+    widths = dict(schema.in_features)
     layers = []
-    for number in range(num_layers):
+    for number, targets in enumerate(wanted):
         last = number == num_layers - 1
-        etypes = [e for e in schema.etypes if not last or e[2] == schema.target]
         width = schema.out_features if last else hidden
-        self_types = [t for t in ntypes if own or t not in with_loop]
-        if last:
-            self_types = [t for t in self_types if t == schema.target]
-        layer = TypedLayer(etypes, LayerSpec(widths, width, last), conv, self_types, width)
+        etypes = [e for e in schema.etypes if e[2] in targets]
+        spec = LayerSpec(widths, width, last)
+        layer = TypedLayer(etypes, spec, conv, sorted(self_types & targets), width)
         layers.append(layer)
         widths = dict.fromkeys(layer.outputs(), width)
     return layers

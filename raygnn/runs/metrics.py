@@ -129,5 +129,7 @@ def _bytes_until(path: Path, step: int) -> int:
             record = _parse(line) if line.endswith(b"\n") else None
             if record is None or record["step"] > step:
                 break
+            if record["step"] == step and "train/loss" not in record:
+                break  # an evaluation comes after the checkpoint of its step, and will again
             end += len(line)
     return end

@@ -85,9 +85,10 @@ class Batch:
         seeds: int64 ``[B]``, reshuffled global ids.
         y: targets of the seeds, ``[B, …]``.
         weight: float32 ``[B]``, 1 for a real seed and 0 for padding.
-        total: number of real seeds of this step over all ranks.
+        total: number of real seeds of this batch over all ranks.
+        window: the same over all batches that make one optimizer step together.
         epoch, step: which batch this is; ``step`` counts within the epoch.
-        seconds: what it cost to make: ``sample``, ``exchange``, ``features``.
+        seconds: what it cost to make: ``sample``, ``features``.
     """
 
     blocks: list[Block]
@@ -97,6 +98,7 @@ class Batch:
     y: Tensor
     weight: Tensor
     total: int
+    window: int
     epoch: int
     step: int
     seconds: dict[str, float] = field(default_factory=dict)
@@ -113,6 +115,7 @@ class Batch:
             y=self.y.to(device),
             weight=self.weight.to(device),
             total=self.total,
+            window=self.window,
             epoch=self.epoch,
             step=self.step,
             seconds=self.seconds,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
@@ -57,6 +58,7 @@ class BatchMaker:
             y=self.seeds.targets[torch.from_numpy(mine)],
             weight=weight,
             total=len(chosen),
+            window=self.plan.seeds_in_window(step),
             epoch=epoch,
             step=step,
             seconds={"sample": sampled - start, "features": gathered - sampled},
@@ -101,8 +103,33 @@ class BatchLoader:
             self.step = batch.step + 1
             yield batch
 
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs that have been trained on."""
+        return self.epoch + (self.step >= len(self))
+
     def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "step": self.step}
+        plan = self._make.plan
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "num_seeds": plan.num_seeds,
+            "global_batch": plan.global_batch,
+            "seed": plan.seed,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            InputError: it was counted in batches of another size, or over other seeds.
+        """
+        own = self.state_dict()
+        for name in ("num_seeds", "global_batch", "seed"):
+            if state[name] != own[name]:
+                raise InputError(
+                    f"the checkpoint has {name} {state[name]}, this run has {own[name]}",
+                    remedy="resume with the graph, train.seed and sampling.batch_size × workers "
+                    "that the run had",
+                )
         self.epoch, self.step = state["epoch"], state["step"]

@@ -57,16 +57,31 @@ class SeedPlan:
         global_batch: seeds per step, over all ranks.
         seed: of the run.
         shuffle: off for evaluation, which goes through the seeds in order.
+        accumulate: batches whose gradients make one optimizer step together; the last ones of an
+            epoch may be fewer.
     """
 
     num_seeds: int
     global_batch: int
     seed: int = 0
     shuffle: bool = True
+    accumulate: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.num_seeds // self.global_batch)
+
+    def seeds_in_window(self, step: int) -> int:
+        """Seeds of all batches that make one optimizer step together with batch ``step``."""
+        size = self.accumulate * self.global_batch
+        start = step // self.accumulate * size
+        return min(start + size, self.num_seeds) - start
+
+    def batches_until(self, optimizer_steps: int) -> int:
+        """Batches, over all epochs, after which so many optimizer steps have been made."""
+        per_epoch = -(-self.steps_per_epoch // self.accumulate)
+        epochs, rest = divmod(optimizer_steps, per_epoch)
+        return epochs * self.steps_per_epoch + min(self.steps_per_epoch, rest * self.accumulate)
 
     def batch(self, epoch: int, step: int) -> np.ndarray:
         """Indices (int64 ``[≤ global_batch]``, into the seeds in original-id order) of one step.

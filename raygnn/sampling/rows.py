@@ -164,6 +164,11 @@ def hottest_remote(sources: np.ndarray, bounds: np.ndarray, rank: int, share: fl
     return np.argpartition(uses, total - count)[total - count :].astype(np.int64)
 
 
+def as_matrix(rows: Tensor) -> Tensor:
+    """``[n]`` → ``[n, 1]``; ``[n, …]`` → ``[n, F]``."""
+    return rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
+
+
 def build_stores(
     shard: Shard,
     exchange: Exchange,
@@ -185,7 +190,7 @@ def build_stores(
     """
     stores = {}
     for ntype in shard.ntypes:
-        columns = {FEATURES: shard.node_data[ntype][features].flatten(1).to(dtype)}
+        columns = {FEATURES: as_matrix(shard.node_data[ntype][features]).to(dtype)}
         for etype in degree_etypes:
             if etype[2] == ntype:
                 columns[degree_column(etype)] = shard.in_degree(etype)

@@ -74,7 +74,7 @@ class Inference:
         shard, stores = self._shard, self._stores
         for number in range(model.num_layers):
             last = number == model.num_layers - 1
-            kept: dict[str, list[Tensor]] = {t: [] for t in ([ntype] if last else shard.ntypes)}
+            kept: dict[str, list[Tensor]] = {t: [] for t in model.computes(number)}
             for chunk in self._chunks(list(kept)):
                 block, inputs = self._sampler.hop(chunk, ALL)
                 rows = {t: store.gather(inputs[t]) for t, store in stores.items()}
@@ -82,7 +82,7 @@ class Inference:
                 degree = {
                     e: rows[e[2]][degree_column(e)].to(self._device)
                     for e in shard.etypes
-                    if degree_column(e) in rows[e[2]]
+                    if degree_column(e) in rows.get(e[2], {})
                 }
                 out = model.layer(number, block.to(self._device), h, degree)
                 for t, pieces in kept.items():

@@ -19,7 +19,7 @@ class NodeClassification(pl.LightningModule):
 
     The loss of a rank is scaled so that the average of the gradients over ranks, which is what
     data-parallel training computes, is the gradient of the mean over the real seeds of all
-    ranks, however they are spread.
+    ranks and of all batches that are accumulated, however they are spread.
 
     Args:
         model: maps ``(blocks, x, degree)`` to logits ``[B, C]``.
@@ -43,9 +43,10 @@ class NodeClassification(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self.model(batch.blocks, batch.x, batch.degree).float()
         losses = F.cross_entropy(logits, batch.y, reduction="none") * batch.weight
-        loss = losses.sum() / batch.total
-        self.window.add(float(loss.detach()), batch)
-        return loss * self.world
+        total = losses.sum()
+        self.window.add(float(total.detach()) / batch.total, batch)
+        # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
+        return total * (self.world * self.config.accumulate / batch.window)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         config = self.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from raygnn.config.duration import Duration
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.node import NodeClassification
 from raygnn.training import checkpoint
 
@@ -22,7 +24,7 @@ PARTS = ("sample", "features", "compute", "wait")
 
 
 class Records(pl.Callback):
-    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` steps and the last.
+    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last.
 
     Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
     mean seconds of a step and rank: ``sample`` and ``features`` happen in the prefetch thread,
@@ -128,6 +130,7 @@ class Evaluation(pl.Callback):
         self,
         evaluate: Callable[[str], dict[str, float]],
         records: Records,
+        loader: BatchLoader,
         *,
         metric: str,
         every: int,
@@ -137,23 +140,34 @@ class Evaluation(pl.Callback):
     ):
         self._evaluate = evaluate
         self._records = records
+        self._loader = loader
         self._metric = metric
         self._every = every
         self._patience = patience
         self._epochs = epochs
         self._max_steps = max_steps
+        self.epoch = -1  # the last one whose end was dealt with
         self.best: float | None = None
         self.best_epoch = -1
         self.best_weights: dict[str, Tensor] = {}
 
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        # a checkpoint on an epoch's last batch was written before that epoch's evaluation
+        done = self._loader.epochs_done
+        if done - 1 > self.epoch:
+            self._end_of(done - 1, trainer, module)
+
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        epoch = trainer.current_epoch
+        self._end_of(trainer.current_epoch, trainer, module)
+
+    def _end_of(self, epoch: int, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.epoch = epoch
         last = epoch + 1 == self._epochs or trainer.global_step == self._max_steps
         if (epoch + 1) % self._every and not last:
             return
         values = self._evaluate("val")
         score = values[self._metric]
-        if self.best is None or score > self.best:
+        if self.best is None or score > self.best or math.isnan(self.best):
             self.best, self.best_epoch = score, epoch
             self.best_weights = {
                 name: value.detach().cpu().clone() for name, value in module.state_dict().items()
@@ -170,11 +184,16 @@ class Evaluation(pl.Callback):
             module.load_state_dict(self.best_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "epoch": self.best_epoch, "weights": self.best_weights}
+        return {
+            "epoch": self.epoch,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "best_weights": self.best_weights,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.best_epoch = state["best"], state["epoch"]
-        self.best_weights = state["weights"]
+        self.epoch, self.best = state["epoch"], state["best"]
+        self.best_epoch, self.best_weights = state["best_epoch"], state["best_weights"]
 
 
 class Checkpoints(pl.Callback):

@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from raygnn.errors import InputError
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -24,7 +27,7 @@ _STATE, _MANIFEST = "state.ckpt", "manifest.json"
 
 def save(directory: Path, trainer: pl.Trainer, keep: int) -> None:
     """Write the state after the current step; the oldest beyond ``keep`` go. Collective."""
-    final = directory / f"step-{trainer.global_step:010d}"
+    final = state_at(directory, trainer.global_step).parent
     draft = directory / f".{final.name}.tmp"
     if trainer.is_global_zero:
         shutil.rmtree(draft, ignore_errors=True)
@@ -65,6 +68,41 @@ def latest(directory: Path) -> Path | None:
         if _is_whole(candidate):
             return candidate / _STATE
     return None
+
+
+def newest(directory: Path) -> str:
+    """Name of the newest checkpoint, whole or not; empty when there is none."""
+    found = _all(directory)
+    return found[-1].name if found else ""
+
+
+def sweep(directory: Path) -> None:
+    """Remove what writers that were killed left unfinished."""
+    for draft in directory.glob(".step-*.tmp"):
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_contents(state: Path) -> None:
+    """Refuse a state file that holds more than plain values and tensors, and so could run code.
+
+    Raises:
+        InputError: it does.
+    """
+    import torch
+
+    try:
+        torch.load(state, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"this checkpoint holds more than numbers: {error}",
+            where=str(state),
+            remedy="delete it; it was not written by raygnn as it is",
+        ) from error
+
+
+def state_at(directory: Path, step: int) -> Path:
+    """The state file of one step's checkpoint."""
+    return directory / f"step-{step:010d}" / _STATE
 
 
 def step_of(state: Path) -> int:

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 from typing import Any
@@ -53,7 +54,8 @@ class RayCluster:
     def __init__(self, config: Config, *, verbose: bool = False):
         address = config.cluster.address
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
-        self.local = self._address in (None, "", "local")
+        connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+        self.local = self._address in (None, "", "local") and not connected
         self._num_cpus = config.cluster.num_cpus
         self._verbose = verbose
         self._timeout = config.comm.timeout.seconds
@@ -62,13 +64,18 @@ class RayCluster:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
-        self._ours = False
+        self.ours = False  # it goes, or we leave it, when the job ends
 
     def __enter__(self) -> RayCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def address(self) -> str:
+        """What to call it."""
+        return self._address or "this process's connection"
 
     def start(self) -> None:
         """Begin to start or connect, in the background; only the first call does something."""
@@ -96,18 +103,23 @@ class RayCluster:
     def _run(self) -> None:
         # The thread stays until the end: Ray's processes are killed when the thread that
         # started them ends (PR_SET_PDEATHSIG).
+        before = dict(os.environ)
         try:
             self._start()
         except BaseException as error:
             self._error = error
         self._ready.set()
         self._done.wait()
-        if self._ours:
+        if self.ours:
             import ray
 
             ray.shutdown()
         if self._directory and self._error is None:
             shutil.rmtree(self._directory, ignore_errors=True)
+        # what was set for Ray is not meant for another one, later in this process
+        for name in os.environ.keys() - before.keys():
+            if name.startswith("RAY_"):
+                del os.environ[name]
 
     def _start(self) -> None:
         for name, value in _QUIET.items():
@@ -132,7 +144,7 @@ class RayCluster:
             "logging_level": logging.INFO if self._verbose else logging.CRITICAL,
             "configure_logging": self._verbose,
         }
-        self._ours = True
+        self.ours = True
         if not self.local:
             ray.init(address=self._address, **common)
             return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.config.schema import Config, PlantedGraph
-from raygnn.errors import Interrupted, RaygnnError
+from raygnn.errors import Interrupted
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
@@ -22,7 +22,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.store import Mode, RunDir
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import Job
+from raygnn.training.job import RESULT, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan, count_workers, make_plan, read_input
 
@@ -83,9 +83,11 @@ def train(
             show.note(_continuation(run))
         try:
             result = _fit(config, plan, run, cluster, show, started)
-        except RaygnnError as error:
+        except Exception as error:
             run.update_summary(status="failed", error=str(error))
             raise
+        finally:
+            shutil.rmtree(run.path / ".ray", ignore_errors=True)
         result["seconds"]["total"] = time.time() - started
         run.update_summary(
             **result,
@@ -155,7 +157,7 @@ def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]
         f"fanout {fanout}, {config.precision}",
         "training": f"{config.train.epochs} epochs, batch {config.sampling.batch_size} × {workers} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
-        "on": "a local Ray" if cluster.local else f"Ray at {config.cluster.address}",
+        "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }
 
 
@@ -185,6 +187,8 @@ def _fit(
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
     faults.clear(run.path)
+    for name in (RESULT, STOP):
+        (run.path / name).unlink(missing_ok=True)
     job = Job(
         config=config,
         partition=plan.input.place,
@@ -194,6 +198,19 @@ def _fit(
         started=started,
     )
     launch = Launch(job, plan.workers, cluster)
+    try:
+        parts = _watch(config, plan, run, show, launch, tail)
+    except BaseException:
+        if not cluster.ours:  # a Ray that goes on would go on training
+            launch.stop()
+        raise
+    return {**launch.result(), "parts": parts}
+
+
+def _watch(
+    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
+) -> int:
+    """Make the partition if there is none, then show the records; returns the parts."""
     parts = plan.input.made(show).meta.num_parts
     with show.stage("Ray and workers"):
         records = _first_records(tail, launch.running)
@@ -210,17 +227,15 @@ def _fit(
             told = _tell_failures(show, run, told)
             time.sleep(_POLL)
             records = tail.poll()
-    shutil.rmtree(run.path / ".ray", ignore_errors=True)
-    return {**launch.result(), "parts": parts}
+    return parts
 
 
 def _tell_failures(show: Display, run: RunDir, since: float) -> float:
-    """Say why training starts again; returns the time up to which that has been told."""
-    news = [f for f in faults.recorded(run.path) if f.time > since]
+    """Say what a rank died of while it happens; returns the time up to which that is told."""
+    news = [f for f in faults.recorded(run.path) if f.time > since and not f.is_consequence]
     if not news:
         return since
-    if not any(failure.final for failure in news):
-        show.note(f"rank {news[0].rank} failed, starting again: {news[0].what}")
+    show.note(f"rank {news[0].rank} failed: {news[0].what}")
     return max(failure.time for failure in news)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from raygnn.errors import RaygnnError, TrainingError
+from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
 
 # how torch and gloo word it when another rank has gone: a consequence, never the cause
 _CONSEQUENCES = ("connection reset", "connection closed", "broken pipe", "timed out waiting")
@@ -24,6 +24,7 @@ class Failure:
     """What one rank died of.
 
     Attributes:
+        reached: the newest checkpoint at that time.
         final: a new start would meet it again, so there shall be none.
     """
 
@@ -34,6 +35,7 @@ class Failure:
     remedy: str | None = None
     where: str | None = None
     exit_code: int = TrainingError.exit_code
+    reached: str = ""
     final: bool = False
 
     @property
@@ -49,22 +51,27 @@ class Failure:
         return error
 
 
-def describe(error: BaseException, rank: int, earlier: list[Failure]) -> Failure:
+def describe(error: BaseException, rank: int, reached: str, earlier: list[Failure]) -> Failure:
     """What to say of an exception that was caught just now.
 
     Args:
-        earlier: what the ranks died of in the start before. The same cause on the same rank a
-            second time is final, and so is bad input at once.
+        reached: name of the newest checkpoint.
+        earlier: what the ranks died of in the start before. The same cause on the same rank
+            again, without a new checkpoint in between, is final; bad input is so at once.
     """
     trace = traceback.format_exc()
+    found = Failure(rank, time.time(), f"{type(error).__name__}: {error}", trace, reached=reached)
     if isinstance(error, RaygnnError):
-        return Failure(
-            rank, time.time(), error.what, trace, error.remedy, error.where, error.exit_code, True
+        found = replace(
+            found,
+            what=error.what,
+            remedy=error.remedy,
+            where=error.where,
+            exit_code=error.exit_code,
+            final=isinstance(error, (InputError, PreflightError)),
         )
-    what = f"{type(error).__name__}: {error}"
-    found = Failure(rank, time.time(), what, trace)
-    again = any((e.rank, e.what) == (rank, what) for e in earlier) and not found.is_consequence
-    return replace(found, final=again)
+    same = any((e.rank, e.what, e.reached) == (rank, found.what, reached) for e in earlier)
+    return replace(found, final=found.final or (same and not found.is_consequence))
 
 
 def record(run_dir: Path, failure: Failure) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from raygnn.config.schema import Config
 
+STOP = ".stop"  # in the run directory: the driver wants the ranks to end
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 
 

@@ -9,11 +9,13 @@ from raygnn.errors import RaygnnError, TrainingError
 from raygnn.runs.files import read_json
 from raygnn.training import faults
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import RESULT, Job
+from raygnn.training.job import RESULT, STOP, Job
 from raygnn.training.worker import train_loop
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
+
+_LONGEST_STOP = 60.0  # seconds
 
 
 class Launch:
@@ -32,6 +34,11 @@ class Launch:
         cluster.start()
         self._thread.start()
 
+    def stop(self) -> None:
+        """End the job where Ray goes on without us: ranks look for this file, and go."""
+        (self._job.run_dir / STOP).touch()
+        self._thread.join(_LONGEST_STOP)
+
     def running(self) -> bool:
         return self._thread.is_alive()
 
@@ -45,10 +52,11 @@ class Launch:
         self._thread.join()
         if isinstance(self._error, RaygnnError):
             raise self._error
+        failures = faults.recorded(self._job.run_dir)
         file = self._job.run_dir / RESULT
         # without an error and without a result, the ranks found a failure recorded: see train_loop
         if self._error is not None or not file.exists():
-            raise explain(self._error, faults.recorded(self._job.run_dir)) from self._error
+            raise explain(self._error, failures) from self._error
         result = read_json(file)
         file.unlink()
         return result
@@ -104,9 +112,11 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
 
 def explain(error: BaseException | None, failures: list[faults.Failure]) -> TrainingError:
     """What to tell the user: what a rank recorded, else what Ray Train says of it."""
-    if failures:
+    if failures and not failures[0].is_consequence:
         return failures[0].as_error()
-    dead = list(getattr(error, "worker_failures", {}).items())
+    # those that could not say anything: killed, and the cause of what the others met
+    said = {failure.rank for failure in failures}
+    dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
     if dead:
         rank, cause = dead[0]
         text = str(cause).strip() or type(cause).__name__
@@ -117,6 +127,8 @@ def explain(error: BaseException | None, failures: list[faults.Failure]) -> Trai
             rank=rank,
             trace=text,
         )
+    if failures:
+        return failures[0].as_error()
     return TrainingError(
         f"Ray Train failed: {type(error).__name__}: {error}",
         remedy="run again with -v to see Ray's own messages",

@@ -23,6 +23,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from raygnn.errors import DataError
 from raygnn.graph.dgl import dgl
 from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import Shard, describe_shard, load_shard
@@ -32,7 +33,7 @@ from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.loader import BatchLoader, BatchMaker
 from raygnn.sampling.plan import SeedPlan
-from raygnn.sampling.rows import RowStore, build_stores
+from raygnn.sampling.rows import RowStore, as_matrix, build_stores
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import gather_seeds, owned_nodes
 from raygnn.tasks.inference import Inference
@@ -104,12 +105,12 @@ class Rank:
             device=self.device,
         )
         evaluate = partial(self._evaluate, shard, inference, module, labels)
-        state = checkpoint.latest(job.run_dir / "checkpoints")
+        state = self._checkpoint()
         writer = self._writer(state)
         records = Records(
             self.control, writer, log_every=config.train.log_every, started=job.started
         )
-        evaluation = self._evaluation(evaluate, records)
+        evaluation = self._evaluation(evaluate, records, loader)
         has_val = self._count(shard, "val", labels) > 0
         callbacks = [records, evaluation] if has_val else [records]
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
@@ -126,12 +127,24 @@ class Rank:
             if self._count(shard, split, labels)
             for name, value in evaluate(split).items()
         }
-        records.write(trainer.global_step, trainer.current_epoch, metrics)
+        records.write(trainer.global_step, max(0, trainer.current_epoch - 1), metrics)
         return self._result(trainer, records, evaluation, stores, metrics)
 
     @property
     def _first(self) -> bool:
         return self.world.rank == 0
+
+    def _checkpoint(self) -> Path | None:
+        """The state to go on from: rank 0 chooses, so that all ranks take the same."""
+        directory = self.job.run_dir / "checkpoints"
+        step = -1
+        if self._first:
+            checkpoint.sweep(directory)
+            if found := checkpoint.latest(directory):
+                checkpoint.check_contents(found)
+                step = checkpoint.step_of(found)
+        step = self.control.max(step)
+        return checkpoint.state_at(directory, step) if step >= 0 else None
 
     def _writer(self, state: Path | None) -> MetricsWriter | None:
         if not self._first:
@@ -148,11 +161,18 @@ class Rank:
     def _loader(self, shard: Shard, stores: dict[str, RowStore], labels: Tensor) -> BatchLoader:
         config = self.config
         seeds = gather_seeds(shard, self.control, self.job.ntype, labels)
+        if not len(seeds.ids):
+            raise DataError(
+                f"no node of {self.job.ntype} is in train_mask and has a label",
+                where=str(self.job.partition),
+                remedy="check task.target and the masks",
+            )
         maker = BatchMaker(
             plan=SeedPlan(
                 num_seeds=len(seeds.ids),
                 global_batch=config.sampling.batch_size * self.world.size,
                 seed=config.train.seed,
+                accumulate=config.train.accumulate,
             ),
             seeds=seeds,
             ntype=self.job.ntype,
@@ -168,7 +188,7 @@ class Rank:
         return BatchLoader(
             maker,
             prefetch=config.sampling.prefetch,
-            limit=steps and steps * config.train.accumulate,
+            limit=steps and maker.plan.batches_until(steps),
         )
 
     def _module(self, shard: Shard, labels: Tensor) -> NodeClassification:
@@ -176,7 +196,7 @@ class Rank:
         highest = int(labels.max()) if len(labels) else 0
         schema = Schema(
             in_features={
-                t: data[config.model.features].flatten(1).shape[1]
+                t: as_matrix(data[config.model.features]).shape[1]
                 for t, data in shard.node_data.items()
             },
             etypes=shard.etypes,
@@ -197,6 +217,7 @@ class Rank:
         labels: Tensor,
         split: str,
     ) -> dict[str, float]:
+        self._average_buffers(module)
         owned = owned_nodes(shard, self.job.ntype, split, labels)
         outputs = inference.outputs(
             module.model, self.job.ntype, owned + shard.first(self.job.ntype)
@@ -204,15 +225,23 @@ class Rank:
         wanted = labels[torch.from_numpy(owned)]
         return classification_metrics(outputs, wanted, self.config.task.metric, self.control)
 
+    def _average_buffers(self, module: NodeClassification) -> None:
+        """Give all ranks the same running statistics (batch normalisation): their mean."""
+        for buffer in module.buffers():
+            if self.world.size > 1 and buffer.is_floating_point():
+                mean = self.control.sum(buffer.double().cpu()) / self.world.size
+                buffer.copy_(mean.to(buffer))
+
     def _count(self, shard: Shard, split: str, labels: Tensor) -> int:
         owned = len(owned_nodes(shard, self.job.ntype, split, labels))
         return int(self.control.sum(torch.tensor(owned)))
 
-    def _evaluation(self, evaluate: Any, records: Records) -> Evaluation:
+    def _evaluation(self, evaluate: Any, records: Records, loader: BatchLoader) -> Evaluation:
         train = self.config.train
         return Evaluation(
             evaluate,
             records,
+            loader,
             metric=self.config.task.metric,
             every=train.eval_every,
             patience=train.patience,
@@ -228,7 +257,7 @@ class Rank:
             records,
             every=fault.checkpoint_every,
             keep=fault.keep,
-            check_every=self.config.train.log_every,
+            check_every=min(10, self.config.train.log_every),
         )
 
     def _trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:

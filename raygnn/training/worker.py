@@ -7,15 +7,18 @@ it on, do not.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
+import os
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
 
 from raygnn.errors import TrainingError
-from raygnn.training import faults
-from raygnn.training.job import RESULT, Job
+from raygnn.training import checkpoint, faults
+from raygnn.training.job import RESULT, STOP, Job
 
 _POLL = 0.1  # seconds between looks for the partition
 
@@ -41,13 +44,24 @@ def train_loop(job: Job) -> None:
         if any(failure.final for failure in earlier):
             log.info("not started again: %s", earlier[0].what)
             return
+        if (job.run_dir / STOP).exists():
+            return
+        threading.Thread(target=_watch, args=(job.run_dir / STOP,), daemon=True).start()
         try:
             _run(job, rank, size)
         except Exception as error:
-            failure = faults.describe(error, rank, earlier)
+            reached = checkpoint.newest(job.run_dir / "checkpoints")
+            failure = faults.describe(error, rank, reached, earlier)
             log.error("failed\n%s", failure.trace)
             faults.record(job.run_dir, failure)
             raise failure.as_error() from None
+
+
+def _watch(stop: Path) -> None:
+    """End this process when the driver asks for it, whatever collective it waits in."""
+    while not stop.exists():
+        time.sleep(1)
+    os._exit(1)
 
 
 def _run(job: Job, rank: int, size: int) -> None:
@@ -78,7 +92,7 @@ def _run(job: Job, rank: int, size: int) -> None:
 def _await_partition(directory: Path, timeout: float) -> None:
     """Wait until the driver has put the partition there, which it does at one stroke."""
     deadline = time.monotonic() + timeout
-    while not directory.exists():
+    while not any(directory.glob("*.json")):
         if time.monotonic() > deadline:
             raise TrainingError(f"no partition came within {timeout:g} s", where=str(directory))
         time.sleep(_POLL)
@@ -90,7 +104,9 @@ def _import_torchmetrics() -> None:
     It wants that module only to see whether an old name is there, for the sake of a package for
     speech. Afterwards scipy.signal is imported as usual by whoever needs it.
     """
-    if "scipy.signal" in sys.modules or "torchmetrics" in sys.modules:
+    wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
+    known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
+    if known or any(importlib.util.find_spec(name) for name in wanted_by):
         return
     stand_in = ModuleType("scipy.signal")
     stand_in.hamming = None  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.dglfile import read_tensors
 from raygnn.graph.layout import Part, PartitionMeta, load_part
 
@@ -41,8 +41,9 @@ def graphs(draw: st.DrawFn) -> GraphData:
         for i in range(draw(st.integers(0, 2))):
             tail = draw(st.sampled_from([(), (1,), (3,), (2, 2)]))
             frame.data[f"x{i}"] = array(rng, frame.num, tail, draw(st.sampled_from(DTYPES)))
-    if draw(st.booleans()):
-        nodes[names[0]].data["train_mask"] = rng.random(sizes[names[0]]) < 0.5
+    for name in draw(st.lists(st.sampled_from(MASKS), unique=True)):
+        ntype = draw(st.sampled_from(names))
+        nodes[ntype].data[name] = rng.random(sizes[ntype]) < 0.5
     return GraphData("some", nodes, edges)
 
 

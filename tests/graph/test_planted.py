@@ -134,7 +134,7 @@ def test_typed() -> None:
     "options",
     [
         {"nodes": 40, "degree": 20.0, "classes": 40, "train": 0.025},
-        {"nodes": 50, "degree": 20.0, "classes": 40, "train": 0.025, "typed": True},
+        {"nodes": 50, "degree": 20.0, "classes": 2, "train": 0.025, "typed": True},
     ],
 )
 def test_just_enough_nodes(options: dict[str, Any]) -> None:
@@ -142,10 +142,8 @@ def test_just_enough_nodes(options: dict[str, Any]) -> None:
     load_config(job)
     data = planted(**options)
     labelled = next(iter(data.nodes.values()))
-    edges = next(iter(data.edges.values()))
     assert labelled.num == 40
     assert labelled.data["train_mask"].sum() == 1
-    assert edges.num / 40 > 0.7 * 20
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 7, 30])

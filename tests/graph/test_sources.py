@@ -375,13 +375,14 @@ def test_digest_does_not_confuse_neighbouring_files(tmp_path: Path) -> None:
 
 
 def test_light_imports(tmp_path: Path) -> None:
-    """Reading any format but dgl loads neither torch nor dgl nor ray."""
-    section = write_npz(tmp_path)
+    """Reading a graph loads neither torch (but for bfloat16) nor dgl nor ray."""
+    section, other = write_npz(tmp_path), write_dgl(tmp_path)
     code = (
         "import sys\n"
-        "from raygnn.config.schema import NpzGraph, PlanetoidGraph, PlantedGraph\n"
+        "from raygnn.config.schema import DglGraph, NpzGraph, PlanetoidGraph, PlantedGraph\n"
         "from raygnn.graph.sources import load_graph, digest\n"
         f"load_graph(NpzGraph(format='npz', path={section['path']!r}))\n"
+        f"load_graph(DglGraph(format='dgl', path={other['path']!r}))\n"
         "load_graph(PlantedGraph(format='planted', nodes=500, degree=5.0))\n"
         "import raygnn.graph.sources.planetoid\n"
         "assert not {'torch', 'dgl', 'ray', 'pandas'} & set(sys.modules), sys.modules\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from raygnn.runs.run import Run
 from tests.training.conftest import JobFactory, train_on_ranks
@@ -105,11 +107,41 @@ def test_more_workers_than_seeds(make_job: JobFactory) -> None:
     assert np.allclose(*curves, atol=1e-4)
 
 
-@pytest.mark.parametrize("stop", [3, 4, 8])  # within an epoch, and at the end of one and of two
+def test_accumulated_batches_are_one_batch(make_job: JobFactory) -> None:
+    """With plain SGD, which sees the scale of a gradient: the short end of an epoch included."""
+    train = {"epochs": 3, "optimizer": "sgd", "lr": 0.5}
+    common: dict[str, Any] = {"sampling": {"fanout": [-1, -1]}, "cluster": {"workers": 1}}
+    weights = []
+    for batch, accumulate in ((300, 1), (150, 2), (100, 3), (75, 4)):
+        options = copy.deepcopy(common)
+        options["sampling"]["batch_size"] = batch
+        options["train"] = {**train, "accumulate": accumulate}
+        run = train_on_ranks(make_job(name=f"by-{accumulate}", **options))
+        assert run.summary["steps"] == 6  # 400 seeds: 300 and 100, three times
+        weights.append(torch.load(run.path / "checkpoints" / "selected.pt", weights_only=True))
+    for other in weights[1:]:
+        for name, tensor in weights[0].items():
+            assert torch.allclose(tensor, other[name], atol=1e-4), name
+
+
+def test_batch_norm_is_one_model_on_all_ranks(make_job: JobFactory) -> None:
+    config = make_job(model={"norm": "batch"}, train={"epochs": 4})
+    assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.7
+
+
+def test_resume_refuses_other_batches(make_job: JobFactory) -> None:
+    options: dict[str, Any] = {"fault": {"checkpoint_every": 1}}
+    train_on_ranks(make_job(**options))
+    with pytest.raises(RuntimeError, match="global_batch 128, this run has 64"):
+        train_on_ranks(make_job(**options, sampling={"batch_size": 32}), resume=True)
+
+
+# within an epoch, and at the end of the first, the second and the last
+@pytest.mark.parametrize("stop", [3, 4, 8, 12])
 @pytest.mark.parametrize("every", [1, 3])
 def test_resume_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory) -> None:
     options: dict[str, Any] = {
-        "train": {"epochs": 3, "eval_every": every},
+        "train": {"epochs": 3, "eval_every": every, "lr": 0.05},
         "model": {"dropout": 0.5},
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
@@ -122,4 +154,16 @@ def test_resume_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFac
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
         assert new.index.to_list() == old.index.to_list(), column
         assert np.allclose(new, old, atol=1e-6), column
+    assert resumed.summary["best_epoch"] == whole.summary["best_epoch"]
     assert resumed.summary["metrics"] == pytest.approx(whole.summary["metrics"])
+
+
+def test_what_the_target_does_not_depend_on_is_left_out(make_job: JobFactory) -> None:
+    """One layer on a typed graph: users are computed by nobody, and no parameter is unused."""
+    config = make_job(
+        graph={"typed": True},
+        model={"kind": "gat", "layers": 1},
+        sampling={"fanout": [5]},
+        train={"epochs": 12, "lr": 0.03},
+    )
+    assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.5

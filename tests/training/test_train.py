@@ -89,6 +89,15 @@ def test_a_rank_that_is_killed_is_started_again(make_job: JobFactory, tmp_path: 
     assert run.summary["steps"] == 12
 
 
+def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
+    """Not the connection that the other rank loses by it."""
+    config = make_job(model={"kind": f"{MODELS}:Faulty", "args": {"how": "die"}})
+    with pytest.raises(TrainingError, match="a worker died") as caught:
+        train(config)
+    assert caught.value.rank == 1
+    assert "memory" in (caught.value.remedy or "")
+
+
 def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
     config = make_job(
         model={"kind": f"{MODELS}:DglSage", "args": {"width": 3}}, fault={"max_failures": 3}

@@ -6,6 +6,7 @@ abort the whole process.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from raygnn.config.schema import DglGraph
 from raygnn.errors import DataError
+from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.dglfile import Relation, StoredGraph, csr_rows, read_graphs
+from raygnn.graph.dglfile import Relation, StoredGraph, read_graphs
 from raygnn.graph.sources import convert
 from raygnn.graph.sources.convert import Array
 from raygnn.graph.sources.files import check_file
@@ -84,14 +86,16 @@ def _to_data(stored: StoredGraph, file: Path) -> GraphData:
             data[name] = _node_array(array, name, num, origin[f"{ntype}/{name}"])
         nodes[ntype] = NodeFrame(num, data)
     if len(nodes) != len(stored.ntypes):
-        raise _damaged(file, "two node types of one name")
+        raise _damaged(file, "holds two node types of one name")
     edges: dict[EdgeType, EdgeFrame] = {}
     for relation, name, arrays in zip(stored.relations, stored.etypes, stored.edata, strict=True):
         if not all(0 <= end < len(nodes) for end in (relation.src_type, relation.dst_type)):
-            raise _damaged(file, f"the relation {name!r} between node types that do not exist")
+            raise _damaged(
+                file, f"holds the relation {name!r} between node types that do not exist"
+            )
         etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
         if etype in edges:
-            raise _damaged(file, f"two relations called {etype_str(etype)}")
+            raise _damaged(file, f"holds two relations called {etype_str(etype)}")
         where = f"{file}: {etype_str(etype)}"
         source, target = _ends(relation, where)
         source = convert.to_ids(source, nodes[etype[0]].num, where, "source")
@@ -116,13 +120,11 @@ def _ends(relation: Relation, where: str) -> tuple[Array, Array]:
     kind = next(kind for kind in ("coo", "csc", "csr") if kind in relation.formats)
     first, second, order = relation.formats[kind]
     if kind != "coo":
-        try:
-            first = csr_rows(first, len(second))
-        except ValueError as error:
-            raise _damaged(where, str(error)) from error
+        first = csr_rows(first, len(second), partial(_damaged, where))
     if len(first) != len(second) or len(order) not in (0, len(second)):
         raise _damaged(
-            where, f"{len(first)} sources, {len(second)} destinations and {len(order)} edge ids"
+            where,
+            f"holds {len(first)} sources, {len(second)} destinations and {len(order)} edge ids",
         )
     source, target = (second, first) if kind == "csc" else (first, second)
     if not len(order):
@@ -140,9 +142,9 @@ def _inverse(order: Array, where: str) -> Array:
         place[order] = np.arange(num)
         outside = place < 0
     if outside.any():
-        raise _damaged(where, f"edge ids that are not 0 to {num - 1}, each once")
+        raise _damaged(where, f"holds edge ids that are not 0 to {num - 1}, each once")
     return place
 
 
 def _damaged(where: Path | str, what: str) -> DataError:
-    return DataError(f"it holds {what}", where=str(where), remedy=_REMEDY)
+    return DataError(what, where=str(where), remedy=_REMEDY)

@@ -1,0 +1,64 @@
+"""Arrays as DGL's files hold them: their dtypes, their bytes, and row pointers.
+
+numpy's arrays, so that torch need not be imported to refuse a file, which takes it seconds; torch
+tensors only where numpy lacks the dtype (bfloat16), or where a caller has them anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# DLPack's type codes and bits: 0 signed, 1 unsigned, 2 float, 4 bfloat
+DTYPES = {
+    (0, 8): "int8",
+    (0, 16): "int16",
+    (0, 32): "int32",
+    (0, 64): "int64",
+    (1, 8): "uint8",
+    (2, 16): "float16",
+    (2, 32): "float32",
+    (2, 64): "float64",
+    (4, 16): "bfloat16",
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()} | {"bool": (1, 8)}
+
+
+def dtype_name(array: Array | Tensor) -> str:
+    """``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def storable(array: Array | Tensor) -> bool:
+    """Whether DGL's files can hold the array (bool comes back as uint8)."""
+    return dtype_name(array) in CODES
+
+
+def element_bytes(array: Array | Tensor) -> memoryview:
+    """The elements in C order, not copied where they lie so."""
+    if not isinstance(array, np.ndarray):
+        import torch
+
+        array = (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
+    return np.ascontiguousarray(array.reshape(-1)).view(np.uint8).data
+
+
+def csr_rows(indptr: Array, num: int, error: Callable[[str], Exception]) -> Array:
+    """CSR row pointers → int64 ``[num]``, the row of each entry.
+
+    Raises what ``error`` makes of the reason, unless the pointers rise from 0 to ``num``.
+    """
+    if not len(indptr) or indptr[0] != 0 or indptr[-1] != num:
+        raise error(f"holds row pointers that do not run from 0 to {num}")
+    # compared, as differences may overflow and look right
+    falls = indptr[1:] < indptr[:-1]
+    if falls.any():
+        raise error(f"holds row pointers that fall at row {int(np.argmax(falls))}")
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
