@@ -129,7 +129,7 @@ def main() -> int:
                 met &= reached
         if rows:
             header = ["job", "over", "test, %", "published, %", "threshold, %", "seconds each"]
-            print(table([*header, "before it"], rows))
+            print(table([*header, "machine"], rows))
         if "workers" in chosen:
             rows, agree = agreement(args.seeds or 5, storage)
             met &= agree

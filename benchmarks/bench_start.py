@@ -37,12 +37,13 @@ class Start:
     total: float
 
 
-def measure(command: list[str], sign: Path, scratch: Path) -> Start:
+def measure(command: list[str], sign: Path, scratch: Path, **environment: str) -> Start:
     """Run ``command`` to its end.
 
     Args:
         sign: the file that shows the first step: there, and not empty if it is one of lines.
         scratch: an empty directory, for the command's caches.
+        environment: more variables for it.
 
     Raises:
         RuntimeError: the command failed, with the end of its output.
@@ -51,8 +52,7 @@ def measure(command: list[str], sign: Path, scratch: Path) -> Start:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "NUMBA_CACHE_DIR": str(scratch / "kernels"),
-        # left unset, a plain ray.init would write a token into the home directory
-        "RAY_AUTH_MODE": "disabled",
+        **environment,
     }
     first_step = None
     with open(scratch / "output", "wb") as output:
@@ -92,7 +92,8 @@ def plain() -> Start:
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         command = [sys.executable, str(CHECKOUT / "benchmarks/plain_ray.py"), f"{scratch}/step"]
-        return measure(command, scratch / "step", scratch)
+        # left unset, ray.init would write a token into the home directory
+        return measure(command, scratch / "step", scratch, RAY_AUTH_MODE="disabled")
 
 
 def main() -> int:
@@ -115,7 +116,7 @@ def main() -> int:
     medians = [statistics.median(column) for column in columns]
     rows.append(["median", "", *(f"{seconds:.1f}" for seconds in medians)])
     rows.append(["limit", "", "", f"{FIRST_STEP_LIMIT:g}", f"{TOTAL_LIMIT:g}"])
-    header = ["run", "before it", "plain Ray + Lightning: first step, s"]
+    header = ["run", "machine", "plain Ray + Lightning: first step, s"]
     print("\n" + table([*header, "raygnn: first step, s", "raygnn: in all, s"], rows))
     ratio = medians[1] / medians[0]
     print(f"\nfirst step, raygnn / plain: {ratio:.2f}")

@@ -95,15 +95,26 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     _job(verbs, "check", _check, "check a configuration, its input and the cluster; start nothing")
-    _job(verbs, "partition", _partition, "divide the graph; does nothing when that is done already")
-    train = _job(verbs, "train", _train, "run a job, from its input to its run directory")
+    _job(
+        verbs,
+        "partition",
+        _partition,
+        "divide the graph and show the parts, once",
+    )
+    train = _job(verbs, "train", _train, "run a job: partition where needed, train, test")
     taken = train.add_mutually_exclusive_group()
     taken.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    taken.add_argument("--resume", action="store_true", help="continue the run of this name")
+    taken.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from its newest checkpoint",
+    )
 
     runs = _verb(verbs, "runs", _runs, "list the runs in a storage, the latest first")
-    runs.add_argument("--storage", default="runs", metavar="DIR", help="where runs are (runs)")
-    runs.add_argument("--json", action="store_true", help="print facts as JSON")
+    runs.add_argument(
+        "--storage", default="runs", metavar="DIR", help="where they are (default: runs)"
+    )
+    runs.add_argument("--json", action="store_true", help="print the result as JSON alone")
 
     _verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
     return parser
@@ -130,7 +141,7 @@ def _job(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
     verb.add_argument(
         "-v", "--verbose", action="store_true", help="show Ray's and Lightning's logs"
     )
-    verb.add_argument("--json", action="store_true", help="print facts as JSON")
+    verb.add_argument("--json", action="store_true", help="print the result as JSON alone")
     return verb
 
 

@@ -28,6 +28,7 @@ from raygnn.errors import (
     RaygnnError,
     TrainingError,
 )
+from raygnn.preflight.report import verdict
 from raygnn.runs.store import RunDir
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -49,10 +50,12 @@ class Driver(SimpleNamespace):
         self.calls.append((name, config.name, options))
         if self.error:
             raise self.error
-        return SimpleNamespace(to_dict=lambda: {"status": "done"})
+        return SimpleNamespace(to_dict=lambda: {"status": "done"}, findings=())
 
     def train(self, config: raygnn.Config, **options: Any) -> Any:
         return self._called("train", config, **options)
+
+    verdict = staticmethod(verdict)
 
     def check(self, config: raygnn.Config, **options: Any) -> Any:
         return self._called("check", config, **options)

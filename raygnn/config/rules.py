@@ -28,6 +28,11 @@ _ONLY_FOR = {
     "out_heads": ATTENTION,
     "attn_dropout": ATTENTION,
     "aggregator": ("sage",),
+    "hidden": MODEL_FAMILIES,
+    "dropout": MODEL_FAMILIES,
+    "residual": MODEL_FAMILIES,
+    "norm": MODEL_FAMILIES,
+    "activation": MODEL_FAMILIES,
 }
 
 
@@ -111,7 +116,7 @@ def _model(model: ModelConfig) -> Iterator[Problem]:
                 ("model", key),
                 f"{key} {show(value)} would be ignored: only {' and '.join(kinds)} have {key}, "
                 f"and model.kind is {model.kind}",
-                f"remove model.{key}, or choose another model.kind",
+                f"remove model.{key}, or choose another model.kind (your own class has model.args)",
             )
     if model.kind in ATTENTION and model.hidden % model.heads:
         yield Problem(
@@ -162,6 +167,13 @@ def _resources(config: Config) -> Iterator[Problem]:
             ("comm", "static_graph"),
             "static_graph and find_unused_parameters are both true, and rule each other out",
             "keep one of the two; neither is needed if every parameter gets a gradient",
+        )
+    if comm.static_graph and config.train.accumulate > 1:
+        yield Problem(
+            ("comm", "static_graph"),
+            f"static_graph is true, and torch cannot have it with train.accumulate "
+            f"{config.train.accumulate}",
+            "remove comm.static_graph, or set train.accumulate to 1",
         )
     gpus = f"cluster.gpus_per_worker is {cluster.gpus_per_worker}"
     if comm.backend == "nccl" and not cluster.gpus_per_worker:

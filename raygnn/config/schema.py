@@ -176,12 +176,12 @@ class SamplingConfig(Section):
     )
     batch_size: Count = Field(512, description="Seeds per worker and step.")
     eval_batch_size: Count | None = Field(
-        None, description="Seeds per worker and step of an evaluation; null = chosen for you."
+        None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
     )
     replace: bool = Field(False, description="Draw neighbours with replacement.")
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
-        description="replicated: each node holds the whole structure; partitioned: its own part "
+        description="replicated: each worker holds the whole structure; partitioned: its own part "
         "only; auto: replicated where it fits.",
     )
     cache: Fraction = Field(0.1, description="Share of the remote feature rows kept locally.")
@@ -247,7 +247,7 @@ class ClusterConfig(Section):
     cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
     gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
     uniform: Literal["strict", "warn", "off"] = Field(
-        "strict", description="What to do when nodes differ in versions or hardware."
+        "strict", description="What to do when nodes differ in versions."
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."
@@ -319,8 +319,13 @@ SECTIONS: dict[str, type[Section]] = {
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a configuration, for editors that complete and check YAML."""
+    schema = Config.model_json_schema()
+    for section in schema["$defs"].values():
+        for key in section.get("properties", {}).values():
+            if isinstance(key.get("default"), dict) and "seconds" in key["default"]:
+                key["default"] = str(Duration(**key["default"]))  # as it is written in YAML
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Config.model_json_schema(),
+        **schema,
         "title": "raygnn configuration",
     }

@@ -72,9 +72,7 @@ class TypedLayer(nn.Module):
         self.own = nn.ModuleDict({t: nn.Linear(spec.in_features[t], width) for t in self_types})
 
     def forward(self, block: Block, h: Hidden, degree: Degrees) -> Hidden:
-        out: Hidden = {
-            t: linear(h[t][: block.num_dst[t]]) for t, linear in self.own.items()
-        }
+        out: Hidden = {t: linear(h[t][: block.num_dst[t]]) for t, linear in self.own.items()}
         for etype in self.etypes:
             source, _, target = etype
             h_dst = h[target][: block.num_dst[target]]

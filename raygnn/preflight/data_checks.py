@@ -64,23 +64,25 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
         yield _no_type(job)
         return
     columns, there = job.columns, ", ".join(sorted(job.columns)) or "none"
-    if model.features not in columns:
+    for ntype, arrays in job.partition.columns.items():
+        if model.features not in arrays:
+            known = ", ".join(sorted(arrays)) or "none"
+            yield Finding(
+                "arrays_usable",
+                "error",
+                f"node type {ntype!r} has no array {model.features!r} (model.features); "
+                f"there are: {known}",
+                "give every node type an array of the name that model.features says",
+            )
+    features = columns.get(model.features)
+    if features and not re.match(r"(float|bfloat|int|uint|bool)", features[0].dtype):
         yield Finding(
             "arrays_usable",
             "error",
-            f"node type {job.ntype!r} has no array {model.features!r} (model.features); "
-            f"there are: {there}",
-            "set model.features to one of them",
-        )
-    elif not re.match(r"(float|bfloat|int|uint|bool)", columns[model.features][0].dtype):
-        yield Finding(
-            "arrays_usable",
-            "error",
-            f"array {model.features!r} (model.features) is {columns[model.features][0].dtype}, "
-            "not numbers",
+            f"array {model.features!r} (model.features) is {features[0].dtype}, not numbers",
             "set model.features to an array of numbers",
         )
-    elif 0 in columns[model.features][0].shape:
+    elif features and 0 in features[0].shape:
         yield Finding(
             "arrays_usable",
             "error",

@@ -149,12 +149,14 @@ def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]
     if graph is not None:
         source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
         source += f", {config.partition.method} partition"
+    model = config.model.kind
+    if ":" not in model:
+        model += f", {config.model.layers} layers × {config.model.hidden}"
     fanout = ", ".join("all" if f < 0 else str(f) for f in config.sampling.fanout)
     return {
         "run": f"{config.name} → {config.run_dir}",
         "graph": source,
-        "model": f"{config.model.kind}, {config.model.layers} layers × {config.model.hidden}, "
-        f"fanout {fanout}, {config.precision}",
+        "model": f"{model}, fanout {fanout}, {config.precision}",
         "training": f"{config.train.epochs} epochs, batch {config.sampling.batch_size} × {workers} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",

@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,8 +123,11 @@ def log_to(path: Path) -> Iterator[None]:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root, ours = logging.getLogger(), logging.getLogger("raygnn")
         root.addHandler(handler)
+        ours.addHandler(handler)
+        ours.propagate = False  # others' handlers write to the streams that go here, too
         ours.setLevel(logging.INFO)
         logging.captureWarnings(True)
+        warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning's own
         out, err = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)
         try:
@@ -132,3 +136,4 @@ def log_to(path: Path) -> Iterator[None]:
             sys.stdout, sys.stderr = out, err
             logging.captureWarnings(False)
             root.removeHandler(handler)
+            ours.removeHandler(handler)

@@ -347,7 +347,9 @@ SILENT: dict[str, Callable[[], Job]] = {
         make_config(task__ntype="user"), partition=typed("item", "user")
     ),
     "the only type with the target": lambda: make_job(
-        partition=make_partition(columns={**make_columns(), "user": {}})
+        partition=make_partition(
+            columns={**make_columns(), "user": {"feat": make_columns()["_N"]["feat"]}}
+        )
     ),
     "unknown memory": lambda: make_job(nodes=(make_node(memory=None, memory_available=None),)),
     "unknown splits": lambda: make_job(partition=make_partition(splits={})),

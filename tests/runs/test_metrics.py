@@ -90,10 +90,16 @@ def test_going_on_from_a_step_has_each_step_once(keep: int, tmp_path: Path) -> N
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
         for step in range(1, 6):
-            writer.write(record(step))
+            writer.write({**record(step), "train/loss": 0.5})
+            writer.write({**record(step), "val/loss": 0.5})
     with MetricsWriter(path, keep=keep) as writer:
-        writer.write(record(keep + 1))
-    assert [item["step"] for item in read_metrics(path)] == [*range(1, min(keep, 5) + 1), keep + 1]
+        writer.write({**record(keep), "val/loss": 0.5})  # comes after the checkpoint of its step
+    found = [(item["step"], "val/loss" in item) for item in read_metrics(path)]
+    trained = range(1, min(keep, 5) + 1)
+    expected = [
+        (step, val) for step in trained for val in (False, True) if (step, val) != (keep, True)
+    ]
+    assert found == [*expected, (keep, True)]
 
 
 def test_each_record_is_there_at_once_and_scalars_are_unwrapped(tmp_path: Path) -> None:

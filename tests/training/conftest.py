@@ -46,6 +46,8 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         "cluster": {"workers": 2, "num_cpus": 4},
         "fault": {"max_failures": 0},
     }
+    if ":" in sections.get("model", {}).get("kind", ""):  # a user's class takes its args alone
+        base["model"] = {"layers": 2}
     for section, values in sections.items():
         if isinstance(values, dict) and section in base:
             base[section] = {**base[section], **values}

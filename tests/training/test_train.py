@@ -29,7 +29,7 @@ def train(config: raygnn.Config, **options: Any) -> Run:
 def test_run_directory(make_job: JobFactory) -> None:
     config = make_job(
         train={"epochs": 3, "log_every": 2},
-        model={"kind": f"{MODELS}:DglSage", "args": {"hidden": 24}, "hidden": 64, "dropout": 0.5},
+        model={"kind": f"{MODELS}:DglSage", "args": {"hidden": 24}},
     )
     run = train(config)
     assert run.status == "done"
