@@ -161,8 +161,6 @@ def _check(args: argparse.Namespace) -> int:
     report = driver.check(config, verbose=args.verbose, display=not args.json)
     _print_json(args, report.to_dict())
     driver.verdict(report.findings, config)
-    if not args.json:
-        print("ready: nothing here would stop this job")
     return 0
 
 

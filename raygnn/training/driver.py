@@ -136,6 +136,8 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
         report = make_plan(config, cluster, workers, read_input(config, workers, show)).report
     show.table("nodes", Report.COLUMNS, report.rows())
     _show_findings(show, report)
+    if report.ok:
+        show.note("ready: nothing here would stop this job")
     return report
 
 
