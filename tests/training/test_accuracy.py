@@ -23,6 +23,12 @@ from tests.training.conftest import JobFactory, train_on_ranks
 RealJob = Callable[..., Config]
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These trainings are longer than other tests'."""
+    monkeypatch.setattr("tests.ranks.TIMEOUT", 900.0)
+
+
 @pytest.fixture
 def real_job(data_dir: Path, tmp_path: Path) -> RealJob:
     """Loads a job file, with the graph from ``data_dir`` and sections merged into it."""
@@ -51,6 +57,7 @@ def test_cora_gcn_with_1_2_and_4_workers(real_job: RealJob) -> None:
             partition={"parts": workers},
             sampling={"batch_size": 140 // workers},
             cluster={"workers": workers},
+            train={"epochs": 100, "eval_every": 5},
         )
         scores[workers] = score(config)
     assert min(scores.values()) >= 0.79, scores
@@ -58,13 +65,13 @@ def test_cora_gcn_with_1_2_and_4_workers(real_job: RealJob) -> None:
 
 
 def test_cora_gat(real_job: RealJob) -> None:
-    assert score(real_job("cora-gat")) >= 0.80
+    config = real_job("cora-gat", train={"epochs": 120, "eval_every": 5})
+    assert score(config) >= 0.80
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_tolokers(real_job: RealJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.ranks.TIMEOUT", 1500.0)
+@pytest.mark.timeout(900)
+def test_tolokers(real_job: RealJob) -> None:
     assert score(real_job("tolokers-sage")) >= 0.81
 
 
