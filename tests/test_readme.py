@@ -152,7 +152,7 @@ def test_model_example_is_of_the_file() -> None:
     (block,) = blocks("py")
     file = (CHECKOUT / "examples" / "own_model.py").read_text()
     for line in block.splitlines()[2:]:
-        assert line.split("    #")[0].strip() in file
+        assert line.split("  #")[0].strip() in file
 
 
 def test_examples_run(tmp_path: Path) -> None:
