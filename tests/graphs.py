@@ -46,13 +46,13 @@ def typed_graph(items: int = 120, users: int = 40, *, seed: int = 0) -> GraphDat
     def edges(sources: int, targets: int, count: int) -> EdgeFrame:
         return EdgeFrame(rng.integers(0, sources, count), rng.integers(0, targets, count))
 
-    counts = {ITEM: items, USER: users, TAG: 7}
+    counts = {ITEM: items, USER: users, TAG: 30}
     return GraphData(
         "typed",
         {
             ITEM: _labelled(rng, items, 6, 4),
             USER: NodeFrame(users, {"feat": rng.normal(size=(users, 3)).astype(np.float32)}),
-            TAG: NodeFrame(7, {"feat": rng.normal(size=(7, 2)).astype(np.float32)}),
+            TAG: NodeFrame(30, {"feat": rng.normal(size=(30, 2)).astype(np.float32)}),
         },
         {e: edges(counts[e[0]], counts[e[2]], items * 4) for e in TYPED},
     )
