@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
@@ -16,6 +18,9 @@ from raygnn.graph.data import (
 )
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.partition import partition_graph
+from raygnn.graph.shard import Shard, load_shard
+from raygnn.graph.staging import Stage
+from raygnn.sampling.exchange import Exchange
 
 ITEM, USER, TAG = "item", "user", "tag"
 TYPED: list[EdgeType] = [
@@ -56,6 +61,25 @@ def typed_graph(items: int = 120, users: int = 40, *, seed: int = 0) -> GraphDat
         },
         {e: edges(counts[e[0]], counts[e[2]], items * 4) for e in TYPED},
     )
+
+
+def shard_of(
+    exchange: Exchange, meta: PartitionMeta, *, replicated: bool, edge_arrays: Sequence[str] = ()
+) -> Shard:
+    """A rank's share, from a cache beside the partition."""
+    return load_shard(
+        meta,
+        exchange.world.rank,
+        exchange.world.size,
+        replicated=replicated,
+        stage=Stage(meta.directory.parent / "stage"),
+        edge_arrays=edge_arrays,
+    )
+
+
+def everyones(exchange: Exchange, rows: np.ndarray) -> np.ndarray:
+    """Owned rows of all ranks, rank after rank: in the order of new ids."""
+    return exchange.gather_rows(torch.from_numpy(rows.astype(np.int64))).numpy()
 
 
 def _labelled(rng: np.random.Generator, num: int, features: int, classes: int) -> NodeFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -72,6 +73,7 @@ def show(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 200:
         return "a huge number"  # Python refuses to print the largest ones
     text = str(value) if isinstance(value, Duration) else repr(value)
+    text = re.sub(r"://[^/@\s]+@", "://***@", text)  # a URI's user and password
     return _short(text if text.isprintable() else ascii(value))
 
 

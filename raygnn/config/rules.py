@@ -30,6 +30,8 @@ _ONLY_FOR = {
     "aggregator": ("sage",),
     "hidden": MODEL_FAMILIES,
     "dropout": MODEL_FAMILIES,
+    "input_dropout": MODEL_FAMILIES,
+    "kernels": MODEL_FAMILIES,
     "residual": MODEL_FAMILIES,
     "norm": MODEL_FAMILIES,
     "activation": MODEL_FAMILIES,
@@ -118,6 +120,12 @@ def _model(model: ModelConfig) -> Iterator[Problem]:
                 f"and model.kind is {model.kind}",
                 f"remove model.{key}, or choose another model.kind (your own class has model.args)",
             )
+    for name in sorted(set(model.feature_names) & set(model.categories)):
+        yield Problem(
+            ("model", "categories"),
+            f"{name} is in model.features and in model.categories",
+            "keep it in one of them: categories are embedded, features are taken as numbers",
+        )
     if model.kind in ATTENTION and model.hidden % model.heads:
         yield Problem(
             ("model", "hidden"),
@@ -143,7 +151,12 @@ def _sampling(sampling: SamplingConfig, layers: int) -> Iterator[Problem]:
             f"give one number per layer, such as {show([10] * min(layers, 5))}, "
             "or change model.layers",
         )
-    if sampling.replace and -1 in sampling.fanout:
+    numbers = {
+        number
+        for hop in sampling.fanout
+        for number in (hop.values() if isinstance(hop, dict) else (hop,))
+    }
+    if sampling.replace and -1 in numbers:
         yield Problem(
             ("sampling", "replace"),
             f"replace is true, but sampling.fanout {show(sampling.fanout)} takes all (-1) once",
@@ -218,9 +231,11 @@ def _input_paths(config: Config) -> Iterator[Problem]:
         yield from _input(("graph", "path"), graph.path, directory=True)
     elif isinstance(graph, (NpzGraph, DglGraph)):
         yield from _input(("graph", "path"), graph.path, directory=False)
-    if partition and graph is None and not partition.exists():
+    if not isinstance(partition, Path):
+        return  # null, or a URI: looked at by whoever can open it
+    if graph is None and not partition.exists():
         yield _missing(("partition", "path"), partition)
-    if partition and partition.is_file() and partition.suffix != ".json":
+    if partition.is_file() and partition.suffix != ".json":
         yield Problem(
             ("partition", "path"),
             f"{partition} is a file, not a directory or a partition's .json",

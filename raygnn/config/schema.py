@@ -24,6 +24,8 @@ from raygnn.config.types import (
     Interval,
     JsonValues,
     ModelKind,
+    Names,
+    PartitionPath,
     RunName,
     Storage,
     Text,
@@ -110,10 +112,11 @@ class PartitionConfig(Section):
     method: Literal["metis", "random"] = Field(
         "metis", description="metis keeps neighbours together; random is quick."
     )
-    path: InputPath | None = Field(
+    path: PartitionPath | None = Field(
         None,
         description="Directory of a partition to reuse, or to write; null = "
-        "<storage>/partitions/<digest>.",
+        "<storage>/partitions/<digest>. One to reuse may be a URI that pyarrow.fs opens, such as "
+        "s3://BUCKET/DIRECTORY.",
     )
 
 
@@ -143,6 +146,16 @@ class ModelConfig(Section):
     )
     layers: int = Field(2, ge=1, le=64, description="Number of message-passing layers.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of a layer's inputs dropped.")
+    input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="Share of the input features dropped; null = dropout. With 0, gcn and sage "
+        "combine the features of the first layer's neighbours without copying them out.",
+    )
+    kernels: Literal["auto", "torch", "dgl"] = Field(
+        "auto",
+        description="Message passing in plain torch or by DGL's kernels; auto = the faster one "
+        "that the device has.",
+    )
     heads: int = Field(
         8, ge=1, le=1024, description="Attention heads of a hidden layer (gat, gatv2)."
     )
@@ -156,7 +169,16 @@ class ModelConfig(Section):
     norm: Literal["none", "layer", "batch"] = Field(
         "none", description="Normalisation after each hidden layer."
     )
-    features: Text = Field("feat", description="Name of the node array that is the input.")
+    features: Names = Field(
+        "feat",
+        description="Name of the node array that is the input, or a list of names; a node type "
+        "takes those that it has. int8 arrays are scaled by NAME_scale if that is there.",
+    )
+    categories: dict[Text, Count] = Field(
+        {},
+        description="Node arrays of whole numbers that stand for categories: name → width of "
+        "their learned embedding, which is joined to the other features.",
+    )
     activation: Literal["relu", "elu"] | None = Field(
         None, description="Activation of hidden layers; null = as usual for the kind."
     )
@@ -167,25 +189,67 @@ class ModelConfig(Section):
         {}, description="Keyword arguments for your own class (package.module:Class)."
     )
 
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The input arrays, categories left out."""
+        return (self.features,) if isinstance(self.features, str) else self.features
+
+    @property
+    def first_dropout(self) -> float:
+        """Share of the input features dropped."""
+        return self.dropout if self.input_dropout is None else self.input_dropout
+
 
 class SamplingConfig(Section):
     """How minibatches are drawn."""
 
     fanout: Fanouts = Field(
-        (10, 10), description="Neighbours per layer from the seeds outward; -1 = all."
+        (10, 10),
+        description="Neighbours per layer from the seeds outward; -1 = all. For a layer, also a "
+        "number for each edge type (`{buys: 5, '*': 10}`, by relation or source:relation:target; "
+        "`*` = all others).",
     )
     batch_size: Count = Field(512, description="Seeds per worker and step.")
     eval_batch_size: Count | None = Field(
         None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
     )
     replace: bool = Field(False, description="Draw neighbours with replacement.")
+    edge_weight: Text | None = Field(
+        None,
+        description="Edge array that neighbours are drawn in proportion to; null = alike. Edge "
+        "types without it draw alike.",
+    )
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
         description="replicated: each worker holds the whole structure; partitioned: its own part "
         "only; auto: replicated where it fits.",
     )
     cache: Fraction = Field(0.1, description="Share of the remote feature rows kept locally.")
+    cache_policy: Literal["vip", "degree"] = Field(
+        "vip",
+        description="Which rows are kept: vip = those most likely to be asked for, by the "
+        "sampling itself; degree = those with most edges.",
+    )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
+
+
+class StagingConfig(Section):
+    """Each node's own copy of its parts, as arrays that all its workers share."""
+
+    path: InputPath | None = Field(
+        None, description="Directory on each node; null = raygnn-<user> in its temporary directory."
+    )
+    max_gb: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Largest size, GB; what was not used for longest goes first. null = half of "
+        "the disk.",
+    )
+    resident: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether each worker copies the feature rows that it owns into memory with "
+        "large pages, which is read faster than a mapped file; auto = if those of all workers "
+        "take at most a quarter of the free memory.",
+    )
 
 
 class TrainConfig(Section):
@@ -280,6 +344,10 @@ class Config(Section):
     task: TaskConfig = Field(TaskConfig(), description="What is predicted and how it is measured.")
     model: ModelConfig = Field(description="The network.")
     sampling: SamplingConfig = Field(SamplingConfig(), description="How minibatches are drawn.")
+    staging: StagingConfig = Field(
+        StagingConfig(),
+        description="Each node's own copy of its parts, as arrays that all its workers share.",
+    )
     train: TrainConfig = Field(TrainConfig(), description="The optimisation.")
     precision: Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed"] = Field(
         "fp32", description="Types of weights and arithmetic; mixed keeps weights in fp32."
@@ -310,6 +378,7 @@ SECTIONS: dict[str, type[Section]] = {
     "task": TaskConfig,
     "model": ModelConfig,
     "sampling": SamplingConfig,
+    "staging": StagingConfig,
     "train": TrainConfig,
     "comm": CommConfig,
     "cluster": ClusterConfig,

@@ -13,13 +13,17 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PlainSerializer,
+    PlainValidator,
     ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
 from raygnn.config.duration import Duration
+from raygnn.config.uri import SCHEMES, Uri
 
 MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2")
 LARGEST = 2**31 - 1
@@ -69,6 +73,21 @@ def _to_path(value: Any) -> Path:
     return Path(value)
 
 
+def _to_place(value: Any) -> Path | Uri:
+    if isinstance(value, Uri):
+        return value
+    if not isinstance(value, str) or "://" not in value:
+        return _to_path(value)
+    uri = urlsplit(value)
+    if (
+        uri.scheme not in SCHEMES
+        or not (uri.netloc.rpartition("@")[2] + uri.path).strip("/")
+        or "\0" in value
+    ):
+        raise expected(f"a path, or a URI that begins with {', '.join(SCHEMES)}")
+    return Uri(value)
+
+
 def _to_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -109,6 +128,12 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 InputPath: TypeAlias = Annotated[Path, BeforeValidator(_to_path)]
+PartitionPath: TypeAlias = Annotated[
+    Path | Uri,
+    PlainValidator(_to_place),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "format": "path"}),
+]
 
 AutoCount: TypeAlias = Annotated[
     Literal["auto"] | Count, _or_say(f"auto or a whole number from 1 to {LARGEST}")
@@ -117,8 +142,23 @@ Fanout: TypeAlias = Annotated[
     Annotated[int, Field(ge=-1, le=LARGEST), _must(bool, "a number other than 0")],
     _or_say("-1 (all neighbours) or a whole number from 1"),
 ]
+EdgeFanouts: TypeAlias = Annotated[
+    dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=-1, le=LARGEST)]],
+    Field(min_length=1),
+]
+HopFanout: TypeAlias = Annotated[
+    Fanout | EdgeFanouts,
+    _or_say(
+        "-1 (all neighbours), a whole number from 1, or such a number (or 0) for each edge type"
+    ),
+]
 Fanouts: TypeAlias = Annotated[
-    tuple[Fanout, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=64)
+    tuple[HopFanout, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=64)
+]
+Names: TypeAlias = Annotated[
+    Text
+    | Annotated[tuple[Text, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=256)],
+    _or_say("a name, or a list of names"),
 ]
 Interval: TypeAlias = Annotated[
     Count | Annotated[Duration, BeforeValidator(_not_a_number)],

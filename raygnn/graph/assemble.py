@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.graph.assign import group
+from raygnn.graph import passes
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partjson import IntArray
-
-IndexArray = np.ndarray[Any, Any]  # int32 where that is wide enough, int64 elsewhere
+from raygnn.graph.passes import IndexArray, index_type
 
 
 @dataclass(frozen=True)
@@ -35,30 +34,38 @@ class PartGraph:
     """
 
     num_nodes: int
-    src: Tensor
-    dst: Tensor
-    ndata: dict[str, Tensor]
-    edata: dict[str, Tensor]
+    src: IntArray
+    dst: IntArray
+    ndata: dict[str, IndexArray]
+    edata: dict[str, IndexArray]
     halo: int
     cut: int
 
 
 @dataclass(frozen=True)
 class _Edges:
-    """Edges of one type, renumbered.
+    """Edges of one type: the in-edge lists of the input (see `passes`), and what is new.
 
-    ``indptr`` ``[n_dst + 1]`` and ``src`` ``[E]`` are the whole graph's in-edge lists in new
-    type-wise ids, ``order`` ``[E]`` the original ids, ``outer[p]`` the edges from part p to others.
+    Attributes:
+        indptr, order, src: the lists in input ids; ``src`` by place in the input.
+        new_indptr: int64 ``[n_dst + 1]``, where the lists start once the rows are renumbered.
+        leaving: ``[parts + 1]``; from there on are the edges that leave each part, in ``heads``
+            (type-wise ids of the destinations) and ``places`` (type-wise ids of the edges).
     """
 
-    indptr: IndexArray
-    src: IndexArray
+    indptr: IntArray
     order: IndexArray
-    outer: list[IndexArray]
+    src: IntArray
+    new_indptr: IntArray
+    leaving: IntArray
+    heads: IndexArray
+    places: IndexArray
 
 
 class Assembly:
     """A graph renumbered for its parts; gives what each part's files hold.
+
+    Its methods may be called from several threads at once.
 
     Attributes:
         node_map: node type → int64 ``[parts, 2]`` homogeneous id ranges, as DGL's json has them.
@@ -70,25 +77,24 @@ class Assembly:
         self.typed = len(data.nodes) > 1 or len(data.edges) > 1
         self._node_starts: dict[str, IntArray] = {}
         self._node_order: dict[str, IndexArray] = {}
-        new_ids: dict[str, IndexArray] = {}
-        for ntype, frame in data.nodes.items():
-            starts, order = group(assignment[ntype], parts)
-            self._node_starts[ntype], self._node_order[ntype] = starts.astype(np.int64), order
-            new_ids[ntype] = np.empty(frame.num, dtype=order.dtype)
-            new_ids[ntype][order] = np.arange(frame.num, dtype=order.dtype)
+        for ntype in data.nodes:
+            self._node_starts[ntype], self._node_order[ntype] = passes.group(
+                assignment[ntype], parts
+            )
         self._part_of = {
             ntype: np.repeat(np.arange(parts, dtype=np.int32), np.diff(starts))
             for ntype, starts in self._node_starts.items()
         }
-        self._edges = {etype: self._renumber(etype, new_ids) for etype in data.edges}
+        input_part = {ntype: part.astype(np.int32) for ntype, part in assignment.items()}
+        self._edges = {etype: self._lists(etype, input_part[etype[0]]) for etype in data.edges}
         self._edge_starts = {
-            etype: edges.indptr[self._node_starts[etype[2]]].astype(np.int64)
+            etype: edges.new_indptr[self._node_starts[etype[2]]]
             for etype, edges in self._edges.items()
         }
         self.node_map = _homogeneous(self._node_starts)
         self.edge_map = _homogeneous(self._edge_starts)
         # type-wise id + shift[part] = homogeneous id
-        index = np.int32 if data.num_nodes < 2**31 else np.int64
+        index = index_type(data.num_nodes)
         self._node_shift = {
             ntype: (self.node_map[ntype][:, 0] - starts[:-1]).astype(index)
             for ntype, starts in self._node_starts.items()
@@ -97,17 +103,27 @@ class Assembly:
             etype: self.edge_map[etype][:, 0] - starts[:-1]
             for etype, starts in self._edge_starts.items()
         }
+        self._new_id: dict[str, IndexArray] = {}  # homogeneous, by input id
+        for ntype, order in self._node_order.items():
+            starts = np.repeat(self._node_shift[ntype], np.diff(self._node_starts[ntype]))
+            self._new_id[ntype] = np.empty(len(order), dtype=index)
+            self._new_id[ntype][order] = starts + np.arange(len(order))
         self._bounds = np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
 
-    def _renumber(self, etype: EdgeType, new_ids: dict[str, IndexArray]) -> _Edges:
-        frame = self.data.edges[etype]
-        indptr, order = group(new_ids[etype[2]][frame.dst], self.data.nodes[etype[2]].num)
-        src = new_ids[etype[0]][frame.src[order]]
-        from_part = self._part_of[etype[0]][src]
-        to_part = np.repeat(self._part_of[etype[2]], np.diff(indptr))
-        cut = np.flatnonzero(from_part != to_part).astype(order.dtype)
-        starts, by_part = group(from_part[cut], self.parts)
-        return _Edges(indptr, src, order, np.split(cut[by_part], starts[1:-1]))
+    def _lists(self, etype: EdgeType, src_part: IndexArray) -> _Edges:
+        frame, rows = self.data.edges[etype], self._node_order[etype[2]]
+        src, dst = np.ascontiguousarray(frame.src), np.ascontiguousarray(frame.dst)
+        indptr, order = passes.in_lists(dst, len(rows))
+        new_indptr = np.zeros(len(rows) + 1, dtype=np.int64)
+        passes.degrees_in(indptr, rows, new_indptr)
+        given = (indptr, order, src, rows, self._part_of[etype[2]], src_part)
+        counts = np.zeros(self.parts, dtype=np.int64)
+        passes.count_leaving(*given, counts)
+        leaving = np.concatenate([[0], np.cumsum(counts)])
+        heads = np.empty(leaving[-1], dtype=index_type(len(rows)))
+        places = np.empty(leaving[-1], dtype=index_type(len(src)))
+        passes.put_leaving(*given, new_indptr, leaving[:-1].copy(), heads, places)
+        return _Edges(indptr, order, src, new_indptr, leaving, heads, places)
 
     def num_nodes(self, part: int) -> dict[str, int]:
         """Own nodes of one part, by type."""
@@ -128,7 +144,7 @@ class Assembly:
     def node_data(self, part: int) -> dict[str, Tensor]:
         """``"<type>/<name>"`` → rows of the part's own nodes."""
         return {
-            f"{ntype}/{name}": _rows(array, self._nodes(ntype, part))
+            f"{ntype}/{name}": _take(array, self._nodes(ntype, part))
             for ntype, frame in self.data.nodes.items()
             for name, array in frame.data.items()
         }
@@ -136,7 +152,7 @@ class Assembly:
     def edge_data(self, part: int) -> dict[str, Tensor]:
         """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
         return {
-            f"{etype_str(etype)}/{name}": _rows(array, self._own(etype, part))
+            f"{etype_str(etype)}/{name}": _take(array, self._own(etype, part))
             for etype, frame in self.data.edges.items()
             for name, array in frame.data.items()
         }
@@ -146,80 +162,108 @@ class Assembly:
         return self._node_order[ntype][first:last].astype(np.int64)
 
     def _own(self, etype: EdgeType, part: int) -> IntArray:
-        first, last = self._edge_starts[etype][part : part + 2]
-        return self._edges[etype].order[first:last].astype(np.int64)
+        """Places in the input of the part's own edges."""
+        edges = self._edges[etype]
+        places = np.empty(self.num_edges(part)[etype], dtype=np.int64)
+        passes.places_of(edges.indptr, edges.order, self._rows(etype, part), places)
+        return places
+
+    def _rows(self, etype: EdgeType, part: int) -> IndexArray:
+        """Input ids of the part's own nodes of the destination type."""
+        first, last = self._node_starts[etype[2]][part : part + 2]
+        return self._node_order[etype[2]][first:last]
 
     def part(self, part: int) -> PartGraph:
         """One part's graph."""
-        first, last = self._bounds[part], self._bounds[part + 1]
-        inner = [self._inner_edges(etype, part) for etype in self.data.edges]
+        first, last = (int(bound) for bound in self._bounds[part : part + 2])
         outer = [self._outer_edges(etype, part) for etype in self.data.edges]
-        own_src, own_dst = map(np.concatenate, zip(*inner, strict=True))
         out_src, out_dst, out_ids = map(np.concatenate, zip(*outer, strict=True))
-        own, by_id = len(own_src), np.argsort(out_ids)
-        types = np.arange(len(inner), dtype=np.int32)
-        own_types = np.repeat(types, [len(src) for src, _ in inner])
-        out_types = np.repeat(types, [len(ids) for *_, ids in outer])[by_id]
-        del inner, outer
+        sizes = list(self.num_edges(part).values())
+        own = sum(sizes)
+        types = np.arange(len(outer), dtype=np.int32)
+        out_types = np.repeat(types, [len(ids) for *_, ids in outer])
+        if self.typed:  # sorted runs, one for each type and part: merged rather than sorted
+            by_id = np.argsort(out_ids, kind="stable")
+            out_src, out_dst, out_ids, out_types = (
+                array[by_id] for array in (out_src, out_dst, out_ids, out_types)
+            )
+        del outer
 
+        # The part's own edges come first; they have one range of ids.
+        src, dst = (np.empty(own + len(out_ids), dtype=np.int64) for _ in range(2))
+        src[own:], dst[own:] = out_src, out_dst
         far = np.zeros(self._bounds[-1], dtype=np.bool_)
-        far[own_src] = True
-        far[first:last] = False
+        cut, begin = 0, 0
+        for etype, size in zip(self.data.edges, sizes, strict=True):
+            edges, end = self._edges[etype], begin + size
+            cut += passes.own_edges(
+                edges.indptr,
+                edges.order,
+                edges.src,
+                self._rows(etype, part),
+                self._new_id[etype[0]],
+                int(self.node_map[etype[2]][part, 0]),
+                first,
+                last,
+                far,
+                src[begin:end],
+                dst[begin:end],
+            )
+            begin = end
         halo = int(np.count_nonzero(far))
         far[out_dst] = True
         nodes = np.concatenate([np.arange(first, last), np.flatnonzero(far)])
-        local = np.empty(self._bounds[-1], dtype=np.int64)
-        local[nodes] = np.arange(len(nodes))
-        cut = int(np.count_nonzero((own_src < first) | (own_src >= last)))
+        local = np.empty(self._bounds[-1], dtype=index_type(len(far)))
+        local[nodes] = np.arange(len(nodes), dtype=local.dtype)
+        passes.make_local(src, first, last, local)
+        passes.make_local(dst, first, last, local)
 
-        # The part's own edges have one range of ids; the others follow in the order of theirs.
         start = min(self.edge_map[etype][part, 0] for etype in self.data.edges)
-        src = local[np.concatenate([own_src, out_src[by_id]])]
-        dst = local[np.concatenate([own_dst, out_dst[by_id]])]
+        ids = np.arange(start, start + len(src))
+        ids[own:] = out_ids
+        inner = np.zeros(len(src), dtype=np.uint8)
+        inner[:own] = 1
         node_type, node_part = self._describe(nodes)
         ndata = {
             "_ID": nodes,
             "part_id": node_part,
             "inner_node": (np.arange(len(nodes)) < last - first).astype(np.uint8),
         }
-        edata = {
-            "_ID": np.concatenate([np.arange(start, start + own), out_ids[by_id]]),
-            "inner_edge": (np.arange(len(src)) < own).astype(np.uint8),
-        }
+        edata: dict[str, IndexArray] = {"_ID": ids, "inner_edge": inner}
         if self.typed:
             ndata["_TYPE"] = node_type
-            edata["_TYPE"] = np.concatenate([own_types, out_types])
+            edata["_TYPE"] = np.concatenate([np.repeat(types, sizes), out_types])
         return PartGraph(
             num_nodes=len(nodes),
-            src=torch.from_numpy(src),
-            dst=torch.from_numpy(dst),
-            ndata={name: torch.from_numpy(array) for name, array in ndata.items()},
-            edata={name: torch.from_numpy(array) for name, array in edata.items()},
+            src=src,
+            dst=dst,
+            ndata=ndata,
+            edata=edata,
             halo=halo,
-            cut=cut,
+            cut=int(cut),
         )
-
-    def _inner_edges(self, etype: EdgeType, part: int) -> tuple[IndexArray, IndexArray]:
-        """Homogeneous ids of both ends of the part's own edges."""
-        edges = self._edges[etype]
-        first, last = self._edge_starts[etype][part : part + 2]
-        src = edges.src[first:last]
-        src_ids = src + self._node_shift[etype[0]][self._part_of[etype[0]][src]]
-        head, tail = self._node_starts[etype[2]][part : part + 2]
-        shift = self._node_shift[etype[2]]
-        rows = np.arange(head, tail, dtype=shift.dtype) + shift[part]
-        return src_ids, np.repeat(rows, np.diff(edges.indptr[head : tail + 1]))
 
     def _outer_edges(self, etype: EdgeType, part: int) -> tuple[IndexArray, IndexArray, IntArray]:
         """Homogeneous ids of both ends, and of the edges, that leave the part."""
-        edges = self._edges[etype]
-        chosen = edges.outer[part]
-        dst = np.searchsorted(edges.indptr, chosen, side="right").astype(edges.src.dtype) - 1
-        dst_part = self._part_of[etype[2]][dst]
+        edges, ntype = self._edges[etype], etype[2]
+        chosen = slice(*edges.leaving[part : part + 2])
+        heads, places = edges.heads[chosen], edges.places[chosen]
+        sources = np.empty(len(heads), dtype=edges.src.dtype)
+        passes.sources_of(
+            edges.indptr,
+            edges.order,
+            edges.src,
+            self._node_order[ntype],
+            edges.new_indptr,
+            heads,
+            places,
+            sources,
+        )
+        dst_part = self._part_of[ntype][heads]
         return (
-            edges.src[chosen] + self._node_shift[etype[0]][part],
-            dst + self._node_shift[etype[2]][dst_part],
-            chosen + self._edge_shift[etype][dst_part],
+            self._new_id[etype[0]][sources],
+            heads + self._node_shift[ntype][dst_part],
+            places + self._edge_shift[etype][dst_part],
         )
 
     def _describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
@@ -239,7 +283,7 @@ def _homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
     }
 
 
-def _rows(array: Any, ids: IntArray) -> Tensor:
+def _take(array: Any, ids: IntArray) -> Tensor:
     if isinstance(array, np.ndarray):
         return torch.from_numpy(np.take(array, ids, axis=0))
     return array.index_select(0, torch.from_numpy(ids))

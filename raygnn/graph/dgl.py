@@ -144,6 +144,10 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
             )
     except module.DGLError as error:
         raise RuntimeError(str(error).splitlines()[0]) from error
+    finally:
+        # DGL has METIS put coarser graphs into files here, which it leaves when it fails
+        for left in Path.cwd().glob(f"metis{os.getpid()}.*"):
+            left.unlink(missing_ok=True)
     if len(result) != len(indptr) - 1:
         raise RuntimeError("it returned no parts; out of memory?")
     assigned: IntArray = module.backend.zerocopy_from_dgl_ndarray(result).numpy()

@@ -21,7 +21,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 
@@ -55,8 +55,17 @@ _FORMAT_BITS = {"coo": 1, "csr": 2, "csc": 4}
 _ALL_FORMATS = 7
 _NEW_STYLE = 1 << 32  # marks format codes as bit sets
 _MAX_DIMS = 16
+_WRITE_BYTES = 1 << 20
 
 Sparse = tuple[Array, Array, Array]
+
+
+class Readable(Protocol):
+    """What a file is read through: a path, or something that stands for one."""
+
+    def open(self, mode: Literal["rb"], buffering: int) -> Any: ...
+
+    def stat(self) -> Any: ...
 
 
 @dataclass
@@ -89,7 +98,7 @@ class Written:
     sha256: str
 
 
-def read_tensors(path: Path) -> dict[str, Array | Tensor]:
+def read_tensors(path: Readable) -> dict[str, Array | Tensor]:
     """The named arrays of a tensor file. Raises DataError for anything but a whole one."""
     with _open(path) as reader:
         reader.magic(_TENSOR_FILE, "tensor file")
@@ -102,7 +111,7 @@ def read_tensors(path: Path) -> dict[str, Array | Tensor]:
         return arrays
 
 
-def read_graphs(path: Path) -> list[StoredGraph]:
+def read_graphs(path: Readable) -> list[StoredGraph]:
     """The graphs of a graph file. Raises DataError for anything but a whole one."""
     with _open(path) as reader:
         reader.magic(_GRAPH_FILE, "graph file")
@@ -176,7 +185,7 @@ def write_graph(
         return writer.done()
 
 
-def _open(path: Path) -> _Reader:
+def _open(path: Readable) -> _Reader:
     try:
         return _Reader(path, path.open("rb", buffering=1 << 16))
     except OSError as error:
@@ -190,7 +199,7 @@ def _open(path: Path) -> _Reader:
 class _Reader:
     """A cursor over a file that never reads, allocates or counts beyond its end."""
 
-    def __init__(self, path: Path, file: BinaryIO):
+    def __init__(self, path: Readable, file: BinaryIO):
         self.path = path
         self.file = file
         self.size = path.stat().st_size
@@ -345,9 +354,12 @@ class _Writer:
         self.hash = hashlib.sha256()
 
     def raw(self, data: bytes | memoryview) -> None:
-        self.file.write(data)
-        self.hash.update(data)
-        self.size += len(data)
+        view = memoryview(data)
+        for start in range(0, len(view), _WRITE_BYTES):  # hashed while the cache has it
+            chunk = view[start : start + _WRITE_BYTES]
+            self.hash.update(chunk)
+            self.file.write(chunk)
+        self.size += len(view)
 
     def u64(self, *values: int) -> None:
         self.raw(struct.pack(f"<{len(values)}Q", *values))

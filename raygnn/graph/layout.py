@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raygnn.config.uri import Uri
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.partjson import Fields, IntArray, find_config, read_json
+from raygnn.graph.remote import AnyPath, RemotePath, any_path, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +42,13 @@ _MAX_PARTS = 1 << 20
 class PartFiles:
     """The files of one part. Original ids are None where the writer did not keep them."""
 
-    graph: Path
-    node_feats: Path
-    edge_feats: Path
-    orig_nids: Path | None
-    orig_eids: Path | None
+    graph: AnyPath
+    node_feats: AnyPath
+    edge_feats: AnyPath
+    orig_nids: AnyPath | None
+    orig_eids: AnyPath | None
 
-    def all(self) -> list[Path]:
+    def all(self) -> list[AnyPath]:
         found = (self.graph, self.node_feats, self.edge_feats, self.orig_nids, self.orig_eids)
         return [path for path in found if path is not None]
 
@@ -66,8 +68,8 @@ class PartitionMeta:
             its json and from the sizes and modification times of its files.
     """
 
-    directory: Path
-    config_file: Path
+    directory: AnyPath
+    config_file: AnyPath
     graph_name: str
     num_parts: int
     ntypes: list[str]
@@ -79,6 +81,12 @@ class PartitionMeta:
     files: list[PartFiles]
     manifest: dict[str, Any] | None
     digest: str
+
+    def name_of(self, path: AnyPath) -> str:
+        """A file's path within the directory."""
+        name = within(path, self.directory)
+        assert name is not None  # seen to when the json was read
+        return name
 
     def num_nodes(self, ntype: str) -> int:
         """Nodes of one type, over all parts."""
@@ -124,18 +132,19 @@ class Part:
     orig_nids: dict[str, Tensor] | None
 
 
-def read_meta(path: str | Path) -> PartitionMeta:
+def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     """Read a partition's description and check it; the parts themselves are not opened.
 
     Args:
-        path: the partition's directory, or DGL's json in it.
+        path: the partition's directory, or DGL's json in it; local, or a URI that pyarrow.fs
+            opens.
 
     Raises:
         DataError: no partition there, a json that is damaged or contradicts itself, a part's
             file that is missing or of another size than the manifest says, or a format that
             cannot be read (GraphBolt's fused graphs, ids that are no ranges).
     """
-    path = Path(path).absolute()
+    path = any_path(path)
     if not path.exists():
         raise DataError(
             "there is no partition here",
@@ -143,6 +152,9 @@ def read_meta(path: str | Path) -> PartitionMeta:
             remedy="check partition.path, or make the partition with `raygnn partition`",
         )
     directory = path if path.is_dir() else path.parent
+    if isinstance(directory, RemotePath):  # one look rather than several at each file
+        directory = directory.listed()
+        path = directory if path == directory else directory / path.name
     manifest = _read_manifest(directory)
     config_file = find_config(directory, MANIFEST) if path.is_dir() else path
     fields = Fields(config_file)
@@ -191,7 +203,7 @@ def typewise(homogeneous: IntArray) -> IntArray:
     return np.stack([ends - sizes, ends], axis=1)
 
 
-def _read_manifest(directory: Path) -> dict[str, Any] | None:
+def _read_manifest(directory: AnyPath) -> dict[str, Any] | None:
     path = directory / MANIFEST
     if not path.exists():
         return None
@@ -211,7 +223,7 @@ def _read_manifest(directory: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+def _check_sizes(directory: AnyPath, manifest: dict[str, Any]) -> None:
     for name, facts in manifest["files"].items():
         path = directory / name
         size = path.stat().st_size if path.is_file() else None
@@ -223,7 +235,7 @@ def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-def _foreign_digest(config_file: Path, files: list[PartFiles]) -> str:
+def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
     digest = hashlib.sha256(config_file.read_bytes())
     for path in (path for part in files for path in part.all()):
         stat = path.stat()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 
@@ -13,6 +13,7 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import dtype_name
 from raygnn.graph.data import MASKS, etype_str
 from raygnn.graph.layout import PartitionMeta, load_part
+from raygnn.graph.remote import AnyPath
 
 _CHUNK = 1 << 20
 
@@ -123,29 +124,100 @@ def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
         for number in numbers:
             load_part(meta, number)
         return
-    wanted = {path for number in numbers for path in meta.files[number].all()}
-    for name, facts in meta.manifest["files"].items():
-        path = (meta.directory / name).resolve()
-        if path in wanted or path == meta.config_file.resolve():
-            _verify_file(path, facts)
+    for path in (meta.config_file, *(path for n in numbers for path in meta.files[n].all())):
+        with checked(meta, path) as file, file.open() as stream:
+            while stream.read(_CHUNK):
+                pass
 
 
-def _verify_file(path: Path, facts: dict[str, Any]) -> None:
-    remedy = "copy the file again, or make the partition again"
-    digest = hashlib.sha256()
-    size = 0
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-    except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror}", where=str(path), remedy=remedy
-        ) from error
-    if size != facts["bytes"]:
-        raise DataError(
-            f"has {size} bytes, expected {facts['bytes']}", where=str(path), remedy=remedy
-        )
-    if digest.hexdigest() != facts["sha256"]:
-        raise DataError("has changed since it was written", where=str(path), remedy=remedy)
+@contextmanager
+def checked(meta: PartitionMeta, path: AnyPath) -> Iterator[CheckedFile]:
+    """A file of a partition, to be read once and to its end; then it is compared.
+
+    Raises:
+        DataError: it cannot be read, or its size or SHA-256 is not what the manifest says. What
+            others wrote has no manifest to be compared with.
+    """
+    files = meta.manifest["files"] if meta.manifest else {}
+    file = CheckedFile(path)
+    yield file
+    name = meta.name_of(path)
+    if name in files:
+        file.compare(files[name])
+
+
+class CheckedFile:
+    """A file that is hashed while it is read, from its start to its end."""
+
+    def __init__(self, path: AnyPath):
+        self._path = path
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def stat(self) -> Any:
+        return self._path.stat()
+
+    _stream: Any
+
+    def open(self, mode: Literal["rb"] = "rb", buffering: int = -1) -> CheckedFile:
+        with self._saying():
+            self._stream = self._path.open(mode, buffering)
+        return self
+
+    def __enter__(self) -> CheckedFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def read(self, size: int) -> bytes:
+        with self._saying():
+            data: bytes = self._stream.read(size)
+        self._hash.update(data)
+        self._size += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        start = self._size
+        for low in range(0, len(buffer), _CHUNK):  # hashed while it is in the cache
+            chunk = buffer[low : low + _CHUNK]
+            with self._saying():
+                count = self._stream.readinto(chunk)
+            self._hash.update(chunk[:count])
+            self._size += count
+            if count < len(chunk):
+                break
+        return self._size - start
+
+    def seek(self, to: int) -> None:
+        """Only forward."""
+        while self._size < to and self.read(min(_CHUNK, to - self._size)):
+            pass
+
+    def compare(self, facts: Mapping[str, Any]) -> None:
+        remedy = "copy the file again, or make the partition again"
+        if self._size != facts["bytes"]:
+            raise DataError(
+                f"has {self._size} bytes, expected {facts['bytes']}",
+                where=str(self),
+                remedy=remedy,
+            )
+        if self._hash.hexdigest() != facts["sha256"]:
+            raise DataError("has changed since it was written", where=str(self), remedy=remedy)
+
+    @contextmanager
+    def _saying(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"cannot be read: {error.strerror or error}",
+                where=str(self),
+                remedy="copy the file again, or make the partition again",
+            ) from error

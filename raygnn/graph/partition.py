@@ -22,6 +22,7 @@ from raygnn.graph import sources
 from raygnn.graph.atomic import new_directory, publish
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
+from raygnn.graph.remote import AnyPath, RemotePath, any_path
 
 if TYPE_CHECKING:
     from raygnn.config.schema import Config, GraphConfig
@@ -91,7 +92,7 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
     Raises:
         ConfigError, DataError: as `ensure_partition`.
     """
-    place = config.partition.path
+    place = None if config.partition.path is None else any_path(config.partition.path)
     there = read_meta(place) if place is not None and not _vacant(place) else None
     if there is not None and (there.manifest is None or config.graph is None):
         _check_parts(config, there)
@@ -101,6 +102,12 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
             f"there is no partition at {place}, and no graph to make one from",
             where=_where(config, "partition.path"),
             remedy="correct partition.path, or add a graph section",
+        )
+    if there is None and isinstance(place, RemotePath):
+        raise ConfigError(
+            f"there is no partition at {place}, and none can be made there",
+            where=_where(config, "partition.path"),
+            remedy="make it in a local directory with `raygnn partition`, and copy that whole",
         )
     if config.partition.parts != "auto":
         parts = config.partition.parts
@@ -119,6 +126,7 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         place = Path(config.storage) / "partitions" / digest[:16]
         there = None if _vacant(place) else read_meta(place)
     if there is None:
+        assert isinstance(place, Path)
         return Missing(place, config.graph, parts, config.partition.method, digest, source)
     if there.digest != digest:
         raise ConfigError(
@@ -188,7 +196,7 @@ def partition_graph(
     return read_meta(out_dir)
 
 
-def _vacant(place: Path) -> bool:
+def _vacant(place: AnyPath) -> bool:
     return not place.exists() or (place.is_dir() and not any(place.iterdir()))
 
 

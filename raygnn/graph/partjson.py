@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType
+from raygnn.graph.remote import AnyPath, within
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -18,7 +18,7 @@ _PART_FILES = ("part_graph", "node_feats", "edge_feats")
 _ORIGINAL_IDS = ("orig_nids.dgl", "orig_eids.dgl")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: AnyPath) -> dict[str, Any]:
     """A JSON object from a file. Raises DataError for anything else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -35,10 +35,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def find_config(directory: Path, manifest: str) -> Path:
+def find_config(directory: AnyPath, manifest: str) -> AnyPath:
     """The one json of a directory that describes a partition (GraphStorm leaves others there)."""
-    found = []
-    for path in sorted(directory.glob("*.json")):
+    found: list[AnyPath] = []
+    jsons: list[AnyPath] = [*directory.glob("*.json")]
+    for path in sorted(jsons, key=lambda path: path.name):
         if path.name != manifest and {"num_parts", "node_map"} <= read_json(path).keys():
             found.append(path)
     if len(found) == 1:
@@ -53,7 +54,7 @@ def find_config(directory: Path, manifest: str) -> Path:
 class Fields:
     """The fields of one partition json. Every method raises DataError naming file and key."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: AnyPath):
         self.path = path
         self.values = read_json(path)
 
@@ -124,7 +125,9 @@ class Fields:
             raise self.bad(key, f"is not a list of {num_parts} id ranges")
         return array.astype(np.int64)
 
-    def part_files(self, part: int) -> tuple[Path, Path, Path, Path | None, Path | None]:
+    def part_files(
+        self, part: int
+    ) -> tuple[AnyPath, AnyPath, AnyPath, AnyPath | None, AnyPath | None]:
         """Graph, node data, edge data; original node and edge ids where there are any."""
         entry = self.values.get(f"part-{part}")
         if not isinstance(entry, dict):
@@ -138,12 +141,11 @@ class Fields:
         graph, node, edge = (
             self._inside(f"part-{part}.{key}", entry.get(key)) for key in _PART_FILES
         )
-        nids, eids = (
-            path if path.is_file() else None for path in map(graph.with_name, _ORIGINAL_IDS)
-        )
+        beside: list[AnyPath] = [graph.with_name(name) for name in _ORIGINAL_IDS]
+        nids, eids = (path if path.is_file() else None for path in beside)
         return graph, node, edge, nids, eids
 
-    def _inside(self, key: str, name: object) -> Path:
+    def _inside(self, key: str, name: object) -> AnyPath:
         if not isinstance(name, str) or not name:
             raise self.bad(key, "is missing")
         directory = self.path.parent.resolve()
@@ -152,7 +154,7 @@ class Fields:
             exists = path.is_file()
         except (OSError, ValueError):  # a name that no file can have
             raise self.bad(key, f"{name!r} is no file name") from None
-        if not path.is_relative_to(directory):
+        if within(path, directory) is None:
             raise self.bad(key, f"{name!r} leads out of the partition's directory")
         if not exists:
             raise DataError(

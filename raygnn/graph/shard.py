@@ -7,6 +7,7 @@ number of workers can train on any partition.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,35 +15,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.layout import Part, PartitionMeta, load_part
+from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.mapped import map_rows
+from raygnn.graph.staging import Stage
+from raygnn.graph.staging_parts import Staged
 
 
 @dataclass(frozen=True)
 class Rows:
     """In-edge lists of a contiguous range of destination nodes.
 
+    All of it is mapped and read-only. The rows may be a window on those that the node holds, so
+    ``indptr`` need not begin with 0, and ``src`` may reach beyond the rows at both ends.
+
     Attributes:
         first: global id of the first row.
-        indptr: int64 ``[R+1]``.
-        src: int64 ``[E]``, global ids of the sources, in original edge order per row.
-        keys: int64 ``[R]``, what sampling is keyed by: the original id of each row's node (its
-            global id where a partition does not record original ids).
+        indptr: int64 ``[R+1]``; row i has the entries ``indptr[i] … indptr[i+1]-1`` of ``src``.
+        src: int32, or int64 where the source type needs it; global ids of the sources, in
+            original edge order per row.
+        keys: int32 or int64 ``[R]``, what sampling is keyed by: the original id of each row's
+            node (its global id where a partition does not record original ids).
+        data: edge array → ``[len(src), …]``, aligned with ``src``.
     """
 
     first: int
     indptr: np.ndarray
     src: np.ndarray
     keys: np.ndarray
+    data: dict[str, np.ndarray]
 
     @property
     def num(self) -> int:
         return len(self.indptr) - 1
 
     @property
+    def num_edges(self) -> int:
+        return int(self.indptr[-1] - self.indptr[0])
+
+    @property
     def nbytes(self) -> int:
-        return int(self.indptr.nbytes + self.src.nbytes + self.keys.nbytes)
+        """Of these rows alone."""
+        per_edge = [array[:0] for array in (self.src, *self.data.values())]
+        widths = (math.prod(array.shape[1:]) * array.itemsize for array in per_edge)
+        return int(self.indptr.nbytes + self.keys.nbytes) + self.num_edges * sum(widths)
 
 
 @dataclass(frozen=True)
@@ -53,8 +69,11 @@ class Shard:
         bounds: node type → int64 ``[W+1]``; rank r owns the ids ``bounds[r] … bounds[r+1]-1``.
         topology: edge type → the in-edge lists that this worker holds: of the nodes it owns, or
             of all nodes when the topology is replicated.
-        node_data: node type → name → tensor ``[owned, …]`` as stored.
-        original: node type → int64 ``[owned]`` original ids.
+        node_data: node type → name → tensor ``[owned, …]`` as stored, mapped.
+        original: node type → int32 or int64 ``[owned]`` original ids, mapped.
+        staged: where it is mapped from.
+        span, held: the parts, first and one past the last, that have owned nodes, and those
+            whose edges are mapped.
     """
 
     rank: int
@@ -64,6 +83,9 @@ class Shard:
     topology: dict[EdgeType, Rows]
     node_data: dict[str, dict[str, Tensor]]
     original: dict[str, np.ndarray]
+    staged: Staged
+    span: tuple[int, int]
+    held: tuple[int, int]
 
     def first(self, ntype: str) -> int:
         """Global id of the first node of ``ntype`` that this worker owns."""
@@ -84,10 +106,51 @@ class Shard:
         return torch.from_numpy(np.diff(indptr))
 
     def own_sources(self, etype: EdgeType) -> np.ndarray:
-        """Source ids of all in-edges of the owned nodes, int64."""
+        """Source ids of all in-edges of the owned nodes, mapped, as :class:`Rows` has them."""
         rows, ntype = self.topology[etype], etype[2]
         low = self.first(ntype) - rows.first
         return rows.src[rows.indptr[low] : rows.indptr[low + self.owned(ntype)]]
+
+    def edge_first(self, etype: EdgeType) -> int:
+        """Where the first of ``topology[etype].src`` stands in the order of all parts' in-edge
+        lists, one after the other: its position and those after it name edges alike in every
+        topology and for any number of workers."""
+        return int(self.staged.meta.edge_ranges[etype][self.held[0], 0])
+
+    def table(
+        self,
+        ntype: str,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        spare: int,
+        *,
+        resident: bool = False,
+    ) -> Tensor:
+        """The owned rows of node arrays side by side, and room for rows of other workers.
+
+        Args:
+            names: arrays of floats or whole numbers; each is flattened to ``[owned, …]``.
+            spare: rows to append, zero at first.
+            resident: copy the owned rows into this process's memory: see `map_rows`.
+
+        Returns:
+            ``[owned + spare, F]``. Unless resident, the owned rows are mapped and shared with the
+            other workers of the node; what is written to them stays in this process.
+
+        Raises:
+            DataError: a name that the type does not have, or an array of truth values.
+        """
+        entry, name = self.staged.table(self.span, ntype, names, dtype)
+        start = int(self.staged.meta.node_ranges[ntype][self.span[0], 0])
+        return map_rows(
+            entry.file(name),
+            self.first(ntype) - start,
+            self.owned(ntype),
+            spare,
+            dtype=dtype,
+            keep=entry,
+            resident=resident,
+        )
 
 
 def ownership(ranges: np.ndarray, workers: int) -> np.ndarray:
@@ -107,106 +170,78 @@ def ownership(ranges: np.ndarray, workers: int) -> np.ndarray:
     return bounds
 
 
-def load_shard(meta: PartitionMeta, rank: int, workers: int, *, replicated: bool) -> Shard:
-    """Read what worker ``rank`` of ``workers`` needs.
+def load_shard(
+    meta: PartitionMeta,
+    rank: int,
+    workers: int,
+    *,
+    replicated: bool,
+    stage: Stage,
+    edge_arrays: Sequence[str] = (),
+) -> Shard:
+    """What worker ``rank`` of ``workers`` needs, mapped from its node's cache.
 
     Args:
         replicated: hold the in-edge lists of all nodes, not only of the owned ones.
+        stage: the cache; what it lacks is made there, or waited for.
+        edge_arrays: names of edge arrays to hold; edge types that lack one go without.
 
     Raises:
-        DataError: a part is missing or unreadable, or parts differ in a feature's dtype or shape.
+        DataError: a part is missing, unreadable or changed, parts differ in an array's dtype or
+            shape, or the cache cannot be written.
     """
     bounds = {t: ownership(meta.node_ranges[t], workers) for t in meta.ntypes}
-    mine = {t: (int(b[rank]), int(b[rank + 1])) for t, b in bounds.items()}
-    whole = {t: (0, int(b[-1])) for t, b in bounds.items()}
-    # a worker that owns nothing still reads one part, to know the arrays' dtypes and shapes
-    overlapping = [p for p in range(meta.num_parts) if _overlaps(meta, p, mine)] or [0]
-    needed = range(meta.num_parts) if replicated else overlapping
-    parts = {p: load_part(meta, p) for p in needed}
-
-    topology = {
-        etype: _rows(meta, parts, etype, whole if replicated else mine) for etype in meta.etypes
+    # one part at least, also for a worker that owns nothing: it must know dtypes and shapes
+    span = rank * meta.num_parts // workers, -(-(rank + 1) * meta.num_parts // workers)
+    staged = Staged(stage, meta)
+    held = (0, meta.num_parts) if replicated else span
+    topology, nodes = staged.topology(held, edge_arrays), staged.node_data(span)
+    rows = {}
+    for etype in meta.etypes:
+        ntype, name = etype[2], etype_str(etype)
+        start = int(meta.node_ranges[ntype][held[0], 0])
+        first, last = (0, meta.num_nodes(ntype)) if replicated else bounds[ntype][rank : rank + 2]
+        prefix = f"edge/{name}/"
+        rows[etype] = Rows(
+            first=int(first),
+            indptr=topology.array(f"indptr/{name}")[first - start : last - start + 1],
+            src=topology.array(f"src/{name}"),
+            keys=topology.array(f"keys/{ntype}")[first - start : last - start],
+            data={
+                key.removeprefix(prefix): topology.array(key)
+                for key in topology.arrays
+                if key.startswith(prefix)
+            },
+        )
+    own = {
+        t: slice(
+            *(int(bound) - int(meta.node_ranges[t][span[0], 0]) for bound in b[rank : rank + 2])
+        )
+        for t, b in bounds.items()
     }
-    own = [parts[p] for p in overlapping]
-    node_data = {t: _node_data(meta, own, t, mine[t]) for t in meta.ntypes}
-    original = {t: _original(meta, own, t, mine[t]) for t in meta.ntypes}
-    return Shard(rank, meta.ntypes, meta.etypes, bounds, topology, node_data, original)
-
-
-def _overlaps(meta: PartitionMeta, part: int, wanted: dict[str, tuple[int, int]]) -> bool:
-    return any(
-        max(low, int(meta.node_ranges[t][part, 0])) < min(high, int(meta.node_ranges[t][part, 1]))
-        for t, (low, high) in wanted.items()
+    return Shard(
+        rank=rank,
+        ntypes=meta.ntypes,
+        etypes=meta.etypes,
+        bounds=bounds,
+        topology=rows,
+        node_data={
+            t: {
+                key.removeprefix(f"data/{t}/"): nodes.tensor(key)[own[t]]
+                for key in nodes.arrays
+                if key.startswith(f"data/{t}/")
+            }
+            for t in meta.ntypes
+        },
+        original={t: nodes.array(f"original/{t}")[own[t]] for t in meta.ntypes},
+        staged=staged,
+        span=span,
+        held=held,
     )
-
-
-def _window(meta: PartitionMeta, part: int, ntype: str, wanted: tuple[int, int]) -> slice:
-    """The rows of a part that fall into the wanted range of ids."""
-    start, end = (int(v) for v in meta.node_ranges[ntype][part])
-    low, high = max(start, wanted[0]), min(end, wanted[1])
-    return slice(low - start, max(low, high) - start)
-
-
-def _rows(
-    meta: PartitionMeta,
-    parts: dict[int, Part],
-    etype: EdgeType,
-    wanted: dict[str, tuple[int, int]],
-) -> Rows:
-    ntype = etype[2]
-    degrees, sources, keys = [], [], []
-    for p, part in parts.items():
-        csc, cut = part.csc[etype], _window(meta, p, ntype, wanted[ntype])
-        indptr = csc.indptr[cut.start : cut.stop + 1].numpy()
-        degrees.append(np.diff(indptr))
-        sources.append(csc.src[int(indptr[0]) : int(indptr[-1])].numpy())
-        keys.append(_ids(meta, part, ntype)[cut])
-    first, last = wanted[ntype]
-    indptr = np.zeros(last - first + 1, np.int64)
-    np.cumsum(_join(degrees), out=indptr[1:])
-    return Rows(first, indptr, _join(sources), _join(keys))
-
-
-def _node_data(
-    meta: PartitionMeta, parts: Sequence[Part], ntype: str, wanted: tuple[int, int]
-) -> dict[str, Tensor]:
-    columns: dict[str, list[Tensor]] = {}
-    for part in parts:
-        cut = _window(meta, part.part, ntype, wanted)
-        for name, values in part.node_data.get(ntype, {}).items():
-            columns.setdefault(name, []).append(values[cut])
-    for name, pieces in columns.items():
-        kinds = {(piece.dtype, piece.shape[1:]) for piece in pieces}
-        if len(kinds) > 1 or len(pieces) != len(parts):
-            raise DataError(
-                f"{ntype}/{name} differs between the parts: {sorted(map(str, kinds))}",
-                where=str(meta.config_file),
-                remedy="partition the graph again, with one dtype and shape for each array",
-            )
-    return {name: torch.cat(pieces) for name, pieces in columns.items()}
-
-
-def _original(
-    meta: PartitionMeta, parts: Sequence[Part], ntype: str, wanted: tuple[int, int]
-) -> np.ndarray:
-    return _join(
-        [_ids(meta, part, ntype)[_window(meta, part.part, ntype, wanted)] for part in parts]
-    )
-
-
-def _ids(meta: PartitionMeta, part: Part, ntype: str) -> np.ndarray:
-    if part.orig_nids is not None:
-        return part.orig_nids[ntype].numpy()
-    start, end = meta.node_ranges[ntype][part.part]
-    return np.arange(start, end, dtype=np.int64)
-
-
-def _join(pieces: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
 def describe_shard(shard: Shard) -> str:
     """One line for a rank's log."""
     nodes = ", ".join(f"{shard.owned(t):,} of {shard.num_nodes(t):,} {t}" for t in shard.ntypes)
-    edges = ", ".join(f"{len(r.src):,} {etype_str(e)}" for e, r in shard.topology.items())
+    edges = ", ".join(f"{r.num_edges:,} {etype_str(e)}" for e, r in shard.topology.items())
     return f"owns {nodes} nodes; holds {edges} edges"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from raygnn.graph.data import GraphData, etype_str
 from raygnn.graph.dglfile import Written, write_graph, write_tensors
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
 from raygnn.graph.manifest import feature, splits
+
+_MAX_THREADS = 16
 
 
 def check_storable(data: GraphData) -> None:
@@ -44,45 +47,30 @@ def write_parts(
     data: GraphData, assembly: Assembly, directory: Path, method: str
 ) -> dict[str, Any]:
     """Write every part and DGL's json. Returns the manifest's facts about them."""
-    files: dict[str, Written] = {}
-    parts: list[dict[str, Any]] = []
-    features: dict[str, Any] = {}
-    for part in range(assembly.parts):
-        folder = directory / f"part{part}"
+    folders = [directory / f"part{part}" for part in range(assembly.parts)]
+    for folder in folders:
         folder.mkdir()
-        graph = assembly.part(part)
-        halo, cut = graph.halo, graph.cut
-        written = {
-            "graph.dgl": write_graph(
-                folder / "graph.dgl",
-                graph.num_nodes,
-                graph.src,
-                graph.dst,
-                graph.ndata,
-                graph.edata,
-            )
-        }
-        del graph  # the largest thing here: gone before the features are gathered
-        node_data, edge_data = assembly.node_data(part), assembly.edge_data(part)
-        for name, tensors in (
-            ("node_feat.dgl", node_data),
-            ("edge_feat.dgl", edge_data),
-            ("orig_nids.dgl", assembly.original_nodes(part)),
-            ("orig_eids.dgl", assembly.original_edges(part)),
-        ):
-            written[name] = write_tensors(folder / name, tensors)
-        features |= {key: feature(tensor) for key, tensor in (node_data | edge_data).items()}
-        files |= {f"{folder.name}/{name}": each for name, each in written.items()}
-        parts.append(
-            {
-                "nodes": assembly.num_nodes(part),
-                "edges": {etype_str(t): count for t, count in assembly.num_edges(part).items()},
-                "halo": halo,
-                "cut": cut,
-                "splits": splits(node_data),
-                "bytes": sum(each.size for each in written.values()),
-            }
-        )
+    # A few more threads than cores, as some wait for the disk. Whatever their number, what they
+    # hold is at most what all parts hold together.
+    threads = min(2 * assembly.parts, (os.cpu_count() or 1) + 2, _MAX_THREADS)
+    with ThreadPoolExecutor(threads, "write") as pool:
+        arrays = [pool.submit(_write_arrays, assembly, *each) for each in enumerate(folders)]
+        graphs = [pool.submit(_write_graph, assembly, *each) for each in enumerate(folders)]
+        try:
+            written = [
+                (graphs[part].result(), arrays[part].result()) for part in range(len(folders))
+            ]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    files: dict[str, Written] = {}
+    features: dict[str, Any] = {}
+    parts = []
+    for (graph_files, graph_facts), (array_files, array_facts, kinds) in written:
+        own = graph_files | array_files
+        files |= own
+        features |= kinds
+        parts.append(graph_facts | array_facts | {"bytes": sum(each.size for each in own.values())})
     config = _dgl_json(data, assembly, method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
@@ -98,6 +86,46 @@ def write_parts(
         },
         "versions": {name: metadata.version(name) for name in ("dgl", "torch", "numpy")},
     }
+
+
+def _write_graph(
+    assembly: Assembly, part: int, folder: Path
+) -> tuple[dict[str, Written], dict[str, Any]]:
+    """Write a part's structure; returns the file, and facts for the manifest."""
+    graph = assembly.part(part)
+    written = write_graph(
+        folder / "graph.dgl", graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata
+    )
+    facts = {
+        "nodes": assembly.num_nodes(part),
+        "edges": {etype_str(t): count for t, count in assembly.num_edges(part).items()},
+        "halo": graph.halo,
+        "cut": graph.cut,
+    }
+    return {f"{folder.name}/graph.dgl": written}, facts
+
+
+def _write_arrays(
+    assembly: Assembly, part: int, folder: Path
+) -> tuple[dict[str, Written], dict[str, Any], dict[str, Any]]:
+    """Write a part's data and original ids; returns the files, facts, and kinds of data."""
+    files: dict[str, Written] = {}
+    kinds: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for name, gather in (
+        ("node_feat.dgl", assembly.node_data),
+        ("edge_feat.dgl", assembly.edge_data),
+        ("orig_nids.dgl", assembly.original_nodes),
+        ("orig_eids.dgl", assembly.original_edges),
+    ):
+        tensors = gather(part)
+        files[f"{folder.name}/{name}"] = write_tensors(folder / name, tensors)
+        if name.endswith("_feat.dgl"):
+            kinds |= {key: feature(tensor) for key, tensor in tensors.items()}
+        if name == "node_feat.dgl":
+            facts = {"splits": splits(tensors)}
+        del tensors  # before the next are gathered
+    return files, facts, kinds
 
 
 def write_json(path: Path, values: dict[str, Any]) -> Written:

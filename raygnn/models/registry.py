@@ -13,8 +13,18 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import ModelConfig
 from raygnn.errors import ConfigError
-from raygnn.models.layers import GATConv, GCNConv, SAGEConv
-from raygnn.models.network import Degrees, LayerSpec, Network, Schema, activation, stack
+from raygnn.models.layers import Combine, GATConv, GCNConv, SAGEConv
+from raygnn.models.network import (
+    Categories,
+    Combined,
+    ConvFactory,
+    Degrees,
+    LayerSpec,
+    Network,
+    Schema,
+    activation,
+    stack,
+)
 from raygnn.sampling.batch import DEFAULT_NTYPE, Block, EdgeType
 
 
@@ -33,15 +43,25 @@ def needs_degree(config: ModelConfig) -> bool:
     return config.kind == "gcn"
 
 
-def _network(config: ModelConfig, schema: Schema, conv: Any, *, own: bool, act: str) -> Network:
+def _network(
+    config: ModelConfig,
+    schema: Schema,
+    conv: ConvFactory,
+    *,
+    own: bool,
+    act: str,
+    combine: Combine | None,
+) -> Network:
     return Network(
         stack(schema, config.layers, config.hidden, conv, own=own),
-        target=schema.target,
+        schema=schema,
         dropout=config.dropout,
+        input_dropout=config.first_dropout,
         activation=activation(config.activation or act),
         norm=config.norm,
         residual=config.residual,
         needs_degree=needs_degree(config),
+        combine=combine,
     )
 
 
@@ -50,18 +70,28 @@ def gcn(config: ModelConfig, schema: Schema) -> Network:
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
         same = etype[0] == etype[2]
-        return GCNConv(spec.in_features[etype[0]], spec.out_features, same_type=same)
+        return GCNConv(
+            spec.in_features[etype[0]],
+            spec.out_features,
+            same_type=same,
+            kernels=config.kernels,
+        )
 
-    return _network(config, schema, conv, own=False, act="relu")
+    return _network(config, schema, conv, own=False, act="relu", combine="gcn")
 
 
 def sage(config: ModelConfig, schema: Schema) -> Network:
     """Hamilton, Ying & Leskovec, "Inductive representation learning on large graphs"."""
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
-        return SAGEConv(spec.in_features[etype[0]], spec.out_features, reduce=config.aggregator)
+        return SAGEConv(
+            spec.in_features[etype[0]],
+            spec.out_features,
+            reduce=config.aggregator,
+            kernels=config.kernels,
+        )
 
-    return _network(config, schema, conv, own=True, act="relu")
+    return _network(config, schema, conv, own=True, act="relu", combine=config.aggregator)
 
 
 def _gat(config: ModelConfig, schema: Schema, *, dynamic: bool) -> Network:
@@ -76,9 +106,10 @@ def _gat(config: ModelConfig, schema: Schema, *, dynamic: bool) -> Network:
             attn_dropout=config.dropout if config.attn_dropout is None else config.attn_dropout,
             dynamic=dynamic,
             same_type=etype[0] == etype[2],
+            kernels=config.kernels,
         )
 
-    return _network(config, schema, conv, own=False, act="elu")
+    return _network(config, schema, conv, own=False, act="elu", combine=None)
 
 
 def gat(config: ModelConfig, schema: Schema) -> Network:
@@ -106,10 +137,21 @@ class UserModel(nn.Module):
     ``module(blocks, x)``: ``blocks`` is a list of DGL blocks from the inputs to the seeds, ``x``
     the input features ``[S, F]``; it returns ``[B, out_features]``. On a typed graph
     ``in_features`` and ``x`` are dictionaries by node type, and it may return one, too.
+
+    Raises:
+        ConfigError: it cannot be imported or constructed, or categories are to be embedded, which
+            only the built-in families do.
     """
 
     def __init__(self, config: ModelConfig, schema: Schema):
         super().__init__()
+        if schema.categories:
+            raise ConfigError(
+                f"{config.kind} would not be given the categories",
+                where="model.categories",
+                remedy="leave it out and name the arrays in model.features, as numbers, or take "
+                f"a built-in kind ({', '.join(FAMILIES)})",
+            )
         self.target = schema.target
         self.plain = list(schema.in_features) == [DEFAULT_NTYPE]
         given: Any = dict(schema.in_features)
@@ -126,7 +168,16 @@ class UserModel(nn.Module):
                 f"its signature is {inspect.signature(cls)}",
             ) from error
 
-    def forward(self, blocks: Sequence[Block], x: dict[str, Tensor], degree: Degrees) -> Tensor:
+    def forward(
+        self,
+        blocks: Sequence[Block],
+        x: dict[str, Tensor],
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Tensor:
+        assert not combined
+        assert not categories
         h: Any = x[DEFAULT_NTYPE] if self.plain else x
         out = self.module([block.to_dgl() for block in blocks], h)
         return out[self.target] if isinstance(out, dict) else out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from raygnn.preflight.facts import Column
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
 
@@ -59,36 +61,13 @@ def parts_agree(job: Job) -> Iterator[Finding]:
 
 def arrays_usable(job: Job) -> Iterator[Finding]:
     """The features and the target are there, and of a kind that can be trained on."""
-    task, model = job.config.task, job.config.model
+    task = job.config.task
     if job.ntype is None:
         yield _no_type(job)
         return
     columns, there = job.columns, ", ".join(sorted(job.columns)) or "none"
     for ntype, arrays in job.partition.columns.items():
-        if model.features not in arrays:
-            known = ", ".join(sorted(arrays)) or "none"
-            yield Finding(
-                "arrays_usable",
-                "error",
-                f"node type {ntype!r} has no array {model.features!r} (model.features); "
-                f"there are: {known}",
-                "give every node type an array of the name that model.features says",
-            )
-    features = columns.get(model.features)
-    if features and not re.match(r"(float|bfloat|int|uint|bool)", features[0].dtype):
-        yield Finding(
-            "arrays_usable",
-            "error",
-            f"array {model.features!r} (model.features) is {features[0].dtype}, not numbers",
-            "set model.features to an array of numbers",
-        )
-    elif features and 0 in features[0].shape:
-        yield Finding(
-            "arrays_usable",
-            "error",
-            f"array {model.features!r} (model.features) has rows without values",
-            "set model.features to another array",
-        )
+        yield from _inputs(job, ntype, arrays)
     if task.target not in columns:
         yield Finding(
             "arrays_usable",
@@ -105,6 +84,68 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
             "whole number per node",
             "set task.target to an array of class numbers",
         )
+
+
+def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> Iterator[Finding]:
+    """A node type has at least one of the arrays that the model reads, and they are numbers."""
+    model = job.config.model
+    wanted = [*model.feature_names, *model.categories]
+    known = ", ".join(sorted(arrays)) or "none"
+    if not any(name in arrays for name in wanted):
+        named = " or ".join(repr(name) for name in wanted)
+        yield Finding(
+            "arrays_usable",
+            "error",
+            f"node type {ntype!r} has no array {named} (model.features); there are: {known}",
+            "give every node type an array of a name that model.features says",
+        )
+    for name in wanted:
+        if not arrays.get(name):
+            continue
+        column = arrays[name][0]
+        key = "model.categories" if name in model.categories else "model.features"
+        numbers = r"u?int" if name in model.categories else r"(float|bfloat|int|uint|bool)"
+        if not re.match(numbers, column.dtype):
+            kind = "whole numbers" if name in model.categories else "numbers"
+            yield Finding(
+                "arrays_usable",
+                "error",
+                f"array {name!r} ({key}) is {column.dtype}, not {kind}",
+                f"set {key} to an array of {kind}",
+            )
+        elif 0 in column.shape:
+            yield Finding(
+                "arrays_usable",
+                "error",
+                f"array {name!r} ({key}) has rows without values",
+                f"set {key} to another array",
+            )
+        elif name in model.categories and math.prod(column.shape) != 1:
+            yield Finding(
+                "arrays_usable",
+                "error",
+                f"array {name!r} ({key}) has rows of {list(column.shape)}, expected one category",
+                "split it into arrays of one category each, or move it to model.features",
+            )
+
+
+def inputs_exist(job: Job) -> Iterator[Finding]:
+    """Every array that the model is told to read is there for some node type."""
+    model = job.config.model
+    wanted = (*model.feature_names, *model.categories)
+    there = {name for arrays in job.partition.columns.values() for name in arrays}
+    if there.isdisjoint(wanted):
+        return  # said for each node type already
+    for name in wanted:
+        if name not in there:
+            key = "model.categories" if name in model.categories else "model.features"
+            yield Finding(
+                "inputs_exist",
+                "error",
+                f"no node type has an array {name!r} ({key}); "
+                f"there are: {', '.join(sorted(there)) or 'none'}",
+                f"set {key} to arrays that are there",
+            )
 
 
 def nodes_to_train_on(job: Job) -> Iterator[Finding]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raygnn.config.schema import Config
@@ -15,17 +13,19 @@ from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:
     from raygnn.graph.data import GraphData
-    from raygnn.graph.layout import PartitionMeta
+    from raygnn.graph.layout import AnyPath, PartitionMeta
 
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
 
 
 def partition_files(meta: PartitionMeta) -> dict[str, int]:
     """Path within the partition's directory → size in bytes, of every file a node needs."""
-    root = meta.directory.resolve()
+    from raygnn.graph.layout import within
+
+    root = meta.directory
     paths = [path for part in meta.files for path in part.all()]
     paths += [root / name for name in partition_jsons(meta)]
-    return {os.path.relpath(path.resolve(), root): path.stat().st_size for path in paths}
+    return {name: path.stat().st_size for path in paths if (name := within(path, root))}
 
 
 def partition_jsons(meta: PartitionMeta) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
     )
 
 
-def fingerprint(directory: Path, names: tuple[str, ...]) -> str | None:
+def fingerprint(directory: AnyPath, names: tuple[str, ...]) -> str | None:
     """SHA-256 over the files' contents; None if one cannot be read, or there is none."""
     digest = hashlib.sha256()
     try:

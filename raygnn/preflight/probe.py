@@ -26,7 +26,7 @@ from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
 from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import PartitionMeta
+    from raygnn.graph.layout import AnyPath, PartitionMeta
 
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
@@ -38,14 +38,14 @@ class Question:
     Attributes:
         storage: the directory of runs, absolute.
         token: the name of a file that the driver has put into it; None where there is one node.
-        partition: the partition's directory, absolute; None where it has not been made yet.
+        partition: the partition's directory; None where it has not been made yet.
         files: the partition's files, relative to it.
         jsons: those of them that say what the partition is.
     """
 
     storage: str
     token: str | None
-    partition: str | None
+    partition: AnyPath | None
     files: tuple[str, ...]
     jsons: tuple[str, ...]
 
@@ -57,7 +57,7 @@ class Question:
         return cls(
             storage=storage,
             token=token,
-            partition=str(meta.directory),
+            partition=meta.directory,
             files=tuple(partition_files(meta)),
             jsons=partition_jsons(meta),
         )
@@ -124,24 +124,20 @@ def node_facts(question: Question, node: str | None = None) -> NodeFacts:
     Args:
         node: its name in messages; the host's name by default.
     """
-    memory, available = _memory()
-    partition = Path(question.partition or os.devnull)
+    total, available = memory()
+    partition = question.partition or Path(os.devnull)
     return NodeFacts(
         node=node or socket.gethostname(),
         python=".".join(map(str, sys.version_info[:3])),
         versions={"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES},
         cpus=_cpus(),
         gpus=_gpus(),
-        memory=memory,
+        memory=total,
         memory_available=available,
         shm_free=_free(Path("/dev/shm")),
         disk_free=_free(_nearest(Path(question.storage))),
         storage=_storage(Path(question.storage), question.token),
-        partition_files={
-            name: (partition / name).stat().st_size
-            for name in question.files
-            if (partition / name).is_file()
-        },
+        partition_files=_sizes(partition, question.files),
         partition_fingerprint=fingerprint(partition, question.jsons),
     )
 
@@ -201,6 +197,13 @@ def _nearest(path: Path) -> Path:
     return next(part for part in (path, *path.parents) if part.exists())
 
 
+def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
+    if not isinstance(partition, Path):
+        partition = partition.listed()  # one look rather than one at each file
+    paths = {name: partition / name for name in names}
+    return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
+
+
 def _free(path: Path) -> int | None:
     try:
         return shutil.disk_usage(path).free
@@ -239,7 +242,7 @@ def _gpus() -> tuple[str, ...]:
     return tuple(models)
 
 
-def _memory() -> tuple[int | None, int | None]:
+def memory() -> tuple[int | None, int | None]:
     """Bytes in all and available, of the machine or of the container if that has less."""
     fields = {}
     for line in _lines(Path("/proc/meminfo")):

@@ -15,9 +15,19 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
+from raygnn.graph.dgl import dgl, require
 
-# models know the graph through this module alone
-__all__ = ["DEFAULT_NTYPE", "Adjacency", "Batch", "Block", "EdgeType", "etype_str"]
+# models know the graph, and DGL, through this module alone
+__all__ = [
+    "DEFAULT_NTYPE",
+    "Adjacency",
+    "Batch",
+    "Block",
+    "EdgeType",
+    "dgl",
+    "etype_str",
+    "require",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,17 @@ class Adjacency:
         """The destination of each edge, int64 ``[E]``."""
         return torch.repeat_interleave(self.degree)
 
+    def to_dgl(self, num_src: int) -> Any:
+        """The same as a DGL block of one type with ``num_src`` sources; built once."""
+        graph = self.__dict__.get("_dgl")
+        if graph is None:
+            # edge ids are spelled out: some of DGL's kernels refuse a CSC without them
+            edge = torch.arange(len(self.src), device=self.src.device)
+            csc = ("csc", (self.indptr, self.src, edge))
+            graph = dgl().create_block(csc, num_src, len(self.indptr) - 1)
+            self.__dict__["_dgl"] = graph
+        return graph
+
     def to(self, device: torch.device) -> Adjacency:
         return Adjacency(self.indptr.to(device), self.src.to(device))
 
@@ -60,8 +81,6 @@ class Block:
 
     def to_dgl(self) -> Any:
         """The same as a DGL block (MFG), for modules that are built from ``dgl.nn``."""
-        from raygnn.graph.dgl import dgl
-
         # edge ids are spelled out: some of DGL's kernels refuse a CSC without them
         data: Any = {
             etype: ("csc", (a.indptr, a.src, torch.arange(len(a.src), device=a.src.device)))
@@ -80,9 +99,16 @@ class Batch:
     Attributes:
         blocks: from the input nodes to the seeds, one per layer.
         x: node type → features of the input nodes ``[S_0, F]``, in the compute dtype.
+        combined: edge type → features of the first block's sources, added up per destination
+            ``[D_0, F]``, for a model that only needs these; then its sources are not numbered,
+            and ``x``, ``degree`` and ``categories`` are those of its destinations alone. Else
+            empty.
         degree: edge type → number of in-edges, in the whole graph, of the input nodes of its
-            destination type, int64 ``[S_0]``; empty unless the model asks for it.
-        seeds: int64 ``[B]``, reshuffled global ids.
+            destination type, int32 ``[S_0]``; empty unless the model asks for it.
+        categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
+        seeds: int64 ``[B]``: reshuffled global ids of nodes, or positions of edges.
+        pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
+            numbers of the last block's destinations of their types; else None.
         y: targets of the seeds, ``[B, …]``.
         weight: float32 ``[B]``, 1 for a real seed and 0 for padding.
         total: number of real seeds of this batch over all ranks.
@@ -93,8 +119,11 @@ class Batch:
 
     blocks: list[Block]
     x: dict[str, Tensor]
+    combined: dict[EdgeType, Tensor]
     degree: dict[EdgeType, Tensor]
+    categories: dict[str, dict[str, Tensor]]
     seeds: Tensor
+    pairs: Tensor | None
     y: Tensor
     weight: Tensor
     total: int
@@ -110,8 +139,14 @@ class Batch:
         return Batch(
             blocks=[block.to(device) for block in self.blocks],
             x={t: v.to(device, non_blocking=True) for t, v in self.x.items()},
-            degree={t: v.to(device) for t, v in self.degree.items()},
+            combined={e: v.to(device, non_blocking=True) for e, v in self.combined.items()},
+            degree={e: v.to(device) for e, v in self.degree.items()},
+            categories={
+                t: {name: v.to(device) for name, v in named.items()}
+                for t, named in self.categories.items()
+            },
             seeds=self.seeds,
+            pairs=None if self.pairs is None else self.pairs.to(device),
             y=self.y.to(device),
             weight=self.weight.to(device),
             total=self.total,

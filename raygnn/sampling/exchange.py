@@ -1,4 +1,4 @@
-"""Collectives of the data plane: rows of tensors from rank to rank, by all-to-all.
+"""Collectives of the data plane: pieces of tensors from rank to rank, by all-to-all.
 
 They run on a gloo group of their own, on CPU tensors, so that they never meet the gradient
 reductions; every rank issues the same ones in the same order. With one rank nothing is sent.
@@ -6,6 +6,7 @@ reductions; every rank issues the same ones in the same order. With one rank not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ class Exchange:
     Args:
         world: rank and size.
         group: a gloo process group, or None when there is one rank.
+
+    Attributes:
+        sent_bytes, messages: what this rank sent to others so far, and in how many collectives.
     """
 
     def __init__(self, world: World, group: dist.ProcessGroup | None = None):
@@ -35,34 +39,70 @@ class Exchange:
         self.world = world
         self.group = group
         self.sent_bytes = 0
+        self.messages = 0
 
-    def counts(self, send: list[int]) -> list[int]:
-        """Tell every rank how many rows it will get; returns how many come from each."""
-        if self.world.size == 1:
-            return list(send)
-        out = torch.empty(self.world.size, dtype=torch.int64)
-        dist.all_to_all_single(out, torch.tensor(send, dtype=torch.int64), group=self.group)
-        return [int(n) for n in out.tolist()]
-
-    def rows(self, values: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Send ``values`` (rows grouped by destination rank) and return the rows received.
+    def counts(self, send: np.ndarray) -> np.ndarray:
+        """Tell every rank how much it will get.
 
         Args:
-            values: ``[sum(send), …]``, any dtype; travels as bytes, so every dtype is exact.
-            send: rows for each rank.
-            receive: rows from each rank, as ``counts`` returned them.
+            send: int64 ``[W, K]``: K numbers for each rank.
 
         Returns:
-            ``[sum(receive), …]``, grouped by source rank.
+            int64 ``[W, K]``: those that each rank sent here.
         """
         if self.world.size == 1:
-            return values
-        tail = values.shape[1:]
-        out = torch.empty((sum(receive), *tail), dtype=values.dtype)
-        width = values.element_size() * int(np.prod(tail, dtype=np.int64))
-        self.sent_bytes += width * (len(values) - send[self.world.rank])
-        dist.all_to_all_single(
-            _bytes(out, width), _bytes(values, width), receive, send, group=self.group
+            return send
+        out = torch.empty(send.shape, dtype=torch.int64)
+        self._all_to_all(out, torch.from_numpy(np.ascontiguousarray(send)), None, None)
+        return out.numpy()
+
+    def pieces(self, send: Sequence[Sequence[Tensor]], receive: np.ndarray) -> list[list[Tensor]]:
+        """One all-to-all of K tensors for each rank, whatever their dtypes: as bytes, so exact.
+
+        Args:
+            send: ``[W][K]`` tensors; the k-th has the same dtype and row shape for every rank,
+                and on every rank.
+            receive: ``[W, K]`` rows that come from each.
+
+        Returns:
+            ``[W][K]`` tensors, from each rank, views of one buffer.
+        """
+        if self.world.size == 1:
+            return [list(send[0])]
+        widths = [_row_bytes(tensor) for tensor in send[0]]
+        sizes = [[len(t) * w for t, w in zip(row, widths)] for row in send]
+        packed = torch.cat([as_bytes(tensor) for row in send for tensor in row])
+        arriving = [[int(n) * w for n, w in zip(row, widths)] for row in receive]
+        out = torch.empty(sum(map(sum, arriving)), dtype=torch.uint8)
+        self._all_to_all(out, packed, list(map(sum, arriving)), list(map(sum, sizes)))
+        found: list[list[Tensor]] = []
+        at = 0
+        for row in arriving:
+            found.append([])
+            for like, size in zip(send[0], row):
+                found[-1].append(_from_bytes(out[at : at + size], like))
+                at += size
+        return found
+
+    def rows(
+        self, values: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor
+    ) -> Tensor:
+        """Send ``values`` (rows grouped by destination rank) into every rank's ``out``.
+
+        Args:
+            values: ``[sum(send), …]``, any dtype.
+            send: rows for each rank.
+            receive: rows from each rank.
+            out: ``[sum(receive), …]`` contiguous, filled with what arrives, by source rank.
+        """
+        if self.world.size == 1:
+            return out.copy_(values)
+        width = _row_bytes(values)
+        self._all_to_all(
+            as_bytes(out),
+            as_bytes(values),
+            [int(n) * width for n in receive],
+            [int(n) * width for n in send],
         )
         return out
 
@@ -83,12 +123,34 @@ class Exchange:
     def gather_rows(self, values: Tensor) -> Tensor:
         """All ranks' rows, rank after rank, on every rank. ``values``: ``[n_r, …]``."""
         size = self.world.size
-        received = self.counts([len(values)] * size)
-        copies = values.repeat(size, *([1] * (values.dim() - 1))) if size > 1 else values
-        return self.rows(copies, [len(values)] * size, received)
+        received = self.counts(np.full((size, 1), len(values)))
+        pieces = self.pieces([[values]] * size, received)
+        return torch.cat([piece for (piece,) in pieces])
+
+    def _all_to_all(
+        self, out: Tensor, values: Tensor, receive: list[int] | None, send: list[int] | None
+    ) -> None:
+        own = values.nbytes // self.world.size if send is None else send[self.world.rank]
+        self.sent_bytes += values.nbytes - own
+        self.messages += 1
+        dist.all_to_all_single(out, values, receive, send, group=self.group)
 
 
-def _bytes(tensor: Tensor, width: int) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The elements' bytes, uint8 ``[n]``; a view where the tensor is contiguous."""
     if not tensor.numel():  # whose strides a view may refuse
-        return torch.empty((len(tensor), width), dtype=torch.uint8)
-    return tensor.contiguous().view(torch.uint8).view(len(tensor), width)
+        return torch.empty(0, dtype=torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    return tensor.element_size() * int(np.prod(tensor.shape[1:], dtype=np.int64))
+
+
+def _from_bytes(data: Tensor, like: Tensor) -> Tensor:
+    tail = like.shape[1:]
+    if not data.numel():
+        return like.new_empty((0, *tail))
+    if data.storage_offset() % like.element_size():
+        data = data.clone()  # torch reads aligned elements only
+    return data.view(like.dtype).view(-1, *tail)

@@ -1,6 +1,7 @@
 """The compiled inner loops of sampling (numba, without the GIL, compiled once and cached).
 
-Ids are int64. ``indptr``/``src`` are the in-edge lists (CSC) of the rows at hand.
+Ids are int64 on the way and int32 where they lie, if they fit. ``indptr``/``src`` are the in-edge
+lists (CSC) of the rows at hand.
 """
 
 from __future__ import annotations
@@ -128,29 +129,254 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
     return nodes[:total].copy(), local
 
 
+@njit
+def _smallest(values, kept):  # type: ignore[no-untyped-def]
+    """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
+
+    By keeping the n smallest so far; numpy's partition takes numba half a minute to compile.
+    """
+    kept[:] = values[: kept.shape[0]]
+    worst = np.argmax(kept)
+    for j in range(kept.shape[0], values.shape[0]):
+        if values[j] < kept[worst]:
+            kept[worst] = values[j]
+            worst = np.argmax(kept)
+    return kept[worst]
+
+
 @njit(**_COMPILE)
-def ungroup_rows(order, degrees, values):  # type: ignore[no-untyped-def]
-    """Put lists that arrived grouped by rank back into the order in which they were asked for.
+def draw_rows(  # type: ignore[no-untyped-def]
+    indptr, src, weight, rows, node_keys, fanout, replace, key, banned_indptr, banned
+):
+    """`sample_rows` for lists whose entries are not alike, or not all allowed.
+
+    Without replacement, weighted entries are drawn by exponential clocks: the ``fanout`` entries
+    with the smallest ``-log(u) / weight`` (Efraimidis & Spirakis, "Weighted random sampling with
+    a reservoir", 2006), which is drawing one after the other in proportion to what is left.
 
     Args:
-        order: ``[B]``, the asked-for position of each arrived list.
-        degrees: ``[B]``, lengths in order of arrival.
-        values: ``[sum(degrees)]``, the lists in order of arrival.
+        indptr, src, rows, node_keys, fanout, replace, key: as `sample_rows`; a row draws the
+            same there as here where nothing is banned and nothing weighted.
+        weight: ``[E]`` of the edges, at least 0, entries with 0 are never drawn; empty = alike.
+        banned_indptr, banned: ``[B+1]`` and source ids: for each row those that it may not draw.
 
     Returns:
-        ``(indptr [B+1], values)`` in the order of asking.
+        ``(out_indptr [B+1], neighbours)``.
     """
-    n = order.shape[0]
-    indptr = np.zeros(n + 1, np.int64)
+    n = rows.shape[0]
+    weighted = weight.shape[0] > 0
+    longest = np.int64(0)
+    room = np.int64(0)
     for i in range(n):
-        indptr[order[i] + 1] = degrees[i]
+        if rows[i] >= 0:
+            degree = np.int64(indptr[rows[i] + 1] - indptr[rows[i]])
+            longest = max(longest, degree)
+            room += degree if fanout < 0 or (degree < fanout and not replace) else fanout
+    at_list = np.empty(longest, np.int64)  # the entries of a row that may be drawn
+    clock = np.empty(longest, np.float64)
+    first = np.empty(max(fanout, 1), np.float64)
+    out = np.empty(room, np.int64)
+    out_indptr = np.zeros(n + 1, np.int64)
+    at = np.int64(0)
     for i in range(n):
-        indptr[i + 1] += indptr[i]
-    out = np.empty(values.shape[0], np.int64)
-    at = 0
+        row = rows[i]
+        if row >= 0:
+            start, end = np.int64(indptr[row]), np.int64(indptr[row + 1])
+            count = np.int64(0)
+            for j in range(start, end):
+                if weighted and not weight[j] > 0:
+                    continue
+                allowed = True
+                for b in range(banned_indptr[i], banned_indptr[i + 1]):
+                    if banned[b] == src[j]:
+                        allowed = False
+                        break
+                if allowed:
+                    at_list[count] = j
+                    count += 1
+            state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+            if count == 0:
+                pass
+            elif fanout < 0 or (count <= fanout and not replace):
+                for j in range(count):
+                    out[at + j] = src[at_list[j]]
+                at += count
+            elif replace:
+                total = 0.0
+                if weighted:
+                    for j in range(count):
+                        total += weight[at_list[j]]
+                        clock[j] = total
+                for j in range(fanout):
+                    random = _mix(state + uint64(j))
+                    if weighted:
+                        mark = np.float64(random >> uint64(11)) * 2.0**-53 * total
+                        pick = min(np.searchsorted(clock[:count], mark, side="right"), count - 1)
+                    else:
+                        pick = _below(random, count)
+                    out[at + j] = src[at_list[pick]]
+                at += fanout
+            elif weighted:
+                for j in range(count):
+                    # by place in the list, so that a ban does not change the others' clocks
+                    random = _mix(state + uint64(at_list[j] - start))
+                    uniform = (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
+                    clock[j] = -np.log(uniform) / weight[at_list[j]]
+                limit = _smallest(clock[:count], first)
+                taken = np.int64(0)
+                for j in range(count):
+                    if clock[j] <= limit and taken < fanout:
+                        out[at + taken] = src[at_list[j]]
+                        taken += 1
+                at += taken
+            else:
+                for j in range(fanout):
+                    last = count - fanout + j
+                    pick = _below(_mix(state + uint64(j)), last + 1)
+                    for seen in range(j):
+                        if out[at + seen] == pick:
+                            pick = last
+                            break
+                    out[at + j] = pick
+                for j in range(fanout):
+                    out[at + j] = src[at_list[out[at + j]]]
+                at += fanout
+        out_indptr[i + 1] = at
+    return out_indptr, out[:at].copy()
+
+
+@njit(**_COMPILE)
+def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-untyped-def]
+    """Where the rows of ``ids`` are, or will be once they have been fetched.
+
+    A table holds a rank's own rows, then its cached ones, then, from ``base`` on, fetched ones.
+
+    Args:
+        ids: int64 ``[n]``, any number of times each.
+        bounds: int64 ``[W+1]``, rank r owns ``bounds[r] … bounds[r+1]-1``.
+        rank: the one that asks.
+        cache_ids, cache_slots: see `hash_slots`.
+
+    Returns:
+        ``(slots [n], wanted, counts [W], remote, hits)``: ``wanted`` are the distinct ids to
+        fetch, rank by rank, ``counts`` of each; the j-th goes to slot ``base + j``. ``remote`` is
+        the number of distinct ids owned elsewhere, ``hits`` how many of them the cache has.
+    """
+    n, ranks = ids.shape[0], bounds.shape[0] - 1
+    first, last = bounds[rank], bounds[rank + 1]
+    slots = np.empty(n, np.int64)
+    counts = np.zeros(ranks, np.int64)
+    away = np.int64(0)
     for i in range(n):
-        to = indptr[order[i]]
-        for j in range(degrees[i]):
-            out[to + j] = values[at + j]
-        at += degrees[i]
-    return indptr, out
+        node = ids[i]
+        if first <= node < last:
+            slots[i] = node - first
+        else:
+            slots[i] = -1
+            away += 1
+    if away == 0:
+        return slots, np.empty(0, np.int64), counts, np.int64(0), np.int64(0)
+    size = np.int64(16)
+    while size < 2 * away:
+        size *= 2
+    mask = uint64(size - 1)
+    table = np.full(size, -1, np.int64)
+    remote = np.empty(away, np.int64)
+    found = np.int64(0)
+    for i in range(n):
+        if slots[i] < 0:
+            node = ids[i]
+            at = _mix(node) & mask
+            while table[at] >= 0 and remote[table[at]] != node:
+                at = (at + uint64(1)) & mask
+            if table[at] < 0:
+                table[at] = found
+                remote[found] = node
+                found += 1
+            slots[i] = -1 - table[at]
+    hits = np.int64(0)
+    place = np.empty(found, np.int64)
+    cache_mask = uint64(cache_ids.shape[0] - 1)
+    for j in range(found):
+        at = _mix(remote[j]) & cache_mask
+        while cache_ids[at] >= 0 and cache_ids[at] != remote[j]:
+            at = (at + uint64(1)) & cache_mask
+        if cache_ids[at] >= 0:
+            place[j] = cache_slots[at]
+            hits += 1
+        else:
+            owner = np.searchsorted(bounds, remote[j], side="right") - 1
+            counts[owner] += 1
+            place[j] = -1 - owner
+    turn = np.zeros(ranks, np.int64)
+    for r in range(1, ranks):
+        turn[r] = turn[r - 1] + counts[r - 1]
+    wanted = np.empty(found - hits, np.int64)
+    for j in range(found):
+        if place[j] < 0:
+            owner = -1 - place[j]
+            wanted[turn[owner]] = remote[j]
+            place[j] = base + turn[owner]
+            turn[owner] += 1
+    for i in range(n):
+        if slots[i] < 0:
+            slots[i] = place[-1 - slots[i]]
+    return slots, wanted, counts, found, hits
+
+
+@njit(**_COMPILE)
+def hash_slots(ids, first):  # type: ignore[no-untyped-def]
+    """A hash table from distinct ``ids`` to ``first``, ``first + 1``, …: ids and slots, -1 = free.
+
+    At most half full, so that a search ends.
+    """
+    size = np.int64(16)
+    while size < 2 * ids.shape[0]:
+        size *= 2
+    mask = uint64(size - 1)
+    keys, slots = np.full(size, -1, np.int64), np.empty(size, np.int64)
+    for i in range(ids.shape[0]):
+        at = _mix(ids[i]) & mask
+        while keys[at] >= 0:
+            at = (at + uint64(1)) & mask
+        keys[at] = ids[i]
+        slots[at] = first + i
+    return keys, slots
+
+
+@njit(**_COMPILE)
+def spread_inclusion(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[no-untyped-def]
+    """One hop of vertex-inclusion probabilities (SALIENT++, Kaler et al., MLSys 2023, sec. 3).
+
+    Args:
+        indptr: ``[R+1]``; src: ids of the sources.
+        chance: float32 ``[R]``, that each row's node is in the frontier.
+        fanout: neighbours drawn per row, -1 = all.
+        log_missed: float32, by source id: added to is the log of the chance that no row draws it.
+    """
+    for row in range(chance.shape[0]):
+        degree = indptr[row + 1] - indptr[row]
+        if chance[row] <= 0 or degree == 0 or fanout == 0:
+            continue
+        drawn = 1.0
+        if replace:
+            drawn = 1.0 - (1.0 - 1.0 / degree) ** fanout
+        elif 0 <= fanout < degree:
+            drawn = fanout / degree
+        missed = np.float32(np.log1p(-min(chance[row] * drawn, 0.999999)))
+        for j in range(indptr[row], indptr[row + 1]):
+            log_missed[src[j]] += missed
+
+
+@njit(**_COMPILE)
+def take_lists(indptr, values, order):  # type: ignore[no-untyped-def]
+    """The lists numbered ``order``, one after the other: ``(indptr, values)`` of them."""
+    out_indptr = np.zeros(order.shape[0] + 1, np.int64)
+    for i in range(order.shape[0]):
+        out_indptr[i + 1] = out_indptr[i] + indptr[order[i] + 1] - indptr[order[i]]
+    out = np.empty(out_indptr[-1], values.dtype)
+    for i in range(order.shape[0]):
+        start = indptr[order[i]]
+        for j in range(out_indptr[i + 1] - out_indptr[i]):
+            out[out_indptr[i] + j] = values[start + j]
+    return out_indptr, out

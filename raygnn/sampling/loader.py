@@ -3,66 +3,92 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType
-from raygnn.sampling.batch import Batch
+from raygnn.sampling.alarm import Alarm
+from raygnn.sampling.batch import Batch, Block
 from raygnn.sampling.exchange import World
+from raygnn.sampling.fanout import Fanout
+from raygnn.sampling.features import FeatureStore, Rows, degree_column
+from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.prefetch import Prefetcher
-from raygnn.sampling.rows import FEATURES, RowStore, degree_column
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import Seeds
+from raygnn.sampling.seeds import Seeds, Start
 
 
 @dataclass(frozen=True)
 class BatchMaker:
-    """Makes batch ``(epoch, step)`` of one rank: plan, sample, gather. Collective.
+    """Makes batch ``(epoch, step)`` of one rank: plan, sample, exchange, gather. Collective.
 
     Attributes:
-        stores: node type → store with the column ``FEATURES`` and, for models that need them,
-            ``degree_column(etype)``.
+        fanouts: per hop, from the seeds outward.
+        inputs: node type → which columns are the model's input.
+        degree_etypes: edge types whose in-degrees the model wants.
+        combine: how the first layer adds up its sources' features, where that is all it does
+            with them (see `FeatureStore.combine`); None = it is given the sources themselves.
     """
 
     plan: SeedPlan
     seeds: Seeds
-    ntype: str
     world: World
     sampler: NeighborSampler
-    stores: dict[str, RowStore]
-    fanouts: Sequence[int]
-    degree_etypes: Sequence[EdgeType]
+    store: FeatureStore
+    fanouts: Sequence[Fanout]
+    inputs: Mapping[str, Inputs]
+    degree_etypes: Sequence[EdgeType] = ()
+    combine: str | None = None
 
     def __call__(self, epoch: int, step: int) -> Batch:
+        begin = time.perf_counter()
         chosen = self.plan.batch(epoch, step)
-        mine = chosen[rank_share(self.seeds.ids[chosen], self.world.rank, self.world.size)]
+        mine = chosen[rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)]
         weight = torch.ones(max(1, len(mine)))
         if not len(mine):  # a short last batch: keep the step, without influence
             mine, weight = chosen[:1], torch.zeros(1)
-        ids = self.seeds.ids[mine]
-
-        start = time.perf_counter()
-        blocks, inputs = self.sampler.sample(self.ntype, ids, self.fanouts, epoch=epoch, step=step)
-        sampled = time.perf_counter()
-        rows = {t: store.gather(inputs[t]) for t, store in self.stores.items()}
-        gathered = time.perf_counter()
+        start = self.seeds.start(mine)
+        blocks, rows, combined, sampled = self._blocks(start, epoch, step)
+        x, categories = assemble(rows, self.inputs)
         return Batch(
             blocks=blocks,
-            x={t: columns[FEATURES] for t, columns in rows.items()},
+            x=x,
+            combined=combined,
             degree={e: rows[e[2]][degree_column(e)] for e in self.degree_etypes},
-            seeds=torch.from_numpy(ids),
-            y=self.seeds.targets[torch.from_numpy(mine)],
+            categories=categories,
+            seeds=torch.from_numpy(self.seeds.ids(mine)),
+            pairs=start.pairs,
+            y=start.y,
             weight=weight,
             total=len(chosen),
             window=self.plan.seeds_in_window(step),
             epoch=epoch,
             step=step,
-            seconds={"sample": sampled - start, "features": gathered - sampled},
+            seconds={"sample": sampled - begin, "features": time.perf_counter() - sampled},
         )
+
+    def _blocks(
+        self, start: Start, epoch: int, step: int
+    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], float]:
+        """Blocks, rows of the input nodes, combined rows, and when sampling was done."""
+        when = {"epoch": epoch, "step": step}
+        if self.combine is None:
+            blocks, inputs = self.sampler.sample(
+                start.nodes, self.fanouts, banned=start.banned, **when
+            )
+            sampled = time.perf_counter()
+            return blocks, self.store.gather(inputs), {}, sampled
+        blocks, nodes, draws = self.sampler.sample_open(
+            start.nodes, self.fanouts, banned=start.banned, **when
+        )
+        sampled = time.perf_counter()
+        rows, combined = self.store.combine(nodes, draws, self.combine)
+        return blocks, rows, combined, sampled
 
 
 class BatchLoader:
@@ -76,11 +102,20 @@ class BatchLoader:
         make: makes one batch.
         prefetch: batches prepared ahead of training.
         limit: batches in all, over the whole run; None = no limit but the epochs.
+        alarm: tells ranks of each other's failures.
     """
 
-    def __init__(self, make: BatchMaker, *, prefetch: int, limit: int | None = None):
+    def __init__(
+        self,
+        make: BatchMaker,
+        *,
+        prefetch: int,
+        limit: int | None = None,
+        alarm: Alarm | None = None,
+    ):
         self._make = make
         self._prefetch = prefetch
+        self._alarm = alarm
         self._limit = limit
         self.epoch = 0
         self.step = 0
@@ -98,7 +133,10 @@ class BatchLoader:
         if self._limit is not None:
             last = min(length, self._limit - epoch * length)
         for batch in Prefetcher(
-            lambda step: self._make(epoch, step), range(self.step, last), self._prefetch
+            lambda step: self._make(epoch, step),
+            range(self.step, last),
+            self._prefetch,
+            self._alarm,
         ):
             self.step = batch.step + 1
             yield batch

@@ -1,7 +1,8 @@
 """A bounded pipeline: batches are made in one background thread while the model trains.
 
 The thread makes exactly the batches that will be consumed, in order, so that its collectives
-match those of the other ranks; whatever goes wrong in it is raised where the batch is awaited.
+match those of the other ranks. Whatever goes wrong in it is raised where the batch is awaited, on
+the rank itself and, through the alarm, on those that would wait for it for ever.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from raygnn.sampling.alarm import Alarm
 
 T = TypeVar("T")
 
@@ -31,12 +34,18 @@ class Prefetcher(Generic[T]):
 
     With depth 0 everything happens in the caller's thread. Closing (or dropping) the iterator
     ends the thread after the batch it is making.
+
+    Args:
+        alarm: rung when a batch can not be made, and looked at while one is awaited.
     """
 
-    def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int):
+    def __init__(
+        self, make: Callable[[int], T], steps: Iterable[int], depth: int, alarm: Alarm | None = None
+    ):
         self._make = make
         self._steps = steps
         self._depth = depth
+        self._alarm = alarm
 
     def __iter__(self) -> Iterator[T]:
         if self._depth == 0:
@@ -66,6 +75,8 @@ class Prefetcher(Generic[T]):
             try:
                 return ready.get(timeout=_POLL)
             except queue.Empty:
+                if self._alarm is not None:
+                    self._alarm.check()
                 if not thread.is_alive() and ready.empty():
                     raise RuntimeError("the prefetch thread ended without a batch") from None
 
@@ -84,6 +95,8 @@ class Prefetcher(Generic[T]):
                 if not put(self._make(step)):
                     return
         except BaseException as error:
+            if self._alarm is not None:
+                self._alarm.ring(error)
             put(_Failure(error))
         else:
             put(_End())

@@ -6,7 +6,8 @@ replicated and the partitioned topology, and any number of workers, draw the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,9 +17,37 @@ from raygnn.graph.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.keys import derive_key
+from raygnn.sampling.lists import Lists, Parcel, swap
 
 Frontier = dict[str, np.ndarray]  # node type → distinct global ids
+
+
+Draws = dict[EdgeType, Lists]
+
+
+@dataclass(frozen=True)
+class Banned:
+    """Edges that must not be drawn: those between the two ends of each pair, in one direction.
+
+    Attributes:
+        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each.
+    """
+
+    pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def of(self, etype: EdgeType, nodes: np.ndarray) -> Lists:
+        """The banned sources of each of ``nodes`` (distinct)."""
+        src, dst = self.pairs[etype]
+        order = np.argsort(nodes, kind="stable")
+        at = np.searchsorted(nodes[order], dst)
+        at[at == len(nodes)] = 0
+        known = nodes[order[at]] == dst if len(nodes) else np.zeros(len(dst), bool)
+        row = order[at[known]]
+        by_row = np.argsort(row, kind="stable")
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(nodes)))])
+        return Lists(indptr, src[known][by_row])
 
 
 class NeighborSampler:
@@ -30,96 +59,170 @@ class NeighborSampler:
             the sampler the same number of times.
         seed: of the run.
         replace: draw with replacement.
+        weight: edge array that neighbours are drawn in proportion to; None, and edge types that
+            lack it, draw alike.
     """
 
-    def __init__(self, shard: Shard, exchange: Exchange, *, seed: int = 0, replace: bool = False):
+    def __init__(
+        self,
+        shard: Shard,
+        exchange: Exchange,
+        *,
+        seed: int = 0,
+        replace: bool = False,
+        weight: str | None = None,
+    ):
         self._shard = shard
         self._exchange = exchange
         self._seed = seed
         self._replace = replace
+        none = np.empty(0, np.float32)
+        self._weights = {
+            e: none if weight is None else rows.data.get(weight, none)
+            for e, rows in shard.topology.items()
+        }
+        fits = max(map(shard.num_nodes, shard.ntypes), default=0) < 2**31
+        self._wire = np.dtype(np.int32 if fits else np.int64)  # of ids on their way
         self._remote = exchange.world.size > 1 and any(
             rows.num < shard.num_nodes(etype[2]) for etype, rows in shard.topology.items()
         )
 
     def sample(
-        self, ntype: str, seeds: np.ndarray, fanouts: Sequence[int], *, epoch: int, step: int
+        self,
+        seeds: Mapping[str, np.ndarray],
+        fanouts: Sequence[Fanout],
+        *,
+        epoch: int,
+        step: int,
+        banned: Banned | None = None,
     ) -> tuple[list[Block], Frontier]:
         """The blocks for ``seeds``, from the input nodes to the seeds.
 
         Args:
-            ntype: the seeds' type.
-            seeds: int64 ``[B]``, distinct global ids.
-            fanouts: neighbours per edge type and hop, from the seeds outward; -1 = all.
+            seeds: node type → int64 ``[B]``, distinct global ids; the last block's destinations,
+                in the given order.
+            fanouts: neighbours per edge type, from the seeds outward.
+            banned: edges that no hop may draw. Collective: all ranks give some, or none does.
 
         Returns:
-            ``(blocks, input ids per node type)``; the seeds are the last block's destinations,
-            in the given order.
+            ``(blocks, input ids per node type)``.
         """
-        frontier: Frontier = {t: np.empty(0, np.int64) for t in self._shard.ntypes}
-        frontier[ntype] = seeds
-        blocks = []
+        blocks: list[Block] = []
+        frontier = self._seeds(seeds)
         for hop, fanout in enumerate(fanouts):
-            block, frontier = self.hop(frontier, fanout, derive_key(self._seed, epoch, step, hop))
-            blocks.append(block)
-        return blocks[::-1], frontier
+            key = derive_key(self._seed, epoch, step, hop)
+            block, frontier = self.hop(frontier, fanout, key, banned)
+            blocks.insert(0, block)
+        return blocks, frontier
 
-    def hop(self, frontier: Frontier, fanout: int, key: int = 0) -> tuple[Block, Frontier]:
+    def sample_open(
+        self,
+        seeds: Mapping[str, np.ndarray],
+        fanouts: Sequence[Fanout],
+        *,
+        epoch: int,
+        step: int,
+        banned: Banned | None = None,
+    ) -> tuple[list[Block], Frontier, Draws]:
+        """As `sample`, but the last hop is left as lists of ids.
+
+        For models that only add up the input nodes' features: the first block has degrees and no
+        sources, and its sources need no numbering.
+
+        Returns:
+            ``(blocks, destinations of the first block, their neighbours)``.
+        """
+        *inner, outer = fanouts
+        blocks, frontier = self.sample(seeds, inner, epoch=epoch, step=step, banned=banned)
+        key = derive_key(self._seed, epoch, step, len(inner))
+        draws = self._draw(frontier, outer, key, banned)
+        counts = {t: len(ids) for t, ids in frontier.items()}
+        nothing = torch.empty(0, dtype=torch.int64)
+        adj = {e: Adjacency(torch.from_numpy(d.indptr), nothing) for e, d in draws.items()}
+        return [Block(adj, counts, counts), *blocks], frontier, draws
+
+    def hop(
+        self,
+        frontier: Frontier,
+        fanout: Fanout,
+        key: int = 0,
+        banned: Banned | None = None,
+    ) -> tuple[Block, Frontier]:
         """One block whose destinations are ``frontier``; returns it and its source nodes."""
-        drawn: dict[EdgeType, tuple[np.ndarray, np.ndarray]] = {}
-        for number, etype in enumerate(self._shard.etypes):
-            nodes = frontier[etype[2]]
-            drawn[etype] = self._neighbors(etype, nodes, fanout, derive_key(key, number))
+        draws = self._draw(frontier, fanout, key, banned)
         adj: dict[EdgeType, Adjacency] = {}
         sources: Frontier = {}
         for ntype, known in frontier.items():
-            etypes = [e for e in drawn if e[0] == ntype]
-            ids = [drawn[e][1] for e in etypes]
+            etypes = [e for e in draws if e[0] == ntype]
+            ids = [draws[e].ids for e in etypes]
             joined = ids[0] if len(ids) == 1 else np.concatenate([known[:0], *ids])
             sources[ntype], local = kernels.relabel(known, joined)
             start = 0
             for etype in etypes:
-                indptr, neighbors = drawn[etype]
-                piece = local[start : start + len(neighbors)]
-                start += len(neighbors)
-                adj[etype] = Adjacency(torch.from_numpy(indptr), torch.from_numpy(piece))
+                stop = start + len(draws[etype].ids)
+                indptr = torch.from_numpy(draws[etype].indptr)
+                adj[etype] = Adjacency(indptr, torch.from_numpy(local[start:stop]))
+                start = stop
         block = Block(
-            adj={e: adj[e] for e in self._shard.etypes},
+            adj={e: adj[e] for e in draws},
             num_src={t: len(ids) for t, ids in sources.items()},
             num_dst={t: len(ids) for t, ids in frontier.items()},
         )
         return block, sources
 
-    def _neighbors(
-        self, etype: EdgeType, nodes: np.ndarray, fanout: int, key: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _seeds(self, seeds: Mapping[str, np.ndarray]) -> Frontier:
+        return {t: seeds.get(t, np.empty(0, np.int64)) for t in self._shard.ntypes}
+
+    def _draw(self, frontier: Frontier, fanout: Fanout, key: int, banned: Banned | None) -> Draws:
+        bans: Draws = {}
+        if banned is not None:
+            bans = {e: banned.of(e, frontier[e[2]]) for e in banned.pairs}
         if self._remote:
-            return self._ask_owners(etype, nodes, fanout, key)
-        return self._local(etype, nodes, fanout, key)
+            return self._ask_owners(frontier, fanout, key, bans)
+        return self._draw_here(frontier, fanout, key, bans)
 
-    def _local(
-        self, etype: EdgeType, nodes: np.ndarray, fanout: int, key: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._shard.topology[etype]
-        index = nodes - rows.first
-        return kernels.sample_rows(
-            rows.indptr, rows.src, index, rows.keys[index], fanout, self._replace, np.uint64(key)
+    def _draw_here(self, nodes: Frontier, fanout: Fanout, key: int, bans: Draws) -> Draws:
+        """Draw for nodes whose rows are held here."""
+        draws = {}
+        for number, etype in enumerate(self._shard.etypes):
+            ids = nodes[etype[2]]
+            rows, weight = self._shard.topology[etype], self._weights[etype]
+            index = ids - rows.first
+            keyed = np.uint64(derive_key(key, number))
+            given = (index, rows.keys[index], fanout[etype], self._replace, keyed)
+            if not len(weight) and etype not in bans:
+                draws[etype] = Lists(*kernels.sample_rows(rows.indptr, rows.src, *given))
+            else:
+                ban = bans.get(etype, Lists.empty(len(ids)))
+                draws[etype] = Lists(
+                    *kernels.draw_rows(rows.indptr, rows.src, weight, *given, ban.indptr, ban.ids)
+                )
+        return draws
+
+    def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Draws:
+        """Draw where the rows are: four all-to-alls, whatever the number of edge types."""
+        size = self._exchange.world.size
+        order, cuts = {}, {}
+        for ntype, nodes in frontier.items():
+            owner = np.searchsorted(self._shard.bounds[ntype], nodes, side="right") - 1
+            order[ntype] = np.argsort(owner, kind="stable")
+            cuts[ntype] = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=size))])
+        questions = [
+            Parcel(Lists.of_one(nodes[order[t]]), cuts[t]) for t, nodes in frontier.items()
+        ]
+        questions += [Parcel(ban.take(order[e[2]]), cuts[e[2]]) for e, ban in bans.items()]
+        asked = swap(self._exchange, questions, self._wire)
+        here = dict(zip(frontier, asked))
+        drawn = self._draw_here(
+            {t: parcel.lists.ids for t, parcel in here.items()},
+            fanout,
+            key,
+            {e: parcel.lists for e, parcel in zip(bans, asked[len(here) :])},
         )
-
-    def _ask_owners(
-        self, etype: EdgeType, nodes: np.ndarray, fanout: int, key: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        exchange, bounds = self._exchange, self._shard.bounds[etype[2]]
-        owner = np.searchsorted(bounds, nodes, side="right") - 1
-        order = np.argsort(owner, kind="stable")
-        send = np.bincount(owner, minlength=exchange.world.size).tolist()
-        receive = exchange.counts(send)
-        asked = exchange.rows(torch.from_numpy(nodes[order]), send, receive).numpy()
-
-        indptr, neighbors = self._local(etype, asked, fanout, key)
-        degrees = exchange.rows(torch.from_numpy(np.diff(indptr)), receive, send).numpy()
-        ends = np.cumsum([0, *receive])
-        per_asker = np.diff(indptr[ends]).tolist()
-        starts = np.concatenate([[0], np.cumsum(degrees)])
-        per_owner = np.diff(starts[np.cumsum([0, *send])]).tolist()
-        arrived = exchange.rows(torch.from_numpy(neighbors), per_asker, per_owner).numpy()
-        return kernels.ungroup_rows(order, degrees, arrived)
+        answers = [Parcel(lists, here[e[2]].cuts) for e, lists in drawn.items()]
+        found = {}
+        for etype, answer in zip(drawn, swap(self._exchange, answers, self._wire)):
+            back = np.empty(len(order[etype[2]]), np.int64)
+            back[order[etype[2]]] = np.arange(len(back))
+            found[etype] = answer.lists.take(back)
+        return found

@@ -1,8 +1,10 @@
-"""The nodes that are trained on or evaluated: found by the ranks that own them."""
+"""What a batch starts from: seeds, the same on every rank, whichever rank computes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,19 +12,59 @@ from torch import Tensor
 
 from raygnn.graph.shard import Shard
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.sampler import Banned
 
 
 @dataclass(frozen=True)
-class Seeds:
-    """All seeds, on every rank alike, in the order of their original ids.
+class Start:
+    """Where the blocks of one batch start.
 
     Attributes:
+        nodes: node type → distinct ids, the last block's destinations.
+        y: targets of the seeds.
+        pairs: see `Batch.pairs`.
+        banned: edges that no hop may draw.
+    """
+
+    nodes: Mapping[str, np.ndarray]
+    y: Tensor
+    pairs: Tensor | None = None
+    banned: Banned | None = None
+
+
+class Seeds(Protocol):
+    """Numbered seeds; the numbers are what a `SeedPlan` deals in."""
+
+    num: int
+
+    def ids(self, index: np.ndarray) -> np.ndarray:
+        """What the seeds numbered ``index`` are called: contiguous per rank that owns them."""
+        ...
+
+    def start(self, index: np.ndarray) -> Start:
+        """Where a batch of these seeds starts. Collective."""
+        ...
+
+
+class NodeSeeds:
+    """Nodes of one type, in the order of their original ids.
+
+    Args:
         ids: int64 ``[n]``, reshuffled global ids.
         targets: ``[n, …]``.
     """
 
-    ids: np.ndarray
-    targets: Tensor
+    def __init__(self, ntype: str, ids: np.ndarray, targets: Tensor):
+        self.ntype = ntype
+        self.targets = targets
+        self.num = len(ids)
+        self._ids = ids
+
+    def ids(self, index: np.ndarray) -> np.ndarray:
+        return self._ids[index]
+
+    def start(self, index: np.ndarray) -> Start:
+        return Start({self.ntype: self._ids[index]}, self.targets[torch.from_numpy(index)])
 
 
 def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.ndarray:
@@ -42,16 +84,16 @@ def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.nda
     return chosen
 
 
-def gather_seeds(shard: Shard, exchange: Exchange, ntype: str, targets: Tensor) -> Seeds:
+def gather_seeds(shard: Shard, exchange: Exchange, ntype: str, targets: Tensor) -> NodeSeeds:
     """The training nodes of all ranks. Collective.
 
     Sixteen bytes and a target for each on every rank, so that any rank can compute any seed.
     """
     owned = owned_nodes(shard, ntype, "train", targets)
     ids = torch.from_numpy(owned + shard.first(ntype))
-    original = torch.from_numpy(shard.original[ntype][owned])
+    original = torch.from_numpy(shard.original[ntype][owned].astype(np.int64))
     keys, ids, values = (
         exchange.gather_rows(rows) for rows in (original, ids, targets[torch.from_numpy(owned)])
     )
     order = torch.argsort(keys)
-    return Seeds(ids[order].numpy(), values[order])
+    return NodeSeeds(ntype, ids[order].numpy(), values[order])

@@ -8,7 +8,7 @@ an edge once for every batch that reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from raygnn.graph.shard import Shard
 from raygnn.models.network import Network
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.features import FEATURES, FeatureStore, Table, degree_column, with_room
+from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.kernels import ALL
-from raygnn.sampling.rows import FEATURES, RowStore, degree_column
 from raygnn.sampling.sampler import Frontier, NeighborSampler
 
 # edges of one chunk: some hundred MB at usual widths
@@ -29,7 +30,8 @@ class Inference:
     """Runs a model over whole owned node sets. Collective: all ranks call `outputs` together.
 
     Args:
-        stores: node type → store of the input features (and degrees where needed).
+        store: the input features (and degrees where needed).
+        inputs: which of its columns are the model's input.
         num_layers: of the model.
         batch_size: seeds per minibatch, for modules without layers; None = 1,024.
     """
@@ -38,7 +40,8 @@ class Inference:
         self,
         shard: Shard,
         exchange: Exchange,
-        stores: dict[str, RowStore],
+        store: FeatureStore,
+        inputs: Mapping[str, Inputs],
         *,
         num_layers: int,
         batch_size: int | None,
@@ -46,11 +49,13 @@ class Inference:
     ):
         self._shard = shard
         self._exchange = exchange
-        self._stores = stores
+        self._store = store
+        self._inputs = inputs
         self._num_layers = num_layers
         self._batch_size = batch_size or 1024
         self._device = device
         self._sampler = NeighborSampler(shard, exchange)
+        self._all = dict.fromkeys(shard.etypes, ALL)
 
     @torch.no_grad()
     def outputs(self, model: nn.Module, ntype: str, owned: np.ndarray) -> Tensor:
@@ -71,14 +76,19 @@ class Inference:
 
     def _layer_by_layer(self, model: Network, ntype: str) -> Tensor:
         """Outputs of all owned nodes of ``ntype``, ``[owned, out_features]``."""
-        shard, stores = self._shard, self._stores
+        shard, store = self._shard, self._store
         for number in range(model.num_layers):
-            last = number == model.num_layers - 1
             kept: dict[str, list[Tensor]] = {t: [] for t in model.computes(number)}
             for chunk in self._chunks(list(kept)):
-                block, inputs = self._sampler.hop(chunk, ALL)
-                rows = {t: store.gather(inputs[t]) for t, store in stores.items()}
-                h = {t: columns[FEATURES].to(self._device) for t, columns in rows.items()}
+                block, sources = self._sampler.hop(chunk, self._all)
+                rows = store.gather({t: sources[t] for t in store.ntypes})
+                if number == 0:
+                    x, categories = assemble(rows, self._inputs)
+                    h = model.inputs(
+                        self._moved(x), {t: self._moved(c) for t, c in categories.items()}
+                    )
+                else:
+                    h = self._moved({t: columns[FEATURES] for t, columns in rows.items()})
                 degree = {
                     e: rows[e[2]][degree_column(e)].to(self._device)
                     for e in shard.etypes
@@ -88,17 +98,24 @@ class Inference:
                 for t, pieces in kept.items():
                     pieces.append(out[t].cpu())
             hidden = {t: torch.cat(pieces) for t, pieces in kept.items()}
-            if last:
+            if number == model.num_layers - 1:
                 return hidden[ntype].float()
-            stores = {t: self._store(t, h) for t, h in hidden.items()}
+            store = FeatureStore(
+                shard.bounds, self._exchange, {t: self._table(t, h) for t, h in hidden.items()}
+            )
         raise AssertionError("a network has at least one layer")
 
-    def _store(self, ntype: str, hidden: Tensor) -> RowStore:
-        columns = {FEATURES: hidden}
-        for etype in self._shard.etypes:
+    def _moved(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self._device) for name, value in values.items()}
+
+    def _table(self, ntype: str, hidden: Tensor) -> Table:
+        shard, total = self._shard, self._shard.num_nodes(ntype)
+        table = {FEATURES: with_room(hidden, total)}
+        for etype in shard.etypes:
             if etype[2] == ntype:
-                columns[degree_column(etype)] = self._shard.in_degree(etype)
-        return RowStore(self._shard.bounds[ntype], self._exchange, columns)
+                degree = shard.in_degree(etype).to(torch.int32)
+                table[degree_column(etype)] = with_room(degree, total)
+        return table
 
     def _chunks(self, ntypes: list[str]) -> Iterator[Frontier]:
         """Pieces of the owned nodes with about ``CHUNK_EDGES`` in-edges each.
@@ -134,14 +151,11 @@ class Inference:
             real = len(ids)
             if not real:  # the other ranks still need this one's rows
                 ids = np.array([self._any_node(ntype)])
-            blocks, inputs = self._sampler.sample(
-                ntype, ids, [ALL] * self._num_layers, epoch=0, step=number
+            blocks, sources = self._sampler.sample(
+                {ntype: ids}, [self._all] * self._num_layers, epoch=0, step=number
             )
-            x = {
-                t: store.gather(inputs[t])[FEATURES].to(self._device)
-                for t, store in self._stores.items()
-            }
-            out = model([block.to(self._device) for block in blocks], x, {})
+            x, _ = assemble(self._store.gather(sources), self._inputs)
+            out = model([block.to(self._device) for block in blocks], self._moved(x), {})
             pieces.append(out[:real].float().cpu())
         return torch.cat(pieces)
 

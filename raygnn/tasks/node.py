@@ -41,7 +41,9 @@ class NodeClassification(pl.LightningModule):
         torch.manual_seed(key >> 1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits = self.model(batch.blocks, batch.x, batch.degree).float()
+        logits = self.model(
+            batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
+        ).float()
         losses = F.cross_entropy(logits, batch.y, reduction="none") * batch.weight
         total = losses.sum()
         self.window.add(float(total.detach()) / batch.total, batch)

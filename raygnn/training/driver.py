@@ -154,7 +154,7 @@ def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]
     model = config.model.kind
     if ":" not in model:
         model += f", {config.model.layers} layers × {config.model.hidden}"
-    fanout = ", ".join("all" if f < 0 else str(f) for f in config.sampling.fanout)
+    fanout = ", ".join(map(_fanout, config.sampling.fanout))
     return {
         "run": f"{config.name} → {config.run_dir}",
         "graph": source,
@@ -163,6 +163,12 @@ def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }
+
+
+def _fanout(hop: int | dict[str, int]) -> str:
+    if isinstance(hop, dict):
+        return " + ".join(f"{name} {_fanout(number)}" for name, number in hop.items())
+    return "all" if hop < 0 else str(hop)
 
 
 def _continuation(run: RunDir) -> str:

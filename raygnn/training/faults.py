@@ -16,8 +16,14 @@ from typing import IO
 
 from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
 
-# how torch and gloo word it when another rank has gone: a consequence, never the cause
-_CONSEQUENCES = ("connection reset", "connection closed", "broken pipe", "timed out waiting")
+# how torch, gloo and our alarm word it when another rank has gone: a consequence, never the cause
+_CONSEQUENCES = (
+    "connection reset",
+    "connection closed",
+    "broken pipe",
+    "timed out waiting",
+    "could not prepare its batch",
+)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raygnn.config.schema import Config
+
+if TYPE_CHECKING:
+    from raygnn.graph.layout import AnyPath
 
 STOP = ".stop"  # in the run directory: the driver wants the ranks to end
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
@@ -25,7 +29,7 @@ class Job:
     """
 
     config: Config
-    partition: Path
+    partition: AnyPath
     run_dir: Path
     ntype: str
     replicated: bool

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raygnn.config.schema import Config
-from raygnn.graph.data import GraphData
+from raygnn.errors import ConfigError
+from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partition import Missing, find_partition
 from raygnn.graph.sources import load_graph
 from raygnn.preflight.partition import graph_facts, partition_facts, task_ntype
 from raygnn.preflight.probe import probe_cluster, probe_local, probe_resources
 from raygnn.preflight.report import Report, preflight, resolve_workers
 from raygnn.runs.display import Display
+from raygnn.sampling.fanout import resolve_fanouts
 from raygnn.training.cluster import RayCluster
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import PartitionMeta
+    from raygnn.graph.layout import AnyPath, PartitionMeta
 
-# share of a node's free memory that the whole structure may take, over all workers on it
+# share of a node's free memory that the whole structure may take; its workers map one copy
 _REPLICATED_SHARE = 0.25
 
 
@@ -31,20 +32,38 @@ class Input:
     data: GraphData | None
 
     @property
-    def place(self) -> Path:
+    def place(self) -> AnyPath:
         return self.found.place if isinstance(self.found, Missing) else self.found.directory
 
     @property
-    def structure_bytes(self) -> int:
-        """Memory of all in-edge lists, as a shard holds them: see `raygnn.graph.shard.Rows`."""
+    def counts(self) -> dict[EdgeType, tuple[int, int, int]]:
+        """Edge type → how many source nodes, destination nodes and edges there are."""
         if self.data is not None:
-            counts = [(f.num, self.data.nodes[e[2]].num) for e, f in self.data.edges.items()]
+            nodes = {t: frame.num for t, frame in self.data.nodes.items()}
+            edges = {e: frame.num for e, frame in self.data.edges.items()}
         else:
-            assert not isinstance(self.found, Missing)
-            counts = [
-                (self.found.num_edges(e), self.found.num_nodes(e[2])) for e in self.found.etypes
-            ]
-        return sum(8 * (edges + 2 * nodes) for edges, nodes in counts)
+            nodes = {t: self.meta.num_nodes(t) for t in self.meta.ntypes}
+            edges = {e: self.meta.num_edges(e) for e in self.meta.etypes}
+        return {e: (nodes[e[0]], nodes[e[2]], num) for e, num in edges.items()}
+
+    @property
+    def structure_bytes(self) -> int:
+        """Size of all in-edge lists as a node maps them: see `raygnn.graph.staging`."""
+        return sum(
+            (4 if sources < 2**31 else 8) * edges + (8 + 4) * targets
+            for sources, targets, edges in self.counts.values()
+        )
+
+    def edge_arrays(self) -> set[str] | None:
+        """Names of arrays of edges; None where only reading the parts would tell."""
+        if self.data is not None:
+            return {name for frame in self.data.edges.values() for name in frame.data}
+        manifest = self.meta.manifest
+        if manifest is None:
+            return None
+        kinds = {etype_str(etype) for etype in self.meta.etypes}
+        named = (key.rpartition("/") for key in manifest["features"])
+        return {name for kind, _, name in named if kind in kinds}
 
     @property
     def meta(self) -> PartitionMeta:
@@ -110,8 +129,10 @@ def make_plan(config: Config, cluster: RayCluster, workers: int, given: Input) -
     """Look at the nodes and check everything; nothing is raised for what the checks find.
 
     Raises:
+        ConfigError: what is to be sampled is not in the graph.
         PreflightError: no connection to the cluster.
     """
+    _check_sampling(config, given)
     if isinstance(given.found, Missing):
         assert given.data is not None
         meta, facts = None, graph_facts(config, given.data, given.found.parts)
@@ -128,14 +149,26 @@ def make_plan(config: Config, cluster: RayCluster, workers: int, given: Input) -
         report=report,
         ntype=task_ntype(config, facts.columns),
         workers=workers,
-        replicated=_replicated(config, given.structure_bytes, report, workers),
+        replicated=_replicated(config, given.structure_bytes, report),
         training_nodes=facts.splits.get("train", 0),
     )
 
 
-def _replicated(config: Config, size: int, report: Report, workers: int) -> bool:
+def _replicated(config: Config, size: int, report: Report) -> bool:
     if config.sampling.topology != "auto":
         return config.sampling.topology == "replicated"
     free = [node.memory_available for node in report.nodes if node.memory_available is not None]
-    on_a_node = -(-workers // max(1, len(report.nodes)))
-    return not free or size * on_a_node <= _REPLICATED_SHARE * min(free)
+    return not free or size <= _REPLICATED_SHARE * min(free)
+
+
+def _check_sampling(config: Config, given: Input) -> None:
+    """Refuse fanouts and weights for edges that the graph does not have."""
+    resolve_fanouts(config.sampling.fanout, list(given.counts))
+    weight, arrays = config.sampling.edge_weight, given.edge_arrays()
+    if weight is not None and arrays is not None and weight not in arrays:
+        known = ", ".join(sorted(arrays)) or "none"
+        raise ConfigError(
+            f"no edge type has an array {weight!r}; there are: {known}",
+            where="sampling.edge_weight",
+            remedy="name one of them, or remove the key",
+        )

@@ -8,7 +8,6 @@ a gloo group of their own, so that no two threads share one.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,27 +19,22 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from raygnn.errors import DataError
 from raygnn.graph.dgl import dgl
-from raygnn.graph.layout import read_meta
-from raygnn.graph.shard import Shard, describe_shard, load_shard
-from raygnn.models.network import Schema
-from raygnn.models.registry import FAMILIES, build_model, needs_degree
+from raygnn.models.registry import FAMILIES, build_model
 from raygnn.runs.metrics import MetricsWriter
+from raygnn.sampling.alarm import Alarm
 from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.features import FeatureStore
 from raygnn.sampling.loader import BatchLoader, BatchMaker
-from raygnn.sampling.plan import SeedPlan
-from raygnn.sampling.rows import RowStore, as_matrix, build_stores
-from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import gather_seeds, owned_nodes
+from raygnn.sampling.seeds import owned_nodes
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.metrics import classification_metrics
 from raygnn.tasks.node import NodeClassification
 from raygnn.training import checkpoint
 from raygnn.training.callbacks import Checkpoints, Evaluation, Records
+from raygnn.training.data import DataPlane, load_data
 from raygnn.training.job import Job
 from raygnn.training.precision import PRECISIONS
 
@@ -80,38 +74,27 @@ class Rank:
     def run(self) -> dict[str, Any]:
         """Train, then test; returns the summary's figures (the same on all ranks)."""
         config, job = self.config, self.job
-        start = time.perf_counter()
-        meta = read_meta(job.partition)
-        shard = load_shard(meta, self.world.rank, self.world.size, replicated=job.replicated)
-        log.info("%s; read in %.1f s", describe_shard(shard), time.perf_counter() - start)
-        labels = shard.node_data[job.ntype][config.task.target].long().flatten()
-        stores = build_stores(
-            shard,
-            self.data,
-            features=config.model.features,
-            dtype=self.precision.dtype,
-            degree_etypes=shard.etypes if needs_degree(config.model) else [],
-            cache=config.sampling.cache,
-            ring=config.sampling.prefetch + 3,  # queued, being made, being trained on
-        )
-        loader = self._loader(shard, stores, labels)
-        module = self._module(shard, labels)
+        plane = load_data(job, self.data, self.control)
+        module = self._module(plane)
+        batches = plane.batches(module.model)
+        loader = self._loader(batches)
         inference = Inference(
-            shard,
+            plane.shard,
             self.control,
-            {ntype: store.over(self.control) for ntype, store in stores.items()},
+            plane.store(self.control),
+            plane.inputs,
             num_layers=config.model.layers,
             batch_size=config.sampling.eval_batch_size,
             device=self.device,
         )
-        evaluate = partial(self._evaluate, shard, inference, module, labels)
+        evaluate = partial(self._evaluate, plane, inference, module)
         state = self._checkpoint()
         writer = self._writer(state)
         records = Records(
             self.control, writer, log_every=config.train.log_every, started=job.started
         )
         evaluation = self._evaluation(evaluate, records, loader)
-        has_val = self._count(shard, "val", labels) > 0
+        has_val = plane.count("val") > 0
         callbacks = [records, evaluation] if has_val else [records]
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
         log.info("training from %s", state or "the start")
@@ -124,11 +107,11 @@ class Rank:
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
-            if self._count(shard, split, labels)
+            if plane.count(split)
             for name, value in evaluate(split).items()
         }
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), metrics)
-        return self._result(trainer, records, evaluation, stores, metrics)
+        return self._result(trainer, records, evaluation, batches.store, metrics)
 
     @property
     def _first(self) -> bool:
@@ -158,51 +141,23 @@ class Rank:
         timeout = timedelta(seconds=self.config.comm.timeout.seconds)
         return Exchange(self.world, dist.new_group(backend="gloo", timeout=timeout))
 
-    def _loader(self, shard: Shard, stores: dict[str, RowStore], labels: Tensor) -> BatchLoader:
-        config = self.config
-        seeds = gather_seeds(shard, self.control, self.job.ntype, labels)
-        if not len(seeds.ids):
-            raise DataError(
-                f"no node of {self.job.ntype} is in train_mask and has a label",
-                where=str(self.job.partition),
-                remedy="check task.target and the masks",
-            )
-        maker = BatchMaker(
-            plan=SeedPlan(
-                num_seeds=len(seeds.ids),
-                global_batch=config.sampling.batch_size * self.world.size,
-                seed=config.train.seed,
-                accumulate=config.train.accumulate,
-            ),
-            seeds=seeds,
-            ntype=self.job.ntype,
-            world=self.world,
-            sampler=NeighborSampler(
-                shard, self.data, seed=config.train.seed, replace=config.sampling.replace
-            ),
-            stores=stores,
-            fanouts=config.sampling.fanout,
-            degree_etypes=shard.etypes if needs_degree(config.model) else [],
-        )
-        steps = config.train.max_steps
+    def _loader(self, batches: BatchMaker) -> BatchLoader:
+        steps = self.config.train.max_steps
         return BatchLoader(
-            maker,
-            prefetch=config.sampling.prefetch,
-            limit=steps and maker.plan.batches_until(steps),
+            batches,
+            prefetch=self.config.sampling.prefetch,
+            limit=steps and batches.plan.batches_until(steps),
+            alarm=Alarm(self.world, self._store()),
         )
 
-    def _module(self, shard: Shard, labels: Tensor) -> NodeClassification:
+    def _store(self) -> dist.Store | None:
+        if self.world.size == 1:
+            return None
+        return dist.PrefixStore("raygnn/alarm", dist.distributed_c10d._get_default_store())
+
+    def _module(self, plane: DataPlane) -> NodeClassification:
         config = self.config
-        highest = int(labels.max()) if len(labels) else 0
-        schema = Schema(
-            in_features={
-                t: as_matrix(data[config.model.features]).shape[1]
-                for t, data in shard.node_data.items()
-            },
-            etypes=shard.etypes,
-            target=self.job.ntype,
-            out_features=max(2, self.control.max(highest + 1)),
-        )
+        schema = plane.schema()
         if config.model.kind not in FAMILIES:
             dgl()  # so that "import dgl" in the user's module finds one that works
         torch.manual_seed(config.train.seed)
@@ -211,17 +166,15 @@ class Rank:
 
     def _evaluate(
         self,
-        shard: Shard,
+        plane: DataPlane,
         inference: Inference,
         module: NodeClassification,
-        labels: Tensor,
         split: str,
     ) -> dict[str, float]:
         self._average_buffers(module)
-        owned = owned_nodes(shard, self.job.ntype, split, labels)
-        outputs = inference.outputs(
-            module.model, self.job.ntype, owned + shard.first(self.job.ntype)
-        )
+        shard, ntype, labels = plane.shard, self.job.ntype, plane.labels
+        owned = owned_nodes(shard, ntype, split, labels)
+        outputs = inference.outputs(module.model, ntype, owned + shard.first(ntype))
         wanted = labels[torch.from_numpy(owned)]
         return classification_metrics(outputs, wanted, self.config.task.metric, self.control)
 
@@ -231,10 +184,6 @@ class Rank:
             if self.world.size > 1 and buffer.is_floating_point():
                 mean = self.control.sum(buffer.double().cpu()) / self.world.size
                 buffer.copy_(mean.to(buffer))
-
-    def _count(self, shard: Shard, split: str, labels: Tensor) -> int:
-        owned = len(owned_nodes(shard, self.job.ntype, split, labels))
-        return int(self.control.sum(torch.tensor(owned)))
 
     def _evaluation(self, evaluate: Any, records: Records, loader: BatchLoader) -> Evaluation:
         train = self.config.train
@@ -294,18 +243,12 @@ class Rank:
         trainer: pl.Trainer,
         records: Records,
         evaluation: Evaluation,
-        stores: dict[str, RowStore],
+        store: FeatureStore,
         metrics: dict[str, float],
     ) -> dict[str, Any]:
         busy = records.totals["compute"] + records.totals["wait"]
-        traffic = torch.tensor(
-            [
-                sum(store.asked for store in stores.values()),
-                sum(store.hits for store in stores.values()),
-                self.data.sent_bytes,
-            ]
-        )
-        asked, hits, sent = self.control.sum(traffic).tolist()
+        traffic = torch.tensor([store.remote, store.hits, self.data.sent_bytes])
+        remote, hits, sent = self.control.sum(traffic).tolist()
         return {
             "metrics": metrics,
             "steps": trainer.global_step,
@@ -313,5 +256,10 @@ class Rank:
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             "seeds_per_second": records.seeds / busy if busy else 0.0,
             "seconds": {**records.totals, "first_step": records.first_step},
-            "remote": {"rows": asked, "cache_hits": hits, "bytes": sent},
+            "remote": {
+                "rows": remote,
+                "cache_hits": hits,
+                "hit_rate": hits / remote if remote else None,
+                "bytes": sent,
+            },
         }

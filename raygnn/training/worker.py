@@ -15,10 +15,14 @@ import threading
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from raygnn.errors import TrainingError
 from raygnn.training import checkpoint, faults
 from raygnn.training.job import RESULT, STOP, Job
+
+if TYPE_CHECKING:
+    from raygnn.graph.layout import AnyPath
 
 _POLL = 0.1  # seconds between looks for the partition
 
@@ -73,9 +77,11 @@ def _run(job: Job, rank: int, size: int) -> None:
 
     from raygnn.runs.files import json_text, write_atomic
     from raygnn.sampling.exchange import World
+    from raygnn.training.allocator import keep_memory
     from raygnn.training.rank import Rank, Runtime
 
     gc.enable()
+    keep_memory()
     log.info("imports took %.1f s", time.perf_counter() - start)
     _await_partition(job.partition, job.config.comm.timeout.seconds)
     runtime = Runtime(
@@ -89,7 +95,7 @@ def _run(job: Job, rank: int, size: int) -> None:
         write_atomic(job.run_dir / RESULT, json_text(result))
 
 
-def _await_partition(directory: Path, timeout: float) -> None:
+def _await_partition(directory: AnyPath, timeout: float) -> None:
     """Wait until the driver has put the partition there, which it does at one stroke."""
     deadline = time.monotonic() + timeout
     while not any(directory.glob("*.json")):

@@ -163,6 +163,9 @@ def test_dgl_loads_and_verifies_what_we_write(
                 _, node_ids = book.map_to_per_ntype(graph.ndata[dgl().NID])
                 kinds, edge_ids = book.map_to_per_etype(graph.edata[dgl().EID])
                 own = graph.edata["inner_edge"].bool()
+                assert own.tolist() == sorted(own.tolist(), reverse=True)
+                for ids in (graph.edata[dgl().EID][own], graph.edata[dgl().EID][~own]):
+                    assert (ids.diff() > 0).all()
                 for kind, etype in enumerate(etypes):
                     chosen = own & (kinds == kind)
                     src, dst = (node_ids[end[chosen]] for end in graph.edges())

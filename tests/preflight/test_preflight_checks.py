@@ -215,6 +215,24 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(make_config(model__features="emb")),
         *("arrays_usable", "error", ["'emb' (model.features)", "there are: feat, label"]),
     ),
+    "one of several features": (
+        lambda: make_job(make_config(model__features=["feat", "emb"])),
+        *("inputs_exist", "error", ["'emb' (model.features)", "there are: feat, label"]),
+    ),
+    "categories that are no whole numbers": (
+        lambda: make_job(
+            make_config(model__categories={"brand": 4}),
+            partition=make_partition(columns=make_columns(brand="float32")),
+        ),
+        *("arrays_usable", "error", ["'brand' (model.categories) is float32"]),
+    ),
+    "categories in rows": (
+        lambda: make_job(
+            make_config(model__categories={"brand": 4}),
+            partition=make_partition(columns=make_columns(brand="int64 3")),
+        ),
+        *("arrays_usable", "error", ["'brand'", "rows of [3]"]),
+    ),
     "features of text": (
         lambda: make_job(partition=make_partition(columns=make_columns(feat="object 3"))),
         *("arrays_usable", "error", ["'feat'", "is object"]),

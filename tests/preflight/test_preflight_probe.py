@@ -141,8 +141,9 @@ def test_a_node_is_looked_at_without_torch_dgl_or_ray(tmp_path: Path) -> None:
     code = f"""
 import sys
 from raygnn.preflight import checks
+from pathlib import Path
 from raygnn.preflight.probe import Question, node_facts
-facts = node_facts(Question({str(tmp_path)!r}, None, {str(tmp_path)!r}, (), ()))
+facts = node_facts(Question({str(tmp_path)!r}, None, Path({str(tmp_path)!r}), (), ()))
 assert facts.versions["torch"]
 assert not {{"torch", "dgl", "ray", "lightning", "numpy"}} & sys.modules.keys()
 """

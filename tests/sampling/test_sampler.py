@@ -10,10 +10,10 @@ import pytest
 
 from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.layout import PartitionMeta
-from raygnn.graph.shard import load_shard
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import ITEM, partitioned, random_graph, typed_graph
+from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.sampler import Banned, NeighborSampler
+from tests.graphs import ITEM, TYPED, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
 Drawn = dict[EdgeType, set[tuple[int, int, int]]]  # (hop, original source, original destination)
@@ -27,16 +27,26 @@ def sample(
     seeds: Any,
     fanouts: Any,
     replace: bool = False,
+    weight: str | None = None,
+    banned: Any = None,
 ) -> Drawn:
     """The edges drawn for original seed ids, each rank taking the same seeds."""
-    rank, size = exchange.world.rank, exchange.world.size
-    shard = load_shard(meta, rank, size, replicated=replicated)
-    to_original = {
-        t: exchange.gather_rows(_tensor(shard.original[t])).numpy() for t in shard.ntypes
-    }
+    shard = shard_of(exchange, meta, replicated=replicated, edge_arrays=[weight] if weight else [])
+    to_original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     to_new = {t: np.argsort(o) for t, o in to_original.items()}
-    sampler = NeighborSampler(shard, exchange, seed=5, replace=replace)
-    blocks, inputs = sampler.sample(ntype, to_new[ntype][seeds], fanouts, epoch=2, step=3)
+    sampler = NeighborSampler(shard, exchange, seed=5, replace=replace, weight=weight)
+    bans = None
+    if banned is not None:
+        bans = Banned(
+            {e: (to_new[e[0]][src], to_new[e[2]][dst]) for e, (src, dst) in banned.items()}
+        )
+    blocks, inputs = sampler.sample(
+        {ntype: to_new[ntype][seeds]},
+        resolve_fanouts(fanouts, shard.etypes),
+        epoch=2,
+        step=3,
+        banned=bans,
+    )
     drawn: Drawn = {e: set() for e in shard.etypes}
     nodes = inputs
     for hop, block in reversed(list(enumerate(reversed(blocks)))):
@@ -47,12 +57,6 @@ def sample(
         nodes = {t: ids[: block.num_dst[t]] for t, ids in nodes.items()}
     assert np.array_equal(to_original[ntype][nodes[ntype]], seeds)
     return drawn
-
-
-def _tensor(array: np.ndarray) -> Any:
-    import torch
-
-    return torch.from_numpy(array)
 
 
 def full_neighborhood(data: GraphData, ntype: str, seeds: np.ndarray, hops: int) -> Drawn:
@@ -106,10 +110,11 @@ def test_the_same_whoever_samples(kind: str, replace: bool, tmp_path: Path) -> N
 
 def _lopsided(exchange: Exchange, meta: PartitionMeta) -> int:
     """Ranks with no seeds, empty frontiers and isolated seeds take part all the same."""
-    shard = load_shard(meta, exchange.world.rank, exchange.world.size, replicated=False)
+    shard = shard_of(exchange, meta, replicated=False)
     sampler = NeighborSampler(shard, exchange)
     mine = np.arange(10) if exchange.world.rank == 0 else np.empty(0, np.int64)
-    blocks, _ = sampler.sample("_N", mine, [2, 2, 2], epoch=0, step=0)
+    fanouts = resolve_fanouts([2, 2, 2], shard.etypes)
+    blocks, _ = sampler.sample({"_N": mine}, fanouts, epoch=0, step=0)
     return blocks[-1].num_dst["_N"]
 
 
@@ -118,3 +123,56 @@ def test_a_rank_without_seeds(tmp_path: Path) -> None:
     assert run_ranks(3, _lopsided, meta) == [10, 0, 0]
     lonely = random_graph(nodes=30, degree=0)
     assert run_ranks(2, _lopsided, partitioned(lonely, tmp_path / "lonely", 2)) == [10, 0]
+
+
+def _weighted(data: GraphData) -> GraphData:
+    """With weights on some edge types; a third of them 0."""
+    rng = np.random.default_rng(8)
+    for etype in list(data.edges)[:2]:
+        edges = data.edges[etype]
+        edges.data["w"] = rng.choice([0.0, 0.5, 2.0], edges.num).astype(np.float32)
+    return data
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_and_bans_draw_the_same_whoever_samples(
+    kind: str, replace: bool, tmp_path: Path
+) -> None:
+    make, ntype = GRAPHS[kind]
+    data = _weighted(make())
+    seeds = np.array([3, 4, 50, 99])
+    fanouts = [4, 3]
+    some = list(data.edges)[:2]
+    banned = {e: (data.edges[e].src[::3], data.edges[e].dst[::3]) for e in some}
+    given = (ntype, seeds, fanouts, replace, "w", banned)
+    (expected,) = run_ranks(1, sample, partitioned(data, tmp_path, 1), True, *given)
+    for etype in some:
+        edges = data.edges[etype]
+        no = set(zip(banned[etype][0].tolist(), banned[etype][1].tolist()))
+        kept = edges.data["w"] > 0
+        yes = set(zip(edges.src[kept].tolist(), edges.dst[kept].tolist())) - no
+        drawn = {(src, dst) for _, src, dst in expected[etype]}
+        assert drawn <= yes
+    assert any(expected.values())
+    for parts, workers, method in ((2, 2, "metis"), (3, 2, "random")):
+        meta = partitioned(data, tmp_path, parts, method)
+        for replicated in (True, False):
+            results = run_ranks(workers, sample, meta, replicated, *given)
+            assert all(drawn == expected for drawn in results), (parts, workers, replicated)
+
+
+@pytest.mark.parametrize("replicated", [True, False])
+def test_fanouts_by_edge_type(replicated: bool, tmp_path: Path) -> None:
+    data = typed_graph()
+    meta = partitioned(data, tmp_path, 2)
+    seeds = np.arange(20)
+    fanouts = [{"buys": 1, "item:also:item": 3, "*": 0}, {"*": 2}]
+    for drawn in run_ranks(2, sample, meta, replicated, ITEM, seeds, fanouts):
+        also, buys, bought_by, has = (drawn[e] for e in TYPED)
+        for edges, most in ((also, 3), (buys, 1)):
+            first = [(dst, src) for hop, src, dst in edges if hop == 0]
+            counts = np.bincount([dst for dst, _ in first], minlength=20)
+            assert 0 < counts.max() <= most
+        assert not [e for e in bought_by | has if e[0] == 0]
+        assert [e for e in bought_by if e[0] == 1]

@@ -12,15 +12,14 @@ from torch import Tensor
 from raygnn.config.schema import ModelConfig
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import PartitionMeta
-from raygnn.graph.shard import load_shard
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model, needs_degree
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.rows import build_stores
+from raygnn.sampling.inputs import Inputs, build_store
 from raygnn.tasks import inference
 from raygnn.tasks.inference import Inference
-from tests.graphs import ITEM, partitioned, random_graph, typed_graph
+from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
 LAYERS = 3
@@ -59,20 +58,14 @@ def infer(
     by_layer: bool,
     replicated: bool,
 ) -> tuple[np.ndarray, Tensor]:
-    shard = load_shard(meta, exchange.world.rank, exchange.world.size, replicated=replicated)
-    stores = build_stores(
-        shard,
-        exchange,
-        features="feat",
-        dtype=torch.float32,
-        degree_etypes=shard.etypes if needs_degree(config) else [],
-        cache=0.2,
-        ring=3,
-    )
+    shard = shard_of(exchange, meta, replicated=replicated)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    degree_etypes = shard.etypes if needs_degree(config) else []
     run = Inference(
         shard,
         exchange,
-        {t: store.over(exchange) for t, store in stores.items()},
+        build_store(shard, exchange, inputs, dtype=torch.float32, degree_etypes=degree_etypes),
+        inputs,
         num_layers=LAYERS,
         batch_size=17,
         device=torch.device("cpu"),

@@ -42,6 +42,7 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         },
         "model": {"kind": "sage", "hidden": 16, "layers": 2, "dropout": 0.0},
         "sampling": {"fanout": [5, 5], "batch_size": 64},
+        "staging": {"path": str(storage / "stage")},
         "train": {"epochs": 2, "lr": 0.01, "log_every": 1},
         "cluster": {"workers": 2, "num_cpus": 4},
         "fault": {"max_failures": 0},

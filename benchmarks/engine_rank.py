@@ -1,0 +1,142 @@
+"""One rank of the engine alone: batches, model, gradients; no Ray, no Lightning, no metrics.
+
+Started by the benchmarks, one process per rank, with a JSON file of settings; prints one JSON
+line. What it runs is what a job runs: the same data plane, model and loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from raygnn.config.load import load_config
+from raygnn.models.registry import build_model
+from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.prefetch import Prefetcher
+from raygnn.tasks.node import NodeClassification
+from raygnn.training.allocator import keep_memory
+from raygnn.training.data import load_data
+from raygnn.training.job import Job
+from raygnn.training.precision import PRECISIONS
+
+TIMEOUT = timedelta(minutes=5)
+
+
+def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Train ``warmup + steps`` steps; figures are of the last ``steps``."""
+    config = load_config(settings["config"])
+    size, steps, warmup = settings["world"], settings["steps"], settings["warmup"]
+    keep_memory()
+    torch.set_num_threads(settings["threads"])
+    if size > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{settings['master']}",
+            rank=rank,
+            world_size=size,
+            timeout=TIMEOUT,
+        )
+    world = World(rank, size)
+    data, control = (
+        Exchange(world, dist.new_group(backend="gloo", timeout=TIMEOUT) if size > 1 else None)
+        for _ in range(2)
+    )
+    job = Job(
+        config=config,
+        partition=Path(settings["partition"]),
+        run_dir=Path(settings["partition"]),
+        ntype=settings["ntype"],
+        replicated=settings["replicated"],
+        started=time.time(),
+    )
+    begin = time.perf_counter()
+    plane = load_data(job, data, control)
+    torch.manual_seed(0)
+    model = build_model(config.model, plane.schema()).to(PRECISIONS[config.precision].dtype)
+    module = NodeClassification(model, config.train, size)
+    batches = plane.batches(model)
+    net = model if size == 1 else DistributedDataParallel(model, gradient_as_bucket_view=True)
+    module.model = net
+    optimizer = module.configure_optimizers()
+    ready = time.perf_counter() - begin
+
+    per_epoch = batches.plan.steps_per_epoch
+    total = {"sample": 0.0, "features": 0.0, "compute": 0.0, "wait": 0.0}
+    seeds, sent, losses = 0, 0, []
+    remote = hits = 0
+    mark = start = cpu = 0.0
+    numbers = range(warmup + steps)
+    prefetch = config.sampling.prefetch
+    for batch in Prefetcher(lambda n: batches(*divmod(n, per_epoch)), numbers, prefetch):
+        number = batch.epoch * per_epoch + batch.step
+        if number == warmup:
+            sent, remote, hits = data.sent_bytes, batches.store.remote, batches.store.hits
+            if size > 1:
+                dist.barrier()
+            mark = start = time.perf_counter()
+            cpu = time.process_time()
+        got = time.perf_counter()
+        optimizer.zero_grad()
+        loss = module.training_step(batch, number)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        now = time.perf_counter()
+        if number >= warmup:
+            seeds += batch.total
+            total["wait"] += got - mark
+            total["compute"] += now - got
+            for name, value in batch.seconds.items():
+                total[name] += value
+        mark = now
+    seconds = time.perf_counter() - start
+    result = {
+        "seeds_per_second": seeds / seconds,
+        "ms": {name: 1e3 * value / steps for name, value in total.items()},
+        "ms_per_step": 1e3 * seconds / steps,
+        "cpu_ms_per_step": 1e3 * (time.process_time() - cpu) / steps,
+        "steps": steps,
+        "ready_seconds": ready,
+        # this rank's, a step; the batches made ahead are counted with the steps
+        "sent_bytes": (data.sent_bytes - sent) / steps,
+        "remote_rows": (batches.store.remote - remote) / steps,
+        "cache_hits": (batches.store.hits - hits) / steps,
+        "row_bytes": {t: batches.store.row_bytes(t) for t in batches.store.ntypes},
+        "loss": losses[-1],
+        "memory": memory(),
+    }
+    if size > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+    return result
+
+
+def memory() -> dict[str, float]:
+    """GB of this process: ``private`` is its own (written or anonymous), ``mapped`` is pages of
+    files that it has only read, which its neighbours share."""
+    found: dict[str, int] = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, value, *_ = line.split()
+        found[name.rstrip(":")] = int(value)
+    anonymous = max(found["Anonymous"], found["Private_Dirty"])
+    return {"private": anonymous / 1e6, "mapped": (found["Rss"] - anonymous) / 1e6}
+
+
+def main() -> None:
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    result = run(settings, int(sys.argv[2]))
+    print(json.dumps(result), flush=True)
+    os._exit(0)  # whatever threads are left have nothing more to do
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Tensors whose first rows are a file's pages and whose last rows are memory.
+
+A gather or an ``embedding_bag`` takes its rows from one tensor by one index. With the owned rows
+mapped and the rows of other workers right behind them, all are in reach of it, and what is owned
+is in memory once, in the page cache, for all workers of a node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.errors import DataError, TrainingError
+
+_PROT_NONE = 0
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000  # as on all of Linux but alpha, mips, powerpc and sparc
+_MADV_HUGEPAGE = 14
+_LARGE_PAGE = 2 << 20
+_CHUNK = 16 << 20
+_DELETE = "delete it: it is made again"
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_rows(
+    file: Path,
+    first: int,
+    rows: int,
+    spare: int,
+    *,
+    dtype: torch.dtype | None = None,
+    keep: object = None,
+    resident: bool = False,
+) -> Tensor:
+    """One contiguous tensor ``[rows + spare, …]``: rows of a file, then zeros to be filled.
+
+    The rows are the file's pages, shared with whoever maps it, until they are written to: that
+    copies a page and leaves the file as it is. The spare rows take memory when they are touched,
+    and the page that both share is a copy. All is unmapped when the tensor's storage is freed.
+
+    Args:
+        file: a ``.npy`` file in C order, of shape ``[N, …]``.
+        first, rows: which of its rows; within ``0 … N``.
+        spare: how many rows to append.
+        dtype: what the elements are, where ``.npy`` has no name for it (bfloat16 is stored as
+            int16); of the same width.
+        keep: held until the memory is unmapped.
+        resident: copy the rows into memory of this process, in large pages where the system has
+            them. Reading rows at random from a file's small pages takes about half as long
+            again, as nearly every row misses the processor's table of pages.
+
+    Raises:
+        DataError: the file is no such array, or is shorter than it says.
+        TrainingError: the system grants no address space.
+    """
+    stored, shape, offset = _header(file)
+    if min(first, rows, spare) < 0 or first + rows > shape[0]:
+        raise ValueError(f"rows {first} … {first + rows} of {shape[0]}, and {spare} more")
+    width = math.prod(shape[1:]) * stored.itemsize
+    wanted = (rows + spare, *shape[1:])
+    if width * (rows + spare) == 0:
+        return torch.empty(wanted, dtype=dtype or _torch_dtype(stored))
+    begin, size = offset + first * width, rows * width
+    if begin + size > file.stat().st_size:
+        raise DataError("is cut short", where=str(file), remedy=_DELETE)
+    place = _copy if resident else _map
+    memory = place(file, begin, size, size + spare * width, keep)
+    array = np.frombuffer(memory, stored).reshape(wanted)
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(dtype)
+
+
+def _map(file: Path, begin: int, size: int, total: int, keep: object) -> Any:
+    """``total`` bytes: ``size`` of the file from ``begin`` on, then zeros."""
+    page = mmap.PAGESIZE
+    lead = begin % page if size else 0  # a mapping begins with a page
+    length = _whole_pages(lead + total)
+    of_file = _whole_pages(lead + size) if size else 0
+    private = mmap.MAP_PRIVATE | _MAP_NORESERVE
+    base = _mmap(None, length, _PROT_NONE, private | mmap.MAP_ANONYMOUS, -1, 0, file)
+    try:
+        if of_file:
+            handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _mmap(base, of_file, _READ_WRITE, private | _MAP_FIXED, handle, begin - lead, file)
+            finally:
+                os.close(handle)
+        if length > of_file:
+            fixed = private | mmap.MAP_ANONYMOUS | _MAP_FIXED
+            _mmap(base + of_file, length - of_file, _READ_WRITE, fixed, -1, 0, file)
+        if total > size and of_file > lead + size:
+            # what follows in the file: not ours to show
+            ctypes.memset(base + lead + size, 0, min(of_file, lead + total) - (lead + size))
+    except BaseException:
+        _libc.munmap(base, length)
+        raise
+    return _owned(base + lead, total, base, length, keep)
+
+
+def _copy(file: Path, begin: int, size: int, total: int, keep: object) -> Any:
+    """As `_map`, with the file's bytes copied into large pages."""
+    length = _whole_pages(total) + _LARGE_PAGE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    base = _mmap(None, length, _READ_WRITE, flags, -1, 0, file)
+    start = -(-base // _LARGE_PAGE) * _LARGE_PAGE
+    # refused where the system has none: then these are small pages
+    _libc.madvise(start, _whole_pages(total), _MADV_HUGEPAGE)
+    memory = _owned(start, total, base, length, keep)
+    view = memoryview(memory).cast("B")
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(begin)
+        at = 0
+        while at < size:
+            read = stream.readinto(view[at : min(size, at + _CHUNK)])
+            if not read:
+                raise DataError("is cut short", where=str(file), remedy=_DELETE)
+            at += read
+    return memory
+
+
+def large_pages() -> bool:
+    """Whether the system gives memory in large pages to who asks for it."""
+    try:
+        return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return False
+
+
+def _owned(address: int, total: int, base: int, length: int, keep: object) -> Any:
+    # a class of its own, as a plain array of ctypes takes no weak references
+    mapped: Any = type("Mapped", (ctypes.c_char * total,), {})
+    memory = mapped.from_address(address)
+    finalizer = weakref.finalize(memory, _unmap, base, length, keep)
+    finalizer.atexit = False  # other threads may still read; the process's end unmaps it, too
+    return memory
+
+
+def _unmap(base: int, length: int, keep: object) -> None:
+    _libc.munmap(base, length)
+
+
+def _header(file: Path) -> tuple[np.dtype, tuple[int, ...], int]:
+    """dtype, shape and where the elements begin."""
+    try:
+        with file.open("rb") as stream:
+            version = np.lib.format.read_magic(stream)
+            read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+                version, np.lib.format.read_array_header_2_0
+            )
+            shape, fortran, dtype = read(stream)
+            offset = stream.tell()
+    except (OSError, ValueError) as error:
+        raise DataError(f"is no array file: {error}", where=str(file), remedy=_DELETE) from error
+    if fortran or not shape or dtype.hasobject or offset % dtype.itemsize:
+        raise DataError("is no array of rows in C order", where=str(file), remedy=_DELETE)
+    return dtype, shape, offset
+
+
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _load() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+_libc = _load()
+
+
+def _mmap(
+    address: int | None,
+    size: int,
+    protection: int,
+    flags: int,
+    handle: int,
+    offset: int,
+    file: Path,
+) -> int:
+    found = _libc.mmap(address, size, protection, flags, handle, offset)
+    if found == _FAILED:
+        raise TrainingError(
+            f"{size:,} bytes of address space cannot be had: {os.strerror(ctypes.get_errno())}",
+            where=str(file),
+            remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
+        )
+    return int(found)

@@ -1,0 +1,85 @@
+"""Which remote rows a rank keeps: those that its batches will ask for most often.
+
+The choice is made once, from the structure and the way batches are drawn, so that nothing has to
+be tracked or moved while training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from raygnn.graph.shard import Shard
+from raygnn.sampling import kernels
+from raygnn.sampling.fanout import Fanout
+
+Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
+
+
+def inclusion(
+    shard: Shard,
+    seeds: Mapping[str, np.ndarray],
+    batch_size: int,
+    fanouts: Sequence[Fanout],
+    *,
+    replace: bool,
+) -> Scores:
+    """The chance of each node to be in one of this rank's batches.
+
+    Vertex-inclusion probabilities as in SALIENT++ (Kaler et al., MLSys 2023): a seed is in a
+    batch with ``batch_size / seeds``; a node is in the next frontier if it was in this one, or
+    if one of its out-neighbours there draws it. Draws are taken as independent, and weighted
+    ones as even. Hops are followed through the rows that the rank holds: all of them with a
+    replicated topology, else its own, which leaves out what remote nodes would draw.
+
+    Args:
+        seeds: node type → ids of the seeds that this rank mostly computes.
+        batch_size: seeds of a batch.
+        fanouts: neighbours per hop, from the seeds outward.
+    """
+    num = sum(len(ids) for ids in seeds.values())
+    chance = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
+    for ntype, ids in seeds.items():
+        chance[ntype][ids] = min(1.0, batch_size / max(num, 1))
+    for fanout in fanouts:
+        missed = {t: np.zeros(len(p), np.float32) for t, p in chance.items()}
+        for etype, rows in shard.topology.items():
+            held = chance[etype[2]][rows.first : rows.first + rows.num]
+            kernels.spread_inclusion(
+                rows.indptr, rows.src, held, fanout[etype], replace, missed[etype[0]]
+            )
+        for ntype, p in chance.items():
+            chance[ntype] = 1 - (1 - p) * np.exp(missed[ntype])
+    return chance
+
+
+def degrees(shard: Shard) -> Scores:
+    """How many of the edges that this rank holds come from each node: the baseline."""
+    found = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
+    for etype in shard.etypes:
+        sources = shard.own_sources(etype)
+        found[etype[0]] += np.bincount(sources, minlength=len(found[etype[0]]))
+    return found
+
+
+def choose(scores: Scores, bounds: Mapping[str, np.ndarray], rank: int, share: float) -> Scores:
+    """The remote nodes with the highest scores, in id order.
+
+    Args:
+        share: of the remote nodes of each type, 0 to 1; nodes with score 0 are never chosen.
+
+    Returns:
+        node type → int64 ids.
+    """
+    chosen = {}
+    for ntype, score in scores.items():
+        first, last = int(bounds[ntype][rank]), int(bounds[ntype][rank + 1])
+        remote = score.copy()
+        remote[first:last] = 0
+        count = min(int(share * (len(score) - (last - first))), int(np.count_nonzero(remote)))
+        chosen[ntype] = np.empty(0, np.int64)
+        if count:
+            top = np.argpartition(remote, len(remote) - count)[len(remote) - count :]
+            chosen[ntype] = np.sort(top)
+    return chosen

@@ -1,0 +1,269 @@
+"""Node rows, wherever they are: on this rank, cached, or on the rank that owns them.
+
+A table has room for every node of its type, of which only what is used takes memory: first the
+rank's own rows, then cached rows, then a room for rows that a batch fetches. So one look-up
+gives one slot per node, a gather or an aggregation is one operation on one table, and what
+arrives from other ranks is received where it is read. All node types and columns share one
+exchange of counts, one of ids and one of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raygnn.graph.data import EdgeType, etype_str
+from raygnn.sampling import kernels
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.sampler import Draws, Frontier
+
+FEATURES = "features"
+
+Table = dict[str, Tensor]  # column → [nodes of the type, …], this rank's own rows first
+Rows = dict[str, dict[str, Tensor]]  # node type → column → rows
+
+_FILL_AT_ONCE = 1 << 18  # rows of a cache that are fetched in one go
+
+
+def degree_column(etype: EdgeType) -> str:
+    """Name of the column with the in-degrees of ``etype`` in its destination's table."""
+    return f"degree:{etype_str(etype)}"
+
+
+def weight_column(etype: EdgeType) -> str:
+    """Name of the column with the weight of each source row of ``etype`` in a combination."""
+    return f"weight:{etype_str(etype)}"
+
+
+def with_room(rows: Tensor, total: int) -> Tensor:
+    """A table ``[total, …]`` that begins with ``rows``; the rest is memory not yet touched."""
+    table = rows.new_empty((total, *rows.shape[1:]))
+    table[: len(rows)] = rows
+    return table
+
+
+class BufferRing:
+    """Output buffers that are used again after ``depth`` gathers.
+
+    A gather into fresh memory spends most of its time in page faults. A tensor handed out is
+    overwritten by the ``depth``-th gather after it, so ``depth`` must exceed the number of
+    batches alive at once. With depth 0 every gather gets memory of its own.
+    """
+
+    def __init__(self, depth: int):
+        self._depth = depth
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._turn: dict[str, int] = {}
+
+    def gather(self, name: str, table: Tensor, index: Tensor) -> Tensor:
+        """``table[index]``. ``name`` tells buffers of different shapes apart."""
+        if not self._depth:
+            return table.index_select(0, index)
+        turn = self._turn.get(name, 0)
+        self._turn[name] = (turn + 1) % self._depth
+        buffer = self._buffers.get((name, turn))
+        rows = len(index)
+        if buffer is None or len(buffer) < rows:
+            buffer = table.new_empty((rows + rows // 4, *table.shape[1:]))
+            self._buffers[name, turn] = buffer
+        return torch.index_select(table, 0, index, out=buffer[:rows])
+
+
+class FeatureStore:
+    """The tables of all node types, spread over the ranks by ownership.
+
+    Args:
+        bounds: node type → int64 ``[W+1]``; rank r holds the ids ``bounds[r] … bounds[r+1]-1``.
+        exchange: the data plane's collectives.
+        tables: node type → table; the same columns on every rank.
+        ring: gathers after which an output buffer is used again; 0 = never.
+
+    Attributes:
+        remote, hits: distinct remote rows that batches needed so far, and how many of them the
+            cache had.
+    """
+
+    def __init__(
+        self,
+        bounds: Mapping[str, np.ndarray],
+        exchange: Exchange,
+        tables: Mapping[str, Table],
+        *,
+        ring: int = 0,
+    ):
+        self._bounds = bounds
+        self._exchange = exchange
+        self._tables = tables
+        self._ring = BufferRing(ring)
+        self._answers = BufferRing(1)
+        rank = exchange.world.rank
+        self._first = {t: int(b[rank]) for t, b in bounds.items()}
+        # where fetched rows go: after what is there to stay
+        self._base = {t: int(b[rank + 1]) - self._first[t] for t, b in bounds.items()}
+        nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
+        self._cache = dict.fromkeys(bounds, nothing)
+        self.remote = 0
+        self.hits = 0
+
+    @property
+    def ntypes(self) -> list[str]:
+        return list(self._tables)
+
+    def row_bytes(self, ntype: str) -> int:
+        """Bytes of one row, over all columns."""
+        return sum(
+            column.element_size() * int(np.prod(column.shape[1:], dtype=np.int64))
+            for column in self._tables[ntype].values()
+        )
+
+    def fill_cache(self, chosen: Mapping[str, np.ndarray]) -> None:
+        """Fetch rows once and keep them. Collective; any rank may choose none.
+
+        Args:
+            chosen: node type → distinct int64 ids owned elsewhere; none for a type not named.
+        """
+        nobody = np.empty(0, np.int64)
+        most = max((len(ids) for ids in chosen.values()), default=0)
+        kept: dict[str, list[np.ndarray]] = {t: [] for t in self._tables}
+        starts = dict(self._base)
+        for number in range(-(-self._exchange.max(most) // _FILL_AT_ONCE)):
+            piece = slice(number * _FILL_AT_ONCE, (number + 1) * _FILL_AT_ONCE)
+            wanted = {t: chosen.get(t, nobody)[piece] for t in self._tables}
+            counts = np.zeros((self._exchange.world.size, len(wanted)), np.int64)
+            for column, (ntype, ids) in enumerate(wanted.items()):
+                found = kernels.locate(ids, self._bounds[ntype], *self._whose(ntype))
+                wanted[ntype], counts[:, column] = found[1], found[2]
+            self._fetch(wanted, counts)
+            for ntype, ids in wanted.items():
+                kept[ntype].append(ids)
+                self._base[ntype] += len(ids)
+        for ntype, lists in kept.items():
+            ids = np.concatenate([nobody, *lists])
+            self._cache[ntype] = kernels.hash_slots(ids, starts[ntype])
+
+    def gather(self, ids: Frontier) -> Rows:
+        """Rows of every column for ``ids`` (node type → int64 ``[n]``), in that order.
+
+        Collective: every rank calls it, or `combine`, the same number of times.
+        """
+        return self._rows(self._place(ids))
+
+    def combine(
+        self, nodes: Frontier, draws: Draws, how: str
+    ) -> tuple[Rows, dict[EdgeType, Tensor]]:
+        """Rows of ``nodes``, and their neighbours' features added up straight from the table.
+
+        Neither the neighbours' rows nor messages are laid out anywhere. Collective.
+
+        Args:
+            nodes: node type → distinct ids ``[D]``.
+            draws: edge type → the sampled neighbours of its destination type's ``nodes``.
+            how: "mean", "sum", "max", or "weighted": the sum, each row multiplied by its
+                ``weight_column``.
+
+        Returns:
+            ``(rows, {edge type: [D, F]})``; 0 for a node without neighbours.
+        """
+        ids = {
+            t: np.concatenate([own, *(d.ids for e, d in draws.items() if e[0] == t)])
+            for t, own in nodes.items()
+        }
+        slots = self._place(ids)
+        used = {t: len(own) for t, own in nodes.items()}
+        combined = {}
+        for etype, draw in draws.items():
+            ntype = etype[0]
+            at, used[ntype] = used[ntype], used[ntype] + len(draw.ids)
+            table = self._tables[ntype]
+            weight = table[weight_column(etype)] if how == "weighted" else None
+            combined[etype] = _add_up(
+                table[FEATURES], slots[ntype][at : used[ntype]], draw.indptr, how, weight
+            )
+        return self._rows({t: slots[t][: len(own)] for t, own in nodes.items()}), combined
+
+    def _rows(self, slots: Mapping[str, Tensor]) -> Rows:
+        return {
+            ntype: {
+                name: self._ring.gather(f"{ntype}/{name}", column, slots[ntype])
+                for name, column in table.items()
+            }
+            for ntype, table in self._tables.items()
+        }
+
+    def _whose(self, ntype: str) -> tuple[int, np.ndarray, np.ndarray, int]:
+        ids, slots = self._cache[ntype]
+        return self._exchange.world.rank, ids, slots, self._base[ntype]
+
+    def _place(self, ids: Frontier) -> dict[str, Tensor]:
+        """The slot of each id, after what is missing has been fetched."""
+        slots, wanted = {}, {}
+        counts = np.zeros((self._exchange.world.size, len(self._tables)), np.int64)
+        for column, ntype in enumerate(self._tables):
+            found = kernels.locate(ids[ntype], self._bounds[ntype], *self._whose(ntype))
+            slots[ntype], wanted[ntype] = torch.from_numpy(found[0]), found[1]
+            counts[:, column] = found[2]
+            self.remote += int(found[3])
+            self.hits += int(found[4])
+        self._fetch(wanted, counts)
+        return slots
+
+    def _fetch(self, wanted: Frontier, counts: np.ndarray) -> None:
+        """Receive the rows of ``wanted`` (by owner) from their owners, at the tables' base."""
+        exchange = self._exchange
+        size = exchange.world.size
+        if size == 1:
+            return
+        asked = exchange.counts(counts)
+        ends = {t: np.concatenate([[0], np.cumsum(counts[:, i])]) for i, t in enumerate(wanted)}
+        ids = [
+            [torch.from_numpy(w[ends[t][r] : ends[t][r + 1]]) for t, w in wanted.items()]
+            for r in range(size)
+        ]
+        came = exchange.pieces(ids, asked)
+        index = {
+            t: torch.cat([row[i] for row in came]) - self._first[t] for i, t in enumerate(wanted)
+        }
+        answers = {
+            (t, name): self._answers.gather(f"{t}/{name}", column, index[t])
+            for t, table in self._tables.items()
+            for name, column in table.items()
+        }
+        rooms = {
+            (t, name): column[self._base[t] : self._base[t] + len(wanted[t])]
+            for t, table in self._tables.items()
+            for name, column in table.items()
+        }
+        if len(answers) == 1:  # received right where it is read
+            (answer,), (room,) = answers.values(), rooms.values()
+            exchange.rows(answer, asked[:, 0].tolist(), counts[:, 0].tolist(), room)
+            return
+        here = {t: np.concatenate([[0], np.cumsum(asked[:, i])]) for i, t in enumerate(wanted)}
+        send = [
+            [rows[here[t][r] : here[t][r + 1]] for (t, _), rows in answers.items()]
+            for r in range(size)
+        ]
+        numbers = [list(wanted).index(t) for t, _ in answers]
+        arrived = exchange.pieces(send, counts[:, numbers])
+        for r, pieces in enumerate(arrived):
+            for ((t, _), room), piece in zip(rooms.items(), pieces):
+                room[ends[t][r] : ends[t][r + 1]] = piece
+
+
+def _add_up(
+    table: Tensor, slots: Tensor, indptr: np.ndarray, how: str, weight: Tensor | None
+) -> Tensor:
+    if not len(slots):
+        return table.new_zeros((len(indptr) - 1, table.shape[1]))
+    given = None if weight is None else weight.index_select(0, slots).to(table.dtype)
+    return F.embedding_bag(
+        slots,
+        table,
+        torch.from_numpy(indptr),
+        mode="sum" if how == "weighted" else how,
+        per_sample_weights=given,
+        include_last_offset=True,
+    )

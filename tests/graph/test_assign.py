@@ -1,0 +1,126 @@
+"""What METIS is given, and that it is asked for a balance of edges where that is needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.graph import assign, passes
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.dgl import metis
+from tests.graph.parted import graphs
+from tests.graphs import random_graph
+
+
+def plain(src: np.ndarray, dst: np.ndarray, nodes: int) -> GraphData:
+    ends = (np.asarray(end, dtype=np.int64) for end in (src, dst))
+    return GraphData("g", {DEFAULT_NTYPE: NodeFrame(nodes)}, {DEFAULT_ETYPE: EdgeFrame(*ends)})
+
+
+def both_ways(data: GraphData) -> sp.csr_array:
+    """The undirected graph, by scipy."""
+    starts = dict(zip(data.nodes, np.cumsum([0, *(f.num for f in data.nodes.values())])))
+    num = data.num_nodes
+    total = sp.csr_array((num, num), dtype=bool)
+    for (src_type, _, dst_type), edges in data.edges.items():
+        ends = edges.dst + starts[dst_type], edges.src + starts[src_type]
+        one = sp.coo_array((np.ones(edges.num, bool), ends), shape=(num, num)).tocsr()
+        total = total + one + one.T
+    total = total.tolil()
+    total.setdiag(False)
+    total = total.tocsr()
+    total.eliminate_zeros()
+    total.sort_indices()
+    return total
+
+
+def check(data: GraphData) -> tuple[np.ndarray, np.ndarray]:
+    expected = both_ways(data)
+    indptr, ids = assign.undirected(data)
+    assert indptr.dtype == ids.dtype == np.int64
+    assert indptr.tolist() == expected.indptr.tolist()
+    assert ids.tolist() == expected.indices.tolist()
+    return indptr, ids
+
+
+@given(graphs())
+def test_every_edge_counts_once_in_each_direction(data: GraphData) -> None:
+    check(data)
+
+
+@given(st.integers(1, 30), st.integers(0, 80), st.integers(0, 2**32 - 1))
+def test_a_graph_that_is_undirected_already_is_not_copied(
+    nodes: int, edges: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    graph = both_ways(plain(*rng.integers(0, nodes, (2, edges)), nodes))
+    rows, ids = graph.nonzero()
+    for data in (plain(ids, rows, nodes), plain(rows, ids, nodes)):  # by destination, by source
+        _, found = check(data)
+        ours = data.edges[DEFAULT_ETYPE]
+        if len(ids):
+            assert np.shares_memory(found, ours.src) or np.shares_memory(found, ours.dst)
+    shuffled = rng.permutation(len(rows))
+    check(plain(rows[shuffled], ids[shuffled], nodes))
+    if len(rows):
+        # anything amiss, and it is not taken as it is: an edge without its opposite, one twice,
+        # a loop, one that leads elsewhere
+        at = int(rng.integers(len(rows)))
+        check(plain(np.delete(ids, at), np.delete(rows, at), nodes))
+        check(plain(np.insert(ids, at, ids[at]), np.insert(rows, at, rows[at]), nodes))
+        check(plain(np.insert(ids, at, rows[at]), np.insert(rows, at, rows[at]), nodes))
+        other = ids.copy()
+        other[at] = rng.integers(nodes)
+        check(plain(other, rows, nodes))
+
+
+@given(st.lists(st.integers(0, 9), max_size=50), st.booleans())
+def test_groups_are_stable(keys: list[int], presorted: bool) -> None:
+    values = np.array(sorted(keys) if presorted else keys, dtype=np.int64)
+    starts, order = passes.group(values, 10)
+    assert starts.tolist() == np.searchsorted(np.sort(values), np.arange(11)).tolist()
+    assert order.tolist() == np.argsort(values, kind="stable").tolist()
+    indptr, listed = passes.in_lists(values, 10)
+    assert indptr.tolist() == starts.tolist()
+    assert listed.tolist() == ([] if (np.diff(values) >= 0).all() else order.tolist())
+
+
+def test_metis_leaves_the_graph_as_it_is() -> None:
+    graph = both_ways(random_graph(500))
+    rows, ids = graph.nonzero()
+    data = plain(ids, rows, 500)
+    assign.assign(data, 4, "metis", 0)
+    frame = data.edges[DEFAULT_ETYPE]
+    assert np.array_equal(frame.src, ids)
+    assert np.array_equal(frame.dst, rows)
+
+
+def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
+    rng = np.random.default_rng(0)
+    half = 2000
+    dense, sparse = rng.integers(0, half, (2, 30 * half)), rng.integers(0, half, (2, 3 * half))
+    bridge = rng.integers(0, half, (2, 20))
+    bridge[1] += half
+    data = plain(*np.concatenate([dense, sparse + half, bridge], axis=1), 2 * half)
+    edges = np.bincount(data.edges[DEFAULT_ETYPE].dst, minlength=2 * half)
+    indptr, ids = assign.undirected(data)
+    without = metis(indptr, ids, 2, assign.constraints(data, 2))
+    assert np.bincount(without, weights=edges).max() > 1.6 * edges.sum() / 2
+    found = assign.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
+    assert np.bincount(found, weights=edges).max() < 1.1 * edges.sum() / 2
+    assert np.bincount(found).max() < 1.1 * half
+
+
+def test_metis_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"metis{os.getpid()}.3").write_bytes(b"as it leaves them when it fails")
+    (tmp_path / "metis1.3").write_bytes(b"another process's")
+    data = random_graph()
+    assign.assign(data, 2, "metis", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["metis1.3"]

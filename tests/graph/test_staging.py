@@ -1,0 +1,444 @@
+"""The cache of a node: made once, whole or not at all, shared, trimmed, mended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import StagingConfig
+from raygnn.errors import DataError
+from raygnn.graph.layout import read_meta
+from raygnn.graph.shard import load_shard
+from raygnn.graph.staging import Stage
+from raygnn.graph.staging_entry import Draft, Entry
+from tests.graphs import partitioned, typed_graph
+
+SPAN = (0, 2)
+
+
+def numbers(draft: Draft) -> None:
+    draft.array("x", "int32", (1000,)).append(np.arange(1000))
+
+
+def get(stage: Stage, number: int = 0, build: Callable[[Draft], None] = numbers) -> Entry:
+    return stage.entry("some", SPAN, {"number": number}, build)
+
+
+def refuse(draft: Draft) -> None:
+    raise AssertionError("it is there already")
+
+
+def names(stage: Stage) -> list[str]:
+    return sorted(path.name for path in stage.root.iterdir())
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "stage")
+
+
+# --- entries -------------------------------------------------------------------------------------
+
+
+def test_made_once(stage: Stage) -> None:
+    one = get(stage)
+    again = get(stage, build=refuse)
+    assert one.path == again.path
+    assert len(names(stage)) == 1
+    for entry in (one, again):
+        assert entry.array("x").tolist() == list(range(1000))
+    assert np.array_equal(np.load(one.file("x")), np.arange(1000))
+    facts = json.loads((one.path / "stage.json").read_text())
+    assert facts["made_from"]["number"] == 0
+    assert facts["arrays"]["x"]["dtype"] == "int32"
+    assert facts["arrays"]["x"]["shape"] == [1000]
+    assert facts["arrays"]["x"]["bytes"] == one.file("x").stat().st_size
+    assert get(stage, 1).path != one.path
+    assert stage.entry("other", SPAN, {"number": 0}, numbers).path != one.path
+    assert stage.entry("some", (0, 1), {"number": 0}, numbers).path != one.path
+
+
+def test_arrays_of_every_kind(stage: Stage) -> None:
+    arrays = {
+        str(dtype).removeprefix("torch."): torch.arange(12).view(2, 2, 3).to(dtype)
+        for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.bool)
+    }
+    arrays["none"] = torch.empty(0, 3)
+
+    def build(draft: Draft) -> None:
+        for name, values in arrays.items():
+            kind = str(values.dtype).removeprefix("torch.")
+            writer = draft.array(name, kind, tuple(values.shape))
+            for row in values:
+                writer.append(row.unsqueeze(0))
+
+    entry = get(stage, build=build)
+    for name, values in arrays.items():
+        found = entry.tensor(name)
+        assert found.dtype == values.dtype
+        assert torch.equal(found, values)
+        before = entry.file(name).read_bytes()
+        found.zero_()  # a copy of the page
+        assert entry.file(name).read_bytes() == before
+        assert torch.equal(entry.tensor(name), values)
+        with pytest.raises(ValueError, match="read-only"):
+            entry.array(name)[...] = 1
+
+
+def test_only_for_this_user(stage: Stage, tmp_path: Path) -> None:
+    get(stage)
+    assert stage.root.stat().st_mode & 0o777 == 0o700
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(theirs)
+    if os.getuid() == 0:
+        os.chown(theirs, 12345, 12345)
+        for place in (theirs, link):
+            with pytest.raises(DataError, match="another user") as error:
+                get(Stage(place))
+            assert error.value.where == str(place)
+            assert "staging.path" in str(error.value)
+        assert not list(theirs.iterdir())
+
+
+def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    default = Stage.of(StagingConfig())
+    assert default.root == tmp_path / f"raygnn-{os.getuid()}"
+    assert default.max_bytes is None
+    job = {"name": "a", "graph": {"format": "planted", "nodes": 100}, "model": {"kind": "gcn"}}
+    config = load_config({**job, "staging": {"path": str(tmp_path / "b"), "max_gb": 1.5}})
+    chosen = Stage.of(config.staging)
+    assert (chosen.root, chosen.max_bytes) == (tmp_path / "b", 1_500_000_000)
+
+
+def test_a_build_that_fails(stage: Stage) -> None:
+    def build(draft: Draft) -> None:
+        numbers(draft)
+        raise DataError("bad input")
+
+    with pytest.raises(DataError, match="bad input"):
+        get(stage, build=build)
+    assert names(stage) == []
+    get(stage)
+
+
+def break_size(path: Path) -> None:
+    os.truncate(path / "0.npy", 50)
+
+
+def break_facts(path: Path) -> None:
+    (path / "stage.json").write_text('{"version": 1, "arrays": {"x": 3}}')
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut short": (break_size, "0.npy has 50 bytes, expected"),
+    "a file missing": (lambda path: (path / "0.npy").unlink(), "0.npy"),
+    "facts missing": (lambda path: (path / "stage.json").unlink(), "stage.json is missing"),
+    "facts empty": (lambda path: (path / "stage.json").write_bytes(b""), "Expecting value"),
+    "facts no text": (lambda path: (path / "stage.json").write_bytes(b"\xff\xfe"), "decode"),
+    "facts that are others": (break_facts, ""),
+    "another version": (
+        lambda path: (path / "stage.json").write_text('{"version": 99}'),
+        "version 99",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_entry_is_made_again(
+    case: str, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, said = DAMAGE[case]
+    path = get(stage).path
+    change(path)
+    with caplog.at_level(logging.WARNING, "raygnn"):
+        entry = get(stage)
+    assert entry.array("x").tolist() == list(range(1000))
+    (record,) = caplog.records
+    assert str(path) in record.getMessage()
+    assert said in record.getMessage()
+    get(stage, build=refuse)
+    assert names(stage) == [path.name]
+
+
+# --- several workers -----------------------------------------------------------------------------
+
+WORKER = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from raygnn.graph.staging import Stage
+root, work, wait = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+
+def build(draft):
+    with open(root.parent / "builds", "a") as file:
+        file.write("x")
+    draft.array("y", "int32", (1,)).append(np.zeros(1))
+    print("building", flush=True)
+    exec(work)
+    draft.array("x", "int32", (1000,)).append(np.arange(1000))
+
+entry = Stage(root, wait=wait).entry("some", (0, 2), {"number": 0}, build)
+assert entry.array("x").sum() == 499500
+print("done", flush=True)
+"""
+
+
+def worker(stage: Stage, work: str = "time.sleep(0.5)", wait: float = 60) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WORKER, str(stage.root), work, str(wait)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def builds(stage: Stage) -> int:
+    return len((stage.root.parent / "builds").read_text())
+
+
+def test_processes_wait_for_one(stage: Stage) -> None:
+    workers = [worker(stage) for _ in range(4)]
+    for each in workers:
+        out, err = each.communicate(timeout=60)
+        assert out.endswith("done\n"), err
+    assert builds(stage) == 1
+    assert len(names(stage)) == 1
+
+
+def test_threads_wait_for_one(stage: Stage) -> None:
+    built, found = [], []
+
+    def build(draft: Draft) -> None:
+        built.append(1)
+        time.sleep(0.2)
+        numbers(draft)
+
+    threads = [
+        threading.Thread(target=lambda: found.append(get(stage, build=build))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(built) == 1
+    assert [entry.array("x")[-1] for entry in found] == [999] * 6
+
+
+def test_the_next_takes_over_from_one_that_dies(stage: Stage) -> None:
+    first = worker(stage, "time.sleep(600)")
+    assert first.stdout
+    assert first.stdout.readline() == "building\n"
+    second = worker(stage, "pass")
+    time.sleep(0.5)
+    first.send_signal(signal.SIGKILL)
+    first.communicate(timeout=60)
+    out, err = second.communicate(timeout=60)
+    assert out.endswith("done\n"), err
+    assert builds(stage) == 2
+    assert len(names(stage)) == 1  # nothing of the first
+
+
+def test_waiting_ends(stage: Stage) -> None:
+    first = worker(stage, "time.sleep(600)")
+    try:
+        assert first.stdout
+        assert first.stdout.readline() == "building\n"
+        hasty = Stage(stage.root, wait=0.2)
+        with pytest.raises(DataError, match=f"process {first.pid} has been") as error:
+            get(hasty, build=refuse)
+        assert error.value.remedy
+        assert str(stage.root) in str(error.value.where)
+    finally:
+        first.kill()
+        first.communicate(timeout=60)
+
+
+def test_what_the_dead_left_goes_with_the_next_entry(stage: Stage) -> None:
+    dead = worker(stage, "os._exit(1)")
+    dead.communicate(timeout=60)
+    assert any(".tmp-" in name for name in names(stage))
+    busy = worker(Stage(stage.root), "time.sleep(600)")
+    try:
+        assert busy.stdout
+        assert busy.stdout.readline() == "building\n"
+        entry = get(stage, 1)  # another entry; the busy one's files stay
+        left = [name for name in names(stage) if ".tmp-" in name]
+        assert len(left) == 1
+        assert (stage.root / left[0] / "0.npy").exists()
+    finally:
+        busy.kill()
+        busy.communicate(timeout=60)
+    get(stage, 2)
+    assert len(names(stage)) == 2
+    assert all(not name.startswith(".") for name in names(stage))
+    assert entry.array("x")[3] == 3
+
+
+# --- room ----------------------------------------------------------------------------------------
+
+
+def used(path: Path, seconds_ago: float) -> None:
+    then = time.time() - seconds_ago
+    os.utime(path / "stage.json", (then, then))
+
+
+def test_what_was_unused_for_longest_goes(stage: Stage) -> None:
+    stage.max_bytes = 3 * 4700  # three entries
+    paths = [get(stage, n).path for n in range(3)]
+    for path, ago in zip(paths, (100, 300, 200)):
+        used(path, ago)
+    paths.append(get(stage, 3).path)
+    assert set(names(stage)) == {paths[n].name for n in (0, 2, 3)}
+    get(stage, 0)  # a use
+    used(paths[3], 50)
+    get(stage, 4)
+    assert paths[0].exists()
+    assert not paths[2].exists()
+
+
+def test_what_is_in_use_stays(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.max_bytes = 1
+    entry = get(stage, 0)
+    array = entry.array("x")[5:]
+    path = entry.path
+    del entry  # the array keeps it
+    used(path, 1000)
+    with caplog.at_level(logging.WARNING, "raygnn"):
+        other = get(stage, 1)
+    assert path.exists()
+    assert "are in use" in caplog.text
+    del array
+    get(stage, 2)
+    assert not path.exists()
+    assert other.path.exists()
+
+
+def test_only_entries_are_removed(stage: Stage) -> None:
+    stage.root.mkdir()
+    (stage.root / "mine").mkdir()
+    (stage.root / "mine" / "thesis.txt").write_text("x" * 10_000)
+    (stage.root / ".some.tmp-1").write_text("")
+    stage.max_bytes = 1
+    get(stage, 0)
+    get(stage, 1)
+    assert {"mine", ".some.tmp-1"} < set(names(stage))
+    assert len(names(stage)) == 3
+
+
+# --- disks ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    place = tmp_path / "mounted"
+    place.mkdir()
+
+    def run(*options: str) -> Path:
+        if os.getuid() or not shutil.which("mount"):
+            pytest.skip("only root may mount")
+        done = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no mounts here: {done.stderr}")
+        return place
+
+    yield run
+    subprocess.run(["umount", "-l", str(place)], capture_output=True)
+
+
+def test_a_full_disk(mount: Callable[..., Path]) -> None:
+    place = mount("-t", "tmpfs", "-o", "size=64k", "tmpfs")
+    stage = Stage(place / "stage")
+
+    def build(draft: Draft) -> None:
+        draft.array("x", "int32", (10**6,)).append(np.arange(10**6))
+
+    with pytest.raises(DataError, match="No space left on device") as error:
+        get(stage, build=build)
+    assert "staging.path" in str(error.value)
+    assert error.value.remedy
+    assert "larger disk" in error.value.remedy
+    assert names(stage) == []
+    get(stage)  # a small one fits
+
+
+def test_a_quota(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(handle: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", fsync)
+        with pytest.raises(DataError, match="quota") as error:
+            get(stage)
+    assert "larger disk" in str(error.value)
+    assert names(stage) == []
+
+
+def test_a_disk_that_is_read_only(mount: Callable[..., Path], tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "stage")
+    get(stage)
+    place = mount("--bind", str(tmp_path / "stage"))
+    subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True)
+    bound = Stage(place)
+    assert get(bound, build=refuse).array("x")[7] == 7  # what is there can be used
+    with pytest.raises(DataError, match="Read-only file system") as error:
+        get(bound, 1)
+    assert error.value.where == str(place)
+    assert "staging.path" in str(error.value)
+
+
+def test_a_place_that_can_not_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for place in (file, file / "below"):
+        with pytest.raises(DataError, match=r"staging\.path cannot be written"):
+            get(Stage(place))
+
+
+# --- partitions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["graph.dgl", "node_feat.dgl", "edge_feat.dgl", "orig_nids.dgl"])
+def test_a_file_that_has_changed_is_not_staged(name: str, tmp_path: Path) -> None:
+    data = typed_graph(40, 12)
+    for frame in data.edges.values():
+        frame.data["w"] = np.ones(frame.num)
+    meta = partitioned(data, tmp_path, 2)
+    file = meta.directory / "part1" / name
+    good = file.read_bytes()
+    stage = Stage(tmp_path / "stage")
+    for place in (len(good) - 40, len(good) // 2):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        file.write_bytes(bad)
+        with pytest.raises(DataError) as error:
+            load_shard(
+                read_meta(meta.directory), 0, 1, replicated=True, stage=stage, edge_arrays=["w"]
+            )
+        assert error.value.where == str(file)
+        left = {entry.split("-")[0] for entry in names(stage)}
+        assert left == ({"topology"} if name == "node_feat.dgl" else set())
+    file.write_bytes(good)
+    load_shard(meta, 0, 1, replicated=True, stage=stage, edge_arrays=["w"])
+
+
+def test_a_disk_that_cannot_be_read_is_not_blamed_on_the_cache(tmp_path: Path) -> None:
+    meta = partitioned(typed_graph(40, 12), tmp_path, 2)
+    file = meta.directory / "part1" / "graph.dgl"
+    file.unlink()
+    with pytest.raises(DataError, match="No such file") as error:
+        load_shard(meta, 0, 1, replicated=True, stage=Stage(tmp_path / "stage"))
+    assert error.value.where == str(file)

@@ -1,0 +1,204 @@
+"""The two implementations of the graph operations are one: forward, backward, every dtype."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from raygnn.errors import ConfigError
+from raygnn.graph import dgl as door
+from raygnn.models import kernels
+from raygnn.models.kernels import dgl_ops, native, select
+from raygnn.sampling.batch import Adjacency
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}
+DTYPES = list(TOLERANCE)
+
+
+def adjacency(num_dst: int, edges: list[tuple[int, int]]) -> Adjacency:
+    """Of edges ``(destination, source)``."""
+    edges = sorted(edges, key=lambda edge: edge[0])
+    counts = np.bincount([dst for dst, _ in edges], minlength=num_dst).astype(np.int64)
+    indptr = torch.from_numpy(np.concatenate([[0], counts.cumsum()]).astype(np.int64))
+    return Adjacency(indptr, torch.tensor([src for _, src in edges], dtype=torch.int64))
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Adjacency, int]:
+    """``(edges, sources)``: few nodes, so that loops, multi-edges and isolated ones abound."""
+    num_dst, num_src = draw(st.integers(0, 6)), draw(st.integers(0, 9))
+    edge = st.tuples(st.integers(0, max(num_dst - 1, 0)), st.integers(0, max(num_src - 1, 0)))
+    most = 25 if num_dst and num_src else 0
+    return adjacency(num_dst, draw(st.lists(edge, max_size=most))), num_src
+
+
+SPECIAL = [
+    (adjacency(3, []), 5),
+    (adjacency(3, []), 0),
+    (adjacency(0, []), 4),
+    (adjacency(2, [(0, 0), (0, 0), (0, 0)]), 1),
+    (adjacency(4, [(3, 6)]), 7),
+]
+
+
+def with_specials(test):  # type: ignore[no-untyped-def]
+    for block in SPECIAL:
+        test = example(block)(test)
+    return settings(max_examples=40, deadline=None)(given(blocks())(test))
+
+
+def outcome(out: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """The output and the gradients, which must be there even without any edge."""
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))]
+
+
+def compare(call, leaves: list[Tensor], dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    """``call(kernels)`` on both."""
+    ours, theirs = call(native), call(dgl_ops)
+    assert ours.dtype == theirs.dtype == dtype
+    upstream = torch.randn(ours.shape, dtype=torch.float64)
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    for mine, other in zip(outcome(ours, leaves, upstream), outcome(theirs, leaves, upstream)):
+        torch.testing.assert_close(mine, other, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "weighted"])
+def test_aggregate(dtype: torch.dtype, reduce: str) -> None:
+    @with_specials
+    def check(block: tuple[Adjacency, int]) -> None:
+        adj, num_src = block
+        torch.manual_seed(0)
+        leaves = [torch.randn(num_src, 5, dtype=dtype, requires_grad=True)]
+        if reduce == "weighted":
+            leaves.append(torch.rand(len(adj.src), dtype=dtype, requires_grad=True))
+
+        def call(ops: ModuleType) -> Tensor:
+            fresh = Adjacency(adj.indptr, adj.src)
+            return ops.aggregate(fresh, leaves[0], reduce.replace("weighted", "sum"), *leaves[1:])
+
+        compare(call, leaves, dtype)
+        assert not call(native)[adj.degree == 0].any()
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention(dtype: torch.dtype) -> None:
+    @with_specials
+    def check(block: tuple[Adjacency, int]) -> None:
+        adj, num_src = block
+        torch.manual_seed(0)
+        x = torch.randn(num_src, 3, 4, dtype=dtype, requires_grad=True)
+        score = (5 * torch.randn(len(adj.src), 3, dtype=dtype)).requires_grad_()
+        compare(lambda ops: ops.edge_softmax(adj, score, num_src), [score], dtype)
+        compare(
+            lambda ops: ops.attend(adj, x, ops.edge_softmax(adj, score, num_src)), [x, score], dtype
+        )
+
+    check()
+
+
+@pytest.mark.parametrize("ops", [native, dgl_ops])
+def test_sums_by_hand(ops: ModuleType) -> None:
+    """Both against the definition, so that they can not be wrong together."""
+    adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
+    x = torch.tensor([[1.0, -1.0], [2.0, 5.0], [0.0, 0.0], [4.0, -3.0]], requires_grad=True)
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], requires_grad=True)
+    out = ops.aggregate(adj, x, "sum", weight)
+    assert out.tolist() == [[10, -1], [0, 0], [33, -26]]
+    out[:, 0].sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[5, 0], [1, 0], [0, 0], [9, 0]]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2, 4, 4, 4, 1]
+    torch.testing.assert_close(
+        ops.aggregate(adj, x, "mean"), torch.tensor([[3.0, 1.0], [0.0, 0.0], [3.0, -7 / 3]])
+    )
+    assert ops.aggregate(adj, x, "max").tolist() == [[4, 5], [0, 0], [4, -1]]
+
+
+@pytest.mark.parametrize("ops", [native, dgl_ops])
+def test_softmax_survives_large_scores(ops: ModuleType) -> None:
+    adj = adjacency(2, [(0, 0), (0, 1), (0, 2), (1, 0)])
+    soft = ops.edge_softmax(adj, torch.full((4, 2), 1e4), 3)
+    torch.testing.assert_close(soft, torch.tensor([[1 / 3] * 2] * 3 + [[1.0] * 2]))
+
+
+def test_gradients_by_differences() -> None:
+    """Of the backward passes written by hand."""
+    adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: native.aggregate(adj, x, "mean"), [x])
+    assert torch.autograd.gradcheck(lambda x, w: native.aggregate(adj, x, "sum", w), [x, weight])
+    wide = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    heads = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: native.attend(adj, x, w), [wide, heads])
+
+
+@pytest.mark.parametrize("group", [native.by_source, native._sorted_by_source])
+def test_edges_by_source(group) -> None:  # type: ignore[no-untyped-def]
+    """As it is done on a CPU, and elsewhere."""
+    adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
+    start, dst, edge = group(adj, 5)
+    assert start.tolist() == [0, 1, 2, 2, 5, 5]
+    assert dst.tolist() == [2, 0, 0, 2, 2]
+    assert edge.tolist() == [4, 0, 1, 2, 3]
+    empty = group(adjacency(2, []), 3)
+    assert [(v.tolist(), v.dtype) for v in empty] == [
+        ([0] * 4, torch.int64),
+        ([], torch.int64),
+        ([], torch.int64),
+    ]
+
+
+class TestSelect:
+    x = torch.zeros(1)
+
+    def test_auto_is_torch_but_for_maxima(self) -> None:
+        assert select("auto", self.x) is native
+        assert select("auto", self.x, "mean") is native
+        assert select("auto", self.x, "max") is dgl_ops
+        assert select("auto", self.x.half(), "max") is native
+        assert select("auto", self.x.to("meta"), "max") is native
+
+    def test_named(self) -> None:
+        assert select("torch", self.x, "max") is native
+        assert select("dgl", self.x) is dgl_ops
+
+    @pytest.mark.parametrize(
+        ("device", "dtype"),
+        [("cpu", torch.float16), ("cuda", torch.float32), ("meta", torch.float32)],
+    )
+    def test_dgl_where_it_can_not_run(self, device: str, dtype: torch.dtype) -> None:
+        if device == "cuda":
+            if door.capabilities().cuda:
+                pytest.skip("this DGL has CUDA kernels")
+            # only the device of the tensor is looked at
+            x = type("OnDevice", (), {"device": torch.device(device), "dtype": dtype})()
+        else:
+            x = torch.zeros(1, dtype=dtype, device=device)
+        with pytest.raises(ConfigError) as caught:
+            select("dgl", x)
+        assert caught.value.where == "model.kernels"
+        assert "can not run here" in caught.value.what
+
+    def test_without_dgl(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise door.CapabilityError("DGL is not installed")
+
+        monkeypatch.setattr(kernels, "dgl", fail)
+        kernels._missing.cache_clear()
+        try:
+            assert select("auto", self.x, "max") is native
+            with pytest.raises(ConfigError, match="not installed"):
+                select("dgl", self.x)
+        finally:
+            kernels._missing.cache_clear()

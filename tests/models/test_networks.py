@@ -1,0 +1,342 @@
+"""Whole networks: on either kernels, in every precision, from combined inputs, with categories."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raygnn.config.schema import ModelConfig
+from raygnn.errors import ConfigError
+from raygnn.models import linear as linear_module
+from raygnn.models.dropout import Dropout
+from raygnn.models.network import Network, Schema
+from raygnn.models.registry import build_model
+from raygnn.sampling.batch import Adjacency, Block, EdgeType
+
+# node types are named so that they would clash with attributes of torch's containers
+ITEM, USER, TAG = "items", "pop.ular", "type"
+TYPED: list[EdgeType] = [
+    (ITEM, "also", ITEM),
+    (USER, "buys", ITEM),
+    (ITEM, "bought_by", USER),
+    (ITEM, "has", TAG),  # leads nowhere: no item depends on a tag
+]
+WIDTHS = {ITEM: 6, USER: 3, TAG: 2}
+HOMOGENEOUS = Schema({"_N": 6}, [("_N", "_E", "_N")], "_N", 4)
+HETEROGENEOUS = Schema(WIDTHS, TYPED, ITEM, 4)
+
+FAMILIES = [
+    {"kind": "gcn"},
+    {"kind": "gcn", "hidden": 3, "residual": True},
+    {"kind": "sage"},
+    {"kind": "sage", "aggregator": "sum", "norm": "layer"},
+    {"kind": "sage", "aggregator": "max", "residual": True, "hidden": 6},
+    {"kind": "gat", "heads": 2},
+    {"kind": "gatv2", "heads": 2, "norm": "batch"},
+]
+LINEAR = [family for family in FAMILIES if family["kind"] in ("gcn", "sage")]
+names = {"ids": lambda f: "-".join(map(str, f.values()))}
+
+
+def random_blocks(schema: Schema, layers: int) -> list[Block]:
+    """With isolated destinations, self loops, multi-edges, and an edge type without edges."""
+    torch.manual_seed(5)
+    sizes = {t: 7 if t == schema.target else 0 for t in schema.in_features}
+    blocks: list[Block] = []
+    for _ in range(layers):
+        wider = {t: n + 9 for t, n in sizes.items()}
+        adj = {}
+        for number, etype in enumerate(schema.etypes):
+            degree = torch.randint(0, 5, (sizes[etype[2]],))
+            degree[:2] = 0 if number == 0 else 5
+            if number == 3:
+                degree[:] = 0
+            indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+            adj[etype] = Adjacency(indptr, torch.randint(0, wider[etype[0]], (int(indptr[-1]),)))
+        blocks.insert(0, Block(adj, wider, sizes))
+        sizes = wider
+    return blocks
+
+
+def random_inputs(schema: Schema, blocks: list[Block]) -> tuple[dict, dict]:
+    """``(x, degree)`` in fp64."""
+    counts = blocks[0].num_src
+    x = {t: torch.randn(counts[t], w, dtype=torch.float64) for t, w in schema.in_features.items()}
+    degree = {e: torch.randint(5, 40, (counts[e[2]],), dtype=torch.int32) for e in schema.etypes}
+    return x, degree
+
+
+def network(family: dict, schema: Schema, **other) -> Network:  # type: ignore[no-untyped-def]
+    torch.manual_seed(1)
+    settings = {"hidden": 8, "layers": 2, "dropout": 0.0, **family, **other}
+    model = build_model(ModelConfig(**settings), schema)
+    assert isinstance(model, Network)
+    return model
+
+
+def outcome(model: nn.Module, *inputs) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
+    """The outputs and every parameter's gradient: none may be missing."""
+    out = model(*inputs)
+    torch.manual_seed(2)
+    out.backward(torch.randn(out.shape, dtype=torch.float64).to(out.dtype))
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    assert all(g is not None and torch.isfinite(g).all() for g in gradients.values())
+    return {"outputs": out.detach(), **gradients}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(
+            value.double(),
+            other[name].double(),
+            atol=tolerance,
+            rtol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
+
+
+@pytest.fixture(params=[HOMOGENEOUS, HETEROGENEOUS], ids=["one type", "typed"])
+def schema(request: pytest.FixtureRequest) -> Schema:
+    return request.param
+
+
+@pytest.mark.parametrize("family", FAMILIES, **names)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_kernels_give_the_same_network(
+    schema: Schema, family: dict, dtype: torch.dtype, tolerance: float
+) -> None:
+    blocks = random_blocks(schema, 2)
+    x, degree = random_inputs(schema, blocks)
+    x = {t: v.to(dtype) for t, v in x.items()}
+    one, other = (
+        outcome(network(family, schema, kernels=k).to(dtype), blocks, x, degree)
+        for k in ("torch", "dgl")
+    )
+    same(one, other, tolerance)
+
+
+@pytest.mark.parametrize("family", FAMILIES, **names)
+@pytest.mark.parametrize("kernels", ["torch", "dgl"])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16(schema: Schema, family: dict, kernels: str, autocast: bool) -> None:
+    """bf16-mixed and bf16 weights: near fp64, in the outputs' own size."""
+    blocks = random_blocks(schema, 2)
+    x, degree = random_inputs(schema, blocks)
+    exact = network(family, schema).double()(blocks, x, degree)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    context = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    model = network(family, schema, kernels=kernels).to(dtype)
+    with context:
+        found = outcome(model, blocks, {t: v.to(dtype) for t, v in x.items()}, degree)
+    error = (found["outputs"].double() - exact).abs().max() / exact.abs().max()
+    assert error < 0.04
+    assert {g.dtype for g in found.values()} <= {dtype, torch.bfloat16}
+
+
+def combine(how: str, block: Block, x: dict, degree: dict) -> dict[EdgeType, Tensor]:
+    """What the data plane hands over, edge by edge from the definition."""
+    out = {}
+    for (source, name, target), adj in block.adj.items():
+        rows = torch.zeros(len(adj.degree), x[source].shape[1], dtype=x[source].dtype)
+        weight = torch.ones(len(x[source]), dtype=x[source].dtype)
+        if how == "gcn" and source == target:
+            weight = 1 / (degree[source, name, target].to(weight.dtype) + 1).sqrt()
+        for d in range(len(rows)):
+            src = adj.src[adj.indptr[d] : adj.indptr[d + 1]]
+            if len(src):
+                messages = x[source][src] * weight[src].unsqueeze(1)
+                reduce = {"mean": torch.mean, "max": torch.amax}.get(how, torch.sum)
+                rows[d] = reduce(messages, 0)
+        out[source, name, target] = rows
+    return out
+
+
+@pytest.mark.parametrize("family", LINEAR, **names)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_combined_inputs_give_the_same(
+    schema: Schema, family: dict, dtype: torch.dtype, tolerance: float, layers: int
+) -> None:
+    blocks = random_blocks(schema, layers)
+    x, degree = random_inputs(schema, blocks)
+    x = {t: v.to(dtype) for t, v in x.items()}
+    model = network(family, schema, layers=layers).to(dtype)
+    exact = outcome(model, blocks, x, degree)
+    model.zero_grad()
+    assert model.first_combine is not None
+    first = blocks[0]
+    combined = combine(model.first_combine, first, x, degree)
+    bare = {e: Adjacency(a.indptr, a.src[:0]) for e, a in first.adj.items()}
+    found = outcome(
+        model,
+        [Block(bare, first.num_dst, first.num_dst), *blocks[1:]],
+        {t: v[: first.num_dst[t]] for t, v in x.items()},
+        {e: v[: first.num_dst[e[2]]] for e, v in degree.items()},
+        combined,
+    )
+    same(exact, found, tolerance)
+
+
+def test_first_combine() -> None:
+    def of(**other) -> str | None:  # type: ignore[no-untyped-def]
+        return network(other, HOMOGENEOUS).first_combine
+
+    assert of(kind="gcn") == "gcn"
+    assert [of(kind="sage", aggregator=a) for a in ("mean", "sum", "max")] == ["mean", "sum", "max"]
+    assert of(kind="gat", heads=2) is None
+    assert of(kind="gatv2", heads=2) is None
+    # what is dropped of a source is another share for each of its edges' batches
+    assert of(kind="sage", dropout=0.5) is None
+    assert of(kind="sage", input_dropout=0.1) is None
+    assert of(kind="sage", dropout=0.5, input_dropout=0.0) == "mean"
+    model = network({"kind": "sage"}, HOMOGENEOUS, dropout=0.5)
+    assert model.eval().first_combine == "mean"
+
+
+def test_dropout_of_inputs_and_of_hidden_layers_differ() -> None:
+    blocks = random_blocks(HOMOGENEOUS, 2)
+    x, degree = random_inputs(HOMOGENEOUS, blocks)
+
+    def varies(**dropout: float) -> bool:
+        model = network({"kind": "sage"}, HOMOGENEOUS, layers=1, **dropout).double()
+        first, second = (model(blocks[:1], x, degree) for _ in range(2))
+        return not torch.equal(first, second)
+
+    assert not varies(dropout=0.5, input_dropout=0.0)  # one layer: nothing hidden
+    assert varies(dropout=0.0, input_dropout=0.5)
+    assert varies(dropout=0.5)
+
+
+class TestDropout:
+    @pytest.mark.parametrize("p", [0.1, 0.5, 0.99])
+    def test_keeps_the_mean(self, p: float) -> None:
+        torch.manual_seed(0)
+        layer = Dropout(p)
+        out = layer(torch.ones(1001, 999))
+        kept = out != 0
+        assert kept.double().mean() == pytest.approx(1 - p, abs=3e-3)
+        assert out[kept].unique().tolist() == pytest.approx([1 / (1 - p)], rel=1e-2)
+        # neither neighbours nor the four lanes of a random word are alike
+        together = (kept[:, 1:] & kept[:, :-1]).double().mean()
+        assert together == pytest.approx((1 - p) ** 2, abs=3e-3)
+        lanes = kept.flatten()[: 4 * 10**5].view(-1, 4).double().mean(0)
+        assert lanes.tolist() == pytest.approx([1 - p] * 4, abs=5e-3)
+
+    def test_gradient_goes_where_the_value_went(self) -> None:
+        x = torch.randn(13, 7, requires_grad=True)
+        out = Dropout(0.5)(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(gradient, torch.where(out == 0, 0.0, 2.0))
+
+    def test_follows_the_seed(self) -> None:
+        x = torch.ones(50)
+        torch.manual_seed(1)
+        first, second = Dropout(0.5)(x), Dropout(0.5)(x)
+        torch.manual_seed(1)
+        assert torch.equal(Dropout(0.5)(x), first)
+        assert not torch.equal(first, second)
+
+    def test_idle(self) -> None:
+        x = torch.ones(3, 0)
+        assert Dropout(0.5)(x).shape == (3, 0)
+        assert Dropout(0.0)(x) is x
+        assert Dropout(0.5).eval()(x) is x
+
+
+CATEGORICAL = Schema(
+    {ITEM: 6, USER: 0, TAG: 2},
+    TYPED,
+    ITEM,
+    4,
+    {ITEM: {"brand": (5, 3)}, USER: {"keys": (4, 2), "a.b": (3, 2)}, TAG: {"n": (2, 2)}},
+)
+
+
+class TestCategories:
+    def numbers(self, counts: dict[str, int]) -> dict[str, dict[str, Tensor]]:
+        torch.manual_seed(7)
+        return {
+            t: {
+                n: torch.randint(0, count, (counts[t],))
+                for n, (count, _) in reversed(named.items())
+            }
+            for t, named in CATEGORICAL.categories.items()
+        }
+
+    @pytest.mark.parametrize("family", FAMILIES, **names)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_every_table_learns(self, family: dict, dtype: torch.dtype) -> None:
+        blocks = random_blocks(CATEGORICAL, 2)
+        x, degree = random_inputs(CATEGORICAL, blocks)
+        x = {t: v.to(dtype) for t, v in x.items() if t != USER}  # users have categories alone
+        model = network(family, CATEGORICAL).to(dtype)
+        assert model.first_combine is None
+        out = outcome(model, blocks, x, degree, None, self.numbers(blocks[0].num_src))
+        tables = {n: g for n, g in out.items() if n.startswith("embeddings")}
+        assert len(tables) == 3  # no item depends on a tag, so there is none for it
+        assert all(g.any() for g in tables.values())
+
+    def test_they_are_joined_in_the_schemas_order(self) -> None:
+        model = network({"kind": "sage"}, CATEGORICAL)
+        counts = {ITEM: 2, USER: 3, TAG: 1}
+        x = {ITEM: torch.ones(2, 6), TAG: torch.ones(1, 2)}
+        numbers = self.numbers(counts)
+        h = model.inputs(x, numbers)
+        assert {t: tuple(v.shape) for t, v in h.items()} == {
+            ITEM: (2, 9),
+            USER: (3, 4),
+            TAG: (1, 2),
+        }
+        keys, dotted = (t.weight for n, t in model.embeddings.items() if "ular" in n)
+        expected = torch.cat([keys[numbers[USER]["keys"]], dotted[numbers[USER]["a.b"]]], 1)
+        assert torch.equal(h[USER], expected)
+        assert torch.equal(h[ITEM][:, :6], x[ITEM])
+
+    def test_layer_by_layer_is_the_same(self) -> None:
+        blocks = random_blocks(CATEGORICAL, 2)
+        x, degree = random_inputs(CATEGORICAL, blocks)
+        numbers = self.numbers(blocks[0].num_src)
+        model = network({"kind": "gcn"}, CATEGORICAL).double()
+        h = model.inputs({t: v for t, v in x.items() if t != USER}, numbers)
+        for number, block in enumerate(blocks):
+            h = model.layer(number, block, h, degree)
+        x.pop(USER)
+        assert torch.equal(h[ITEM], model(blocks, x, degree, None, numbers))
+
+    def test_a_users_class_is_not_given_them(self) -> None:
+        config = ModelConfig(kind="torch.nn:Linear")
+        with pytest.raises(ConfigError, match="categories") as caught:
+            build_model(config, CATEGORICAL)
+        assert caught.value.where == "model.categories"
+
+
+def test_a_networks_kernels_are_the_configs() -> None:
+    blocks = random_blocks(HOMOGENEOUS, 2)
+    x, degree = random_inputs(HOMOGENEOUS, blocks)
+    for family in FAMILIES:
+        model = network(family, HOMOGENEOUS, kernels="dgl").half()
+        with pytest.raises(ConfigError, match="float16") as caught:
+            model(blocks, {t: v.half() for t, v in x.items()}, degree)
+        assert caught.value.where == "model.kernels"
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_linear_is_torchs_on_any_processor(emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_emulated", lambda: emulated)
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(shape) for shape in ((9, 5), (3, 5), (3,)))
+    exact = nn.functional.linear(x, weight, bias)
+    for dtype in (torch.float32, torch.bfloat16):
+        leaves = [v.detach().clone().to(dtype).requires_grad_() for v in (x, weight, bias)]
+        out = linear_module.linear(*leaves)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), exact, atol=0.05, rtol=0.05)
+        out.sum().backward()
+        assert [v.grad.dtype for v in leaves if v.grad is not None] == [dtype] * 3
+        torch.testing.assert_close(
+            linear_module.linear(*leaves[:2]), out - leaves[2], atol=0.05, rtol=0.05
+        )

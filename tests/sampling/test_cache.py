@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raygnn.graph.layout import PartitionMeta
+from raygnn.sampling.cache import choose, degrees, inclusion
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.sampler import NeighborSampler
+from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
+from tests.ranks import run_ranks
+
+FANOUT = [4, 2]
+
+
+def frequencies(
+    exchange: Exchange, meta: PartitionMeta, ntype: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predicted and counted share of batches that a node is in, and its degree score."""
+    shard = shard_of(exchange, meta, replicated=True)
+    fanouts = resolve_fanouts(FANOUT, shard.etypes)
+    seeds, size = np.arange(40), 5
+    predicted = inclusion(shard, {ntype: seeds}, size, fanouts, replace=False)
+    sampler = NeighborSampler(shard, exchange)
+    counted = np.zeros(shard.num_nodes(ntype))
+    rng = np.random.default_rng(0)
+    rounds = 3000
+    for step in range(rounds):
+        batch = rng.choice(seeds, size, replace=False)
+        _, inputs = sampler.sample({ntype: batch}, fanouts, epoch=0, step=step)
+        counted[inputs[ntype]] += 1
+    return predicted[ntype], counted / rounds, degrees(shard)[ntype]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_inclusion_is_what_batches_show(typed: bool, tmp_path: Path) -> None:
+    data, ntype = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
+    meta = partitioned(data, tmp_path, 1)
+    ((predicted, counted, degree),) = run_ranks(1, frequencies, meta, ntype)
+    assert ((counted == 0) >= (predicted == 0)).all()  # what is never drawn is never predicted
+    assert np.corrcoef(predicted, counted)[0, 1] > 0.97
+    assert np.abs(predicted - counted).mean() < 0.03
+    # and it finds what is asked for better than the baseline does
+    count = len(counted) // 5
+    best, by_degree = (counted[np.argsort(-score)[:count]].sum() for score in (predicted, degree))
+    assert best > by_degree
+
+
+def test_choose() -> None:
+    bounds = {"a": np.array([0, 4, 10])}
+    scores = {"a": np.array([9, 9, 9, 9, 0, 2, 1, 0, 0, 3], np.float32)}
+    assert choose(scores, bounds, 0, 0.34)["a"].tolist() == [5, 9]
+    assert choose(scores, bounds, 0, 1.0)["a"].tolist() == [5, 6, 9]  # only those with a score
+    assert choose(scores, bounds, 0, 0.0)["a"].tolist() == []
+    assert choose(scores, bounds, 1, 0.5)["a"].size == 2

@@ -1,0 +1,117 @@
+"""Edges as seeds: the same batches whoever makes them, and never their own answer in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.graph.data import EdgeType, GraphData
+from raygnn.graph.layout import PartitionMeta
+from raygnn.sampling.edges import gather_edge_seeds
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.inputs import Inputs, build_store
+from raygnn.sampling.loader import BatchMaker
+from raygnn.sampling.plan import SeedPlan
+from raygnn.sampling.sampler import NeighborSampler
+from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
+from tests.ranks import run_ranks
+
+BUYS: EdgeType = (USER, "buys", ITEM)
+BOUGHT_BY: EdgeType = (ITEM, "bought_by", USER)
+PLAIN: EdgeType = ("_N", "_E", "_N")
+
+
+def graph(typed: bool) -> GraphData:
+    if not typed:
+        data = random_graph(nodes=60, degree=5)
+        data.edges[PLAIN].data["train_mask"] = np.arange(300) % 3 == 0
+        return data
+    data = typed_graph()
+    buys, back = data.edges[BUYS], data.edges[BOUGHT_BY]
+    back.src, back.dst = buys.dst.copy(), buys.src.copy()  # the reverses
+    buys.data["train_mask"] = np.arange(buys.num) % 3 == 0
+    return data
+
+
+def epoch(
+    exchange: Exchange, meta: PartitionMeta, replicated: bool, typed: bool, exclude: Any, split: Any
+) -> list[Any]:
+    """All batches of an epoch: per batch the seeds' ends and the sampled edges, original ids."""
+    shard = shard_of(exchange, meta, replicated=replicated, edge_arrays=["train_mask"])
+    original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
+    etype, reverse = (BUYS, BOUGHT_BY) if typed else (PLAIN, None)
+    seeds = gather_edge_seeds(shard, exchange, etype, split=split, exclude=exclude, reverse=reverse)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    make = BatchMaker(
+        plan=SeedPlan(seeds.num, 64, seed=3),
+        seeds=seeds,
+        world=exchange.world,
+        sampler=(sampler := Noting(shard, exchange, seed=1)),
+        store=build_store(shard, exchange, inputs, dtype=torch.float32),
+        fanouts=resolve_fanouts([5, 5], shard.etypes),
+        inputs=inputs,
+    )
+    found = []
+    for step in range(make.plan.steps_per_epoch):
+        batch = make(0, step)
+        nodes = {t: original[t][ids] for t, ids in sampler.inputs.items()}
+        drawn = set()
+        for block in batch.blocks:
+            for e, adj in block.adj.items():
+                src, dst = nodes[e[0]][adj.src.numpy()], nodes[e[2]][adj.dst.numpy()]
+                drawn |= {(e, s, d) for s, d in zip(src.tolist(), dst.tolist())}
+        last = batch.blocks[-1].num_dst
+        assert batch.pairs is not None
+        assert int(batch.pairs[0].max()) < last[etype[0]]
+        ends = [nodes[t][batch.pairs[i].numpy()] for i, t in enumerate((etype[0], etype[2]))]
+        real = int(batch.weight.sum())
+        found.append((list(zip(*(end[:real].tolist() for end in ends))), drawn))
+    return found
+
+
+class Noting(NeighborSampler):
+    """Keeps the input ids of the last batch."""
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        blocks, self.inputs = super().sample(*args, **kwargs)
+        return blocks, self.inputs
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("split", [None, "train"])
+def test_an_epoch_has_every_edge_once(typed: bool, split: Any, tmp_path: Path) -> None:
+    data = graph(typed)
+    etype = BUYS if typed else PLAIN
+    edges = data.edges[etype]
+    chosen = edges.data["train_mask"] if split else np.ones(edges.num, bool)
+    expected = sorted(zip(edges.src[chosen].tolist(), edges.dst[chosen].tolist()))
+    meta = partitioned(data, tmp_path, 2)
+    for workers, replicated in ((1, True), (2, True), (3, False)):
+        ranks = run_ranks(workers, epoch, meta, replicated, typed, None, split)
+        assert sorted(pair for rank in ranks for pairs, _ in rank for pair in pairs) == expected
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("exclude", [None, "self", "reverse"])
+def test_batches_do_not_see_their_seeds(typed: bool, exclude: Any, tmp_path: Path) -> None:
+    meta = partitioned(graph(typed), tmp_path, 2)
+    etype, back = (BUYS, BOUGHT_BY) if typed else (PLAIN, PLAIN)
+    kept = {}
+    for replicated in (True, False):
+        ranks = run_ranks(2, epoch, meta, replicated, typed, exclude, "train")
+        kept[replicated] = ranks
+        seen, seen_back = 0, 0
+        for pairs, drawn in (batch for rank in ranks for batch in rank):
+            seen += sum((etype, src, dst) in drawn for src, dst in pairs)
+            seen_back += sum((back, dst, src) in drawn for src, dst in pairs if src != dst)
+        assert (seen == 0) == (exclude is not None)
+        if typed:
+            assert (seen_back == 0) == (exclude == "reverse")
+        elif exclude == "reverse":
+            assert seen_back == 0
+    assert kept[True] == kept[False]  # the same batches with either topology

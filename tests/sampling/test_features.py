@@ -1,0 +1,200 @@
+"""Rows arrive whole, whoever owns them, through one exchange for all types and columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.graph.data import GraphData
+from raygnn.graph.layout import PartitionMeta
+from raygnn.sampling.cache import choose, degrees
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.features import FEATURES, BufferRing, FeatureStore, with_room
+from raygnn.sampling.inputs import Inputs, assemble, build_store, choose_inputs
+from raygnn.sampling.sampler import NeighborSampler
+from tests.graphs import ITEM, TAG, USER, everyones, partitioned, shard_of, typed_graph
+from tests.ranks import run_ranks
+
+
+def mixed_graph() -> GraphData:
+    """Items with plain, half, int8 and categorical arrays, users with other plain ones, tags
+    with categories alone."""
+    data = typed_graph()
+    rng = np.random.default_rng(2)
+    item, tag = data.nodes[ITEM], data.nodes[TAG]
+    item.data["half"] = rng.normal(size=(item.num, 2)).astype(np.float16)
+    item.data["count"] = rng.integers(0, 9, item.num)
+    item.data["small"] = rng.integers(-128, 128, (item.num, 3)).astype(np.int8)
+    item.data["small_scale"] = rng.random(item.num).astype(np.float32)
+    item.data["brand"] = rng.integers(0, 12, item.num)
+    del tag.data["feat"]
+    tag.data["brand"] = rng.integers(0, 5, tag.num)
+    return data
+
+
+WANTED = ("feat", "half", "count", "small"), ("brand",)
+
+
+def expected(data: GraphData, ntype: str, ids: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    arrays = data.nodes[ntype].data
+    parts = [
+        torch.from_numpy(arrays[name]).reshape(len(arrays[name]), -1).to(dtype)
+        for name in ("feat", "half", "count")
+        if name in arrays
+    ]
+    if "small" in arrays:
+        scale = torch.from_numpy(arrays["small_scale"]).to(dtype)
+        parts.append(torch.from_numpy(arrays["small"]).to(dtype) * scale.unsqueeze(1))
+    return torch.cat(parts, 1)[ids]
+
+
+def gather(
+    exchange: Exchange, meta: PartitionMeta, cache: float, dtype: torch.dtype
+) -> tuple[list[Any], int, int, int]:
+    """Three gathers of random ids, other ids on each rank, one of them empty."""
+    rank = exchange.world.rank
+    shard = shard_of(exchange, meta, replicated=False)
+    inputs = {t: choose_inputs(arrays, *WANTED) for t, arrays in shard.node_data.items()}
+    store = build_store(
+        shard, exchange, inputs, dtype=dtype, degree_etypes=shard.etypes, weighted=True, ring=4
+    )
+    store.fill_cache(choose(degrees(shard), shard.bounds, rank, cache))
+    original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
+    rng = np.random.default_rng(rank)
+    before = exchange.messages
+    found = []
+    for n in (40, 0, 90):
+        ids = {t: rng.integers(0, len(o), n) for t, o in original.items()}
+        x, categories = assemble(store.gather(ids), inputs)
+        found.append(
+            (
+                {t: original[t][i] for t, i in ids.items()},
+                {t: v.clone() for t, v in x.items()},
+                {t: {n: v.clone() for n, v in named.items()} for t, named in categories.items()},
+            )
+        )
+    return found, store.remote, store.hits, exchange.messages - before
+
+
+@pytest.mark.parametrize("cache", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gather_from_every_rank(cache: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    data = mixed_graph()
+    meta = partitioned(data, tmp_path, 2)
+    for found, remote, hits, messages in run_ranks(3, gather, meta, cache, dtype):
+        for ids, x, categories in found:
+            assert set(x) == {ITEM, USER}
+            for ntype, rows in x.items():
+                assert rows.dtype == dtype
+                assert torch.equal(rows, expected(data, ntype, ids[ntype], dtype))
+            for ntype in (ITEM, TAG):
+                brands = torch.from_numpy(data.nodes[ntype].data["brand"][ids[ntype]])
+                assert torch.equal(categories[ntype]["brand"], brands)
+        assert messages == 9  # counts, ids and rows, however many types and columns
+        assert remote > 0
+        assert (hits > 0) == (cache > 0)
+        assert hits <= remote
+
+
+def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtype) -> Any:
+    """The same combination by `combine` and by gathering every source row."""
+    shard = shard_of(exchange, meta, replicated=True)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    given = {"dtype": dtype, "weighted": how == "weighted"}
+    store, plain = (build_store(shard, exchange, inputs, **given) for _ in range(2))
+    store.fill_cache(choose(degrees(shard), shard.bounds, exchange.world.rank, 0.3))
+    sampler = NeighborSampler(shard, exchange)
+    seeds = {ITEM: np.arange(exchange.world.rank, 40, 3)}
+    fanouts = resolve_fanouts([3, 4], shard.etypes)
+    when = {"epoch": 0, "step": 1}
+    blocks, nodes, draws = sampler.sample_open(seeds, fanouts, **when)
+    closed, inner = sampler.sample(seeds, fanouts, **when)
+    rows, combined = store.combine(nodes, draws, how)
+    sources = plain.gather(inner)
+    wanted = {}
+    for etype, adj in closed[0].adj.items():
+        columns = sources[etype[0]]
+        x = columns[FEATURES].double()
+        if how == "weighted":
+            x = x * columns[f"weight:{':'.join(etype)}"].double().unsqueeze(1)
+        lists = [x[adj.src[a:b]] for a, b in zip(adj.indptr[:-1], adj.indptr[1:])]
+        zero = torch.zeros(x.shape[1], dtype=torch.float64)
+        add = {
+            "mean": lambda r: r.mean(0),
+            "sum": lambda r: r.sum(0),
+            "weighted": lambda r: r.sum(0),
+            "max": lambda r: r.max(0).values,
+        }[how]
+        added = [add(rows) if len(rows) else zero for rows in lists]
+        wanted[etype] = torch.stack(added) if added else zero[None][:0]
+        assert torch.equal(adj.indptr, blocks[0].adj[etype].indptr)
+    for ntype, columns in rows.items():
+        assert torch.equal(columns[FEATURES], sources[ntype][FEATURES][: len(nodes[ntype])])
+    return [(combined[e].double(), wanted[e], combined[e].dtype) for e in wanted]
+
+
+@pytest.mark.parametrize("how", ["mean", "sum", "max", "weighted"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_combining_is_gathering_and_adding(how: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    meta = partitioned(typed_graph(), tmp_path, 2)
+    close = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float64: 1e-6}[dtype]
+    for pairs in run_ranks(2, combine, meta, how, dtype):
+        for combined, wanted, kind in pairs:
+            assert kind == dtype
+            assert torch.allclose(combined, wanted, atol=close, rtol=close)
+
+
+def test_the_cache_keeps_what_it_was_given_across_fills(tmp_path: Path) -> None:
+    """More rows than are fetched in one go, and none on one of the ranks."""
+    meta = partitioned(typed_graph(items=300), tmp_path, 2)
+    assert run_ranks(2, _uneven_fill, meta) == [True, True]
+
+
+def _uneven_fill(exchange: Exchange, meta: PartitionMeta) -> bool:
+    from raygnn.sampling import features
+
+    features._FILL_AT_ONCE = 16
+    shard = shard_of(exchange, meta, replicated=False)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    store = build_store(shard, exchange, inputs, dtype=torch.float32)
+    low, high = shard.bounds[ITEM][exchange.world.rank : exchange.world.rank + 2]
+    remote = np.array([i for i in range(300) if not low <= i < high])
+    first = exchange.world.rank == 0
+    store.fill_cache({ITEM: remote} if first else {})
+    plain = build_store(shard, exchange, inputs, dtype=torch.float32)
+    ids = {t: np.arange(n) for t, n in ((ITEM, 300), (USER, 0), (TAG, 0))}
+    rows = store.gather(ids)[ITEM][FEATURES]
+    same = torch.equal(rows, plain.gather(ids)[ITEM][FEATURES])
+    return same and store.hits == (len(remote) if first else 0)
+
+
+def test_a_room_is_used_again() -> None:
+    bounds = {"_N": np.array([0, 3])}
+    store = FeatureStore(bounds, _alone(), {"_N": {FEATURES: with_room(torch.eye(3), 3)}}, ring=2)
+    first = store.gather({"_N": np.array([2, 0])})["_N"][FEATURES]
+    assert first.tolist() == [[0, 0, 1], [1, 0, 0]]
+    second = store.gather({"_N": np.array([1])})["_N"][FEATURES]
+    assert second.data_ptr() != first.data_ptr()
+    third = store.gather({"_N": np.array([1])})["_N"][FEATURES]
+    assert third.data_ptr() == first.data_ptr()
+
+
+def _alone() -> Exchange:
+    from raygnn.sampling.exchange import World
+
+    return Exchange(World(0, 1))
+
+
+def test_buffers_come_round() -> None:
+    ring, table, some = BufferRing(2), torch.eye(9), torch.arange(5)
+    first, second = (ring.gather("a", table, some) for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
+    assert ring.gather("a", table, some[:2]).data_ptr() == first.data_ptr()
+    assert ring.gather("a", table, torch.zeros(100, dtype=torch.long)).shape == (100, 9)
+    fresh = BufferRing(0)
+    assert fresh.gather("a", table, some).data_ptr() != fresh.gather("a", table, some).data_ptr()
