@@ -66,9 +66,14 @@ for _name, _pattern, _first in (
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
 
 
+_LINE_ENDS = "\x85\u2028\u2029"
+
+
 def write_yaml(value: Any) -> str:
     """YAML of plain values that :func:`read_yaml` and any YAML 1.1 parser read back the same."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if any(mark in text for mark in _LINE_ENDS):  # left bare, they are read back as blanks
+        text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
     return text
 
 

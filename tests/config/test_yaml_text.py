@@ -34,6 +34,11 @@ def test_what_is_written_is_read_back(value: Any) -> None:
     assert yaml.safe_load(text) == value
 
 
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "\u2029"])
+def test_odd_ends_of_lines_are_kept(text: str) -> None:
+    assert read_yaml(write_yaml({"a": text, "b": "ü"}), "text")[0] == {"a": text, "b": "ü"}
+
+
 @pytest.mark.parametrize("text", ["1e3", "0o7", "1_0", "0x1", "yes", "12:30", "2024-01-01", ".5"])
 def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
     assert write_yaml([text]) == f"- '{text}'\n"
