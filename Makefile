@@ -60,8 +60,14 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The engine, partitioning and scaling; SCALE=small takes minutes instead of half an hour.
+SCALE ?= full
 bench: setup
-	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	$(BIN)/python benchmarks/bench_engine.py --scale $(SCALE)
+	$(BIN)/python benchmarks/bench_partition.py --scale $(SCALE)
+	$(BIN)/python benchmarks/bench_product.py --scale $(SCALE)
+	if [ $(SCALE) = full ]; then for file in scaling start accuracy; do \
+	    $(BIN)/python benchmarks/bench_$$file.py || exit 1; done; fi
 
 test-matrix: test-oldest test-newest
 

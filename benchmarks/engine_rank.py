@@ -74,10 +74,13 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     seeds, sent, losses = 0, 0, []
     remote = hits = 0
     mark = start = cpu = 0.0
-    numbers = range(warmup + steps)
     prefetch = config.sampling.prefetch
+    # as many are begun after the last step that counts as were ready before the first
+    numbers = range(warmup + steps + prefetch + 1)
     for batch in Prefetcher(lambda n: batches(*divmod(n, per_epoch)), numbers, prefetch):
         number = batch.epoch * per_epoch + batch.step
+        if number == warmup + steps:
+            break
         if number == warmup:
             sent, remote, hits = data.sent_bytes, batches.store.remote, batches.store.hits
             if size > 1:
@@ -106,7 +109,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         "cpu_ms_per_step": 1e3 * (time.process_time() - cpu) / steps,
         "steps": steps,
         "ready_seconds": ready,
-        # this rank's, a step; the batches made ahead are counted with the steps
+        # this rank's, a step
         "sent_bytes": (data.sent_bytes - sent) / steps,
         "remote_rows": (batches.store.remote - remote) / steps,
         "cache_hits": (batches.store.hits - hits) / steps,

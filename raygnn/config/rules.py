@@ -32,6 +32,7 @@ _ONLY_FOR = {
     "dropout": MODEL_FAMILIES,
     "input_dropout": MODEL_FAMILIES,
     "kernels": MODEL_FAMILIES,
+    "categories": MODEL_FAMILIES,
     "residual": MODEL_FAMILIES,
     "norm": MODEL_FAMILIES,
     "activation": MODEL_FAMILIES,

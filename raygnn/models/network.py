@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.models.dropout import Dropout
+from raygnn.models.head import with_head
 from raygnn.models.layers import Combine, LinearConv
 from raygnn.models.linear import linear
 from raygnn.sampling.batch import Block, EdgeType
@@ -106,7 +107,10 @@ class TypedLayer(nn.Module):
         rows: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}
         weights: dict[str, list[Tensor]] = {t: [] for t in rows}
         messages: dict[str, list[Tensor]] = {t: [] for t in rows}
-        h_dst = {t: h[t][: block.num_dst[t]] for t in rows}
+        h, h_dst = dict(h), {}
+        for ntype in rows:
+            if ntype in h:
+                h[ntype], h_dst[ntype] = with_head(h[ntype], block.num_dst[ntype])
         for ntype in self.self_types:
             rows[ntype].append(h_dst[ntype])
             weights[ntype].append(cast("nn.Linear", self.own[_key(ntype)]).weight)

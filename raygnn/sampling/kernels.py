@@ -22,6 +22,25 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> uint64(31))
 
 
+@njit(**_COMPILE)
+def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
+    """See `raygnn.sampling.plan.permute`: a Feistel network of ``2 · half`` bits, round by round
+    with ``keys``, applied until the image is below ``size``."""
+    mask, shift = (uint64(1) << uint64(half)) - uint64(1), uint64(half)
+    out = np.empty(positions.shape[0], np.int64)
+    for i in range(positions.shape[0]):
+        block = uint64(positions[i])
+        while True:
+            left, right = block >> shift, block & mask
+            for key in keys:
+                left, right = right, left ^ (_mix(right ^ key) & mask)
+            block = (left << shift) | right
+            if block < uint64(size):
+                break
+        out[i] = block
+    return out
+
+
 @njit(inline="always")
 def _below(random, bound):  # type: ignore[no-untyped-def]
     """A number in [0, bound) from 64 random bits (bound < 2³², bias below 2⁻³²)."""

@@ -8,8 +8,6 @@ of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generat
 
 from __future__ import annotations
 
-import numpy as np
-
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -28,12 +26,3 @@ def derive_key(*parts: int) -> int:
     for part in parts:
         key = mix(key ^ mix(part & _MASK))
     return key
-
-
-def mix_array(values: np.ndarray) -> np.ndarray:
-    """`mix` of every element. ``values``: uint64, any shape."""
-    with np.errstate(over="ignore"):
-        v = values + np.uint64(_GOLDEN)
-        v = (v ^ (v >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        v = (v ^ (v >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return v ^ (v >> np.uint64(31))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raygnn.sampling.keys import derive_key, mix_array
+from raygnn.sampling import kernels
+from raygnn.sampling.keys import derive_key
 
 _ROUNDS = 6  # 4 give a pseudorandom permutation (Luby & Rackoff 1988); 2 more cost nothing here
 
@@ -32,20 +33,8 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
         int64 ``[B]``.
     """
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << half) - 1)
-    shift = np.uint64(half)
-    keys = [np.uint64(derive_key(key, r)) for r in range(_ROUNDS)]
-
-    def encrypt(block: np.ndarray) -> np.ndarray:
-        left, right = block >> shift, block & mask
-        for k in keys:
-            left, right = right, left ^ (mix_array(right ^ k) & mask)
-        return (left << shift) | right
-
-    out = encrypt(np.asarray(positions, dtype=np.uint64))
-    while (outside := np.flatnonzero(out >= np.uint64(size))).size:
-        out[outside] = encrypt(out[outside])
-    return out.astype(np.int64)
+    keys = np.array([derive_key(key, r) for r in range(_ROUNDS)], np.uint64)
+    return kernels.permuted(np.asarray(positions, dtype=np.int64), size, half, keys)
 
 
 @dataclass(frozen=True)
