@@ -44,7 +44,7 @@ ENGINE = CHECKOUT / "benchmarks" / "engine_rank.py"
 PORT = 29400
 _DEADLINE = 900  # seconds for one measurement
 
-GRAPHS = {"full": 1_200_000, "small": 60_000}
+GRAPHS = {"full": 1_200_000, "small": 75_000}
 STEPS = {"full": 60, "small": 15}
 WARMUP = {"full": 10, "small": 3}
 

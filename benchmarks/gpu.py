@@ -80,6 +80,7 @@ def generate(nodes: int) -> Graph:
         topology={DEFAULT_ETYPE: Rows(0, indptr, edges.src[order].astype(np.int32), ids, {})},
         node_data={DEFAULT_NTYPE: {}},
         original={DEFAULT_NTYPE: ids},
+        replicated=True,
         staged=cast("Any", None),  # nothing is mapped
         span=(0, 1),
         held=(0, 1),

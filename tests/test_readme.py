@@ -79,13 +79,15 @@ def _tiny_graph() -> dict[str, Any]:
 
 def test_job_examples_load(tmp_path: Path) -> None:
     """As they are, but for the place of the data; the first shows every section."""
-    whole, theirs = (yaml.safe_load(block) for block in blocks("yaml"))
+    whole, theirs, shop = (yaml.safe_load(block) for block in blocks("yaml"))
     assert {"name", "storage", "graph", "precision", *SECTIONS} == set(whole)
     whole["graph"]["path"] = str(tmp_path)
     config = load_config(whole)
     assert config.name == "cora-gat"
     theirs["partition"]["path"] = str(tmp_path)
     assert load_config(theirs).graph is None
+    shop["partition"]["path"] = str(tmp_path)
+    assert load_config(shop).model.categories == {"brand": 16}
 
 
 def test_jobs_in_files_load(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ class Shard:
             of all nodes when the topology is replicated.
         node_data: node type → name → tensor ``[owned, …]`` as stored, mapped.
         original: node type → int32 or int64 ``[owned]`` original ids, mapped.
+        replicated: whether every rank holds the in-edge lists of all nodes: the same on all ranks.
         staged: where it is mapped from.
         span, held: the parts, first and one past the last, that have owned nodes, and those
             whose edges are mapped.
@@ -83,6 +84,7 @@ class Shard:
     topology: dict[EdgeType, Rows]
     node_data: dict[str, dict[str, Tensor]]
     original: dict[str, np.ndarray]
+    replicated: bool
     staged: Staged
     span: tuple[int, int]
     held: tuple[int, int]
@@ -234,6 +236,7 @@ def load_shard(
             for t in meta.ntypes
         },
         original={t: nodes.array(f"original/{t}")[own[t]] for t in meta.ntypes},
+        replicated=replicated,
         staged=staged,
         span=span,
         held=held,

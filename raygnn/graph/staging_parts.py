@@ -156,11 +156,18 @@ def _write_node_data(draft: Draft, meta: PartitionMeta, span: Span) -> None:
         with checked(meta, meta.files[part].node_feats) as file:
             data = read_node_data(meta, part, file)
         for ntype, arrays in data.items():
+            rows = _rows(meta.node_ranges[ntype], span)
+            for name, values in arrays.items() if rows or not meta.num_nodes(ntype) else ():
+                _column(columns, f"data/{ntype}/{name}", meta, rows).append(draft, values)
+    # parts without nodes of a type need not have its arrays, but every rank must know of them
+    for ntype in meta.ntypes:
+        sizes = np.diff(meta.node_ranges[ntype], axis=1)[:, 0]
+        if sizes.any() and not sizes[slice(*span)].any():
+            part = int(np.argmax(sizes > 0))
+            with checked(meta, meta.files[part].node_feats) as file:
+                arrays = read_node_data(meta, part, file)[ntype]
             for name, values in arrays.items():
-                key = f"data/{ntype}/{name}"
-                _column(columns, key, meta, _rows(meta.node_ranges[ntype], span)).append(
-                    draft, values
-                )
+                _column(columns, f"data/{ntype}/{name}", meta, 0).append(draft, values[:0])
     for column in columns.values():
         column.close(draft)
 

@@ -12,6 +12,9 @@ from torch.autograd.function import once_differentiable
 def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """``x [S, F]`` and ``x[:rows]``.
 
+    For what only the convolutions read, whose gradients are tensors of their own: backward, the
+    one of ``x`` is written to. It must not be passed on as it is (by ``x + y``, say).
+
     As slicing does it, but backward the head's gradient is added to the rest's: a slice's own
     gradient is a new tensor of zeros as large as ``x``, which on a CPU costs more than the sum.
     """

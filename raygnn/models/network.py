@@ -350,8 +350,19 @@ def _norm(kind: str, width: int) -> nn.Module:
     if kind == "layer":
         return nn.LayerNorm(width)
     if kind == "batch":
-        return nn.BatchNorm1d(width)
+        return _BatchNorm(width)
     return nn.Identity()
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """Takes a single row, too, which a short batch may leave to a rank: by running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) == 1:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        return super().forward(x)
 
 
 def _join(columns: list[Tensor]) -> Tensor:

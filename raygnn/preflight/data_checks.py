@@ -104,7 +104,7 @@ def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> I
             continue
         column = arrays[name][0]
         key = "model.categories" if name in model.categories else "model.features"
-        numbers = r"u?int" if name in model.categories else r"(float|bfloat|int|uint|bool)"
+        numbers = r"u?int" if name in model.categories else r"(float|bfloat|int|uint)"
         if not re.match(numbers, column.dtype):
             kind = "whole numbers" if name in model.categories else "numbers"
             yield Finding(

@@ -83,6 +83,7 @@ class FeatureStore:
         ring: gathers after which an output buffer is used again; 0 = never.
 
     Attributes:
+        filled: whether its cache has been chosen.
         remote, hits: distinct remote rows that batches needed so far, and how many of them the
             cache had.
     """
@@ -106,6 +107,7 @@ class FeatureStore:
         self._base = {t: int(b[rank + 1]) - self._first[t] for t, b in bounds.items()}
         nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
         self._cache = dict.fromkeys(bounds, nothing)
+        self.filled = False
         self.remote = 0
         self.hits = 0
 
@@ -121,11 +123,13 @@ class FeatureStore:
         )
 
     def fill_cache(self, chosen: Mapping[str, np.ndarray]) -> None:
-        """Fetch rows once and keep them. Collective; any rank may choose none.
+        """Fetch rows and keep them; once in a store's life. Collective; any rank may choose none.
 
         Args:
             chosen: node type → distinct int64 ids owned elsewhere; none for a type not named.
         """
+        assert not self.filled
+        self.filled = True
         nobody = np.empty(0, np.int64)
         most = max((len(ids) for ids in chosen.values()), default=0)
         kept: dict[str, list[np.ndarray]] = {t: [] for t in self._tables}
@@ -238,8 +242,9 @@ class FeatureStore:
             for name, column in table.items()
         }
         if len(answers) == 1:  # received right where it is read
-            (answer,), (room,) = answers.values(), rooms.values()
-            exchange.rows(answer, asked[:, 0].tolist(), counts[:, 0].tolist(), room)
+            (((ntype, _), answer),), (room,) = answers.items(), rooms.values()
+            i = list(wanted).index(ntype)
+            exchange.rows(answer, asked[:, i].tolist(), counts[:, i].tolist(), room)
             return
         here = {t: np.concatenate([[0], np.cumsum(asked[:, i])]) for i, t in enumerate(wanted)}
         send = [
@@ -266,6 +271,7 @@ def _add_up(
         slots, table, offsets, mode="sum", per_sample_weights=given, include_last_offset=True
     )
     if how == "mean":  # faster than embedding_bag's own mean
-        count = torch.from_numpy(np.maximum(np.diff(indptr), 1))
-        added.mul_(count.to(table.dtype).reciprocal_().unsqueeze(1))
+        count = torch.from_numpy(np.maximum(np.diff(indptr), 1).astype(np.float64))
+        wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+        added.mul_(count.reciprocal_().to(wide).unsqueeze(1))
     return added

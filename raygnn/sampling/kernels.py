@@ -1,7 +1,6 @@
 """The compiled inner loops of sampling (numba, without the GIL, compiled once and cached).
 
-Ids are int64 on the way and int32 where they lie, if they fit. ``indptr``/``src`` are the in-edge
-lists (CSC) of the rows at hand.
+``indptr``/``src`` are in-edge lists (CSC). Ids are int64, and where they lie int32 if they fit.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
 def _smallest(values, kept):  # type: ignore[no-untyped-def]
     """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
 
-    By keeping the n smallest so far; numpy's partition takes numba half a minute to compile.
+    By keeping the n smallest so far; numpy's partition takes numba too long to compile.
     """
     kept[:] = values[: kept.shape[0]]
     worst = np.argmax(kept)
@@ -278,8 +277,8 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
 
     Returns:
         ``(slots [n], wanted, counts [W], remote, hits)``: ``wanted`` are the distinct ids to
-        fetch, rank by rank, ``counts`` of each; the j-th goes to slot ``base + j``. ``remote`` is
-        the number of distinct ids owned elsewhere, ``hits`` how many of them the cache has.
+        fetch, rank by rank; the j-th goes to slot ``base + j``. ``remote`` is the number of
+        distinct ids owned elsewhere, ``hits`` how many of them the cache has.
     """
     n, ranks = ids.shape[0], bounds.shape[0] - 1
     first, last = bounds[rank], bounds[rank + 1]

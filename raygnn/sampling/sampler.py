@@ -78,14 +78,13 @@ class NeighborSampler:
         self._replace = replace
         none = np.empty(0, np.float32)
         self._weights = {
-            e: none if weight is None else rows.data.get(weight, none)
+            e: _weights(none if weight is None else rows.data.get(weight, none))
             for e, rows in shard.topology.items()
         }
         fits = max(map(shard.num_nodes, shard.ntypes), default=0) < 2**31
         self._wire = np.dtype(np.int32 if fits else np.int64)  # of ids on their way
-        self._remote = exchange.world.size > 1 and any(
-            rows.num < shard.num_nodes(etype[2]) for etype, rows in shard.topology.items()
-        )
+        # decided by what all ranks share: the exchanges of a partitioned topology are collective
+        self._remote = exchange.world.size > 1 and not shard.replicated
 
     def sample(
         self,
@@ -226,3 +225,9 @@ class NeighborSampler:
             back[order[etype[2]]] = np.arange(len(back))
             found[etype] = answer.lists.take(back)
         return found
+
+
+def _weights(weight: np.ndarray) -> np.ndarray:
+    """As the kernels take them: one number per edge, of a type that numba knows."""
+    flat = weight.reshape(len(weight)) if weight.ndim > 1 else weight
+    return flat.astype(np.float32) if flat.dtype == np.float16 else flat

@@ -239,6 +239,12 @@ def _check_weights(shard: Shard, config: Config) -> None:
     name = config.sampling.edge_weight
     for etype, rows in shard.topology.items():
         weight = rows.data.get(name or "")
+        if weight is not None and np.prod(weight.shape[1:], dtype=int) != 1:
+            raise DataError(
+                f"array {name!r} of edge type {etype_str(etype)} has rows of "
+                f"{list(weight.shape[1:])}, expected one weight for each edge",
+                remedy="give each edge one weight, or remove sampling.edge_weight",
+            )
         if weight is not None and len(weight) and not (weight.min() >= 0 and weight.max() < np.inf):
             raise DataError(
                 f"array {name!r} of edge type {etype_str(etype)} holds weights that are negative "

@@ -12,7 +12,7 @@ from raygnn.config.schema import ModelConfig
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
 from raygnn.models.dropout import Dropout
-from raygnn.models.network import Network, Schema
+from raygnn.models.network import Network, Schema, _norm
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
@@ -340,3 +340,12 @@ def test_linear_is_torchs_on_any_processor(emulated: bool, monkeypatch: pytest.M
         torch.testing.assert_close(
             linear_module.linear(*leaves[:2]), out - leaves[2], atol=0.05, rtol=0.05
         )
+
+
+def test_batch_normalisation_takes_a_single_row() -> None:
+    norm = _norm("batch", 4).train()
+    x = torch.randn(1, 4, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad is not None
+    many = torch.randn(9, 4)
+    assert torch.equal(norm(many), torch.nn.BatchNorm1d(4)(many))

@@ -176,3 +176,13 @@ def test_fanouts_by_edge_type(replicated: bool, tmp_path: Path) -> None:
             assert 0 < counts.max() <= most
         assert not [e for e in bought_by | has if e[0] == 0]
         assert [e for e in bought_by if e[0] == 1]
+
+
+def test_a_rank_that_owns_all_destinations_still_answers(tmp_path: Path) -> None:
+    """The only destinations belong to one rank, which so holds every row that there is."""
+    data = typed_graph(items=1)
+    data.edges = {e: edges for e, edges in data.edges.items() if e[2] == ITEM}
+    meta = partitioned(data, tmp_path, 2)
+    found = run_ranks(2, sample, meta, False, ITEM, np.array([0]), [3, 3])
+    assert found[0] == found[1]
+    assert any(found[0].values())

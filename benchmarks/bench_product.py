@@ -1,0 +1,129 @@
+"""What the whole product costs: `raygnn train` against the engine's bare loop.
+
+Two workers on this machine, one thread each, the job of `bench_engine.py`, in turn: the bare loop
+of `engine_rank.py`, and the command with Ray Train, Lightning, metrics and checkpoints around
+the same engine. Seeds per second are of steady training; the command is stopped when it has made
+its steps, before the evaluation.
+
+    python benchmarks/bench_product.py [--scale small|full] [--rounds 2]
+
+Exit code 1 if the product reaches less than 95 % of the bare loop (at full scale).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from bench_engine import CHECKOUT, GRAPHS, STEPS, WARMUP, WORK, job, run_engine
+from machine import load, setting, table
+
+from raygnn.config.load import load_config
+from raygnn.graph.partition import ensure_partition
+
+LIMIT = 0.95
+_DEADLINE = 600  # seconds for one run of the command
+_LOG_EVERY = 5
+
+
+class ThisMachine:
+    """Stands in for a virtual host."""
+
+    address, interface = "127.0.0.1", "lo"
+
+    def popen(self, argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, **options)
+
+
+def bare(scale: str, partition: Path) -> float:
+    here: Any = [ThisMachine(), ThisMachine()]
+    counts = {"steps": STEPS[scale], "warmup": WARMUP[scale]}
+    ranks = run_engine(job(scale), partition, here, replicated=True, **counts)
+    return float(ranks[0]["seeds_per_second"])
+
+
+def product(scale: str, partition: Path) -> float:
+    """Seeds per second between the first line of metrics after the warm-up and the last one."""
+    first, last = WARMUP[scale], WARMUP[scale] + STEPS[scale]
+    with tempfile.TemporaryDirectory(dir=WORK) as directory:
+        config = job(
+            scale,
+            storage=directory,
+            partition={"path": str(partition)},
+            sampling={"topology": "replicated"},
+            train={"log_every": _LOG_EVERY, "epochs": 1000, "eval_every": 1000},
+            cluster={"workers": 2, "address": "local"},
+        )
+        del config["graph"]
+        file = Path(directory) / "job.yaml"
+        file.write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", "raygnn", "train", str(file)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env["NUMBA_CACHE_DIR"] = str(WORK / "numba")
+        with open(Path(directory) / "output", "w+b") as output:
+            process = subprocess.Popen(
+                command, cwd=CHECKOUT, env=env, stdout=output, stderr=subprocess.STDOUT
+            )
+            try:
+                records = _await(process, Path(directory) / "bench" / "metrics.jsonl", last)
+            except RuntimeError as error:
+                output.seek(0)
+                text = output.read().decode(errors="replace")[-3000:]
+                raise RuntimeError(f"{error}\n{text}") from None
+            finally:
+                process.terminate()
+                try:
+                    process.wait(120)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+    timed = [r for r in records if first < r["step"] <= last and "seeds_per_second" in r]
+    return statistics.harmonic_mean(r["seeds_per_second"] for r in timed)
+
+
+def _await(process: subprocess.Popen[bytes], file: Path, step: int) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + _DEADLINE
+    while time.monotonic() < deadline:
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        if records and records[-1]["step"] >= step:
+            return records
+        if process.poll() is not None:
+            raise RuntimeError(f"the command ended with {process.returncode}")
+        time.sleep(0.5)
+    raise RuntimeError(f"no step {step} within {_DEADLINE} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--scale", choices=GRAPHS, default=os.environ.get("SCALE", "full"))
+    parser.add_argument("--rounds", type=int, default=2, help="of each, in turn (2)")
+    given = parser.parse_args()
+    WORK.mkdir(parents=True, exist_ok=True)
+    print(setting())
+    partition = ensure_partition(load_config(job(given.scale)), 2).directory
+    rows, found = [], {"bare": [], "product": []}
+    for number in range(given.rounds):
+        for name, run in (("bare", bare), ("product", product)):
+            found[name].append(run(given.scale, partition))
+        rows.append([str(number + 1), load(), *(f"{runs[-1]:,.0f}" for runs in found.values())])
+    medians = [statistics.median(runs) for runs in found.values()]
+    rows.append(["median", "", *(f"{value:,.0f}" for value in medians)])
+    header = ["round", "machine", "bare loop, seeds/s", "raygnn train, seeds/s"]
+    print("\n" + table(header, rows))
+    ratio = medians[1] / medians[0]
+    print(f"\nproduct / bare loop: {ratio:.3f} (wanted {LIMIT:g})")
+    return 1 if ratio < LIMIT and given.scale == "full" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
