@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 
 # of malloc.h; glibc takes no threshold above 32 MiB on 64-bit systems
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MMAP_THRESHOLD = 32 << 20
 _KEEP = 1 << 30
 
@@ -25,5 +25,7 @@ def keep_memory() -> bool:
         (_M_MMAP_THRESHOLD, _MMAP_THRESHOLD),
         (_M_TRIM_THRESHOLD, _KEEP),
         (_M_TOP_PAD, _MMAP_THRESHOLD),
+        # other threads' arenas are of small pieces, which come and go with the blocks in them
+        (_M_ARENA_MAX, 1),
     )
     return all(mallopt(key, value) for key, value in pairs)
