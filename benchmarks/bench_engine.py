@@ -71,7 +71,8 @@ def job(scale: str, **changes: Any) -> dict[str, Any]:
         "train": {"lr": 0.003},
     }
     for section, keys in changes.items():
-        values[section] = {**values[section], **keys} if isinstance(keys, dict) else keys
+        merged = isinstance(keys, dict) and section in values
+        values[section] = {**values[section], **keys} if merged else keys
     return values
 
 
