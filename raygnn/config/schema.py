@@ -221,7 +221,7 @@ class SamplingConfig(Section):
     )
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
-        description="replicated: each worker holds the whole structure; partitioned: its own part "
+        description="replicated: each node holds the whole structure; partitioned: its own parts "
         "only; auto: replicated where it fits.",
     )
     cache: Fraction = Field(0.1, description="Share of the remote feature rows kept locally.")

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
@@ -25,7 +24,6 @@ class EdgeSeeds:
     Args:
         bounds: int64 ``[W+1]``, the positions that each rank owns.
         positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
-        targets: ``[n, …]`` or None, which stands for 1 for each.
         exclude: which edges a batch may not sample, so that it does not see what it is to
             predict: None, "self" (the seeds) or "reverse" (and the same pairs the other way
             round). They are left out by their ends, so parallel edges do not give them away.
@@ -40,7 +38,6 @@ class EdgeSeeds:
         bounds: np.ndarray,
         positions: np.ndarray | None = None,
         *,
-        targets: Tensor | None = None,
         exclude: Literal["self", "reverse"] | None = None,
         reverse: EdgeType | None = None,
     ):
@@ -50,7 +47,6 @@ class EdgeSeeds:
         self._exchange = exchange
         self._bounds = bounds
         self._positions = positions
-        self._targets = targets
         self._exclude = exclude
         self._reverse = reverse or etype
 
@@ -60,10 +56,7 @@ class EdgeSeeds:
     def start(self, index: np.ndarray) -> Start:
         src, dst = self.ends(self.ids(index))
         nodes, pairs = _end_nodes(self.etype, src, dst)
-        y = torch.ones(len(index))
-        if self._targets is not None:
-            y = self._targets[torch.from_numpy(index)]
-        return Start(nodes, y, torch.from_numpy(pairs), self._banned(src, dst))
+        return Start(nodes, torch.ones(len(index)), torch.from_numpy(pairs), self._banned(src, dst))
 
     def ends(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Source and destination ids (int64 ``[B]`` each), asked of the owners. Collective."""

@@ -46,6 +46,19 @@ def _below(random, bound):  # type: ignore[no-untyped-def]
     return np.int64(((random >> uint64(32)) * uint64(bound)) >> uint64(32))
 
 
+@njit(inline="always")
+def _floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
+    """Write ``take`` distinct numbers in [0, count) to ``out[at:]``."""
+    for j in range(take):
+        last = count - take + j
+        pick = _below(_mix(state + uint64(j)), last + 1)
+        for seen in range(j):
+            if out[at + seen] == pick:
+                pick = last
+                break
+        out[at + j] = pick
+
+
 @njit(**_COMPILE)
 def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ignore[no-untyped-def]
     """Draw in-neighbours of ``rows``.
@@ -92,15 +105,7 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
             for j in range(take):
                 out[at + j] = src[start + _below(_mix(state + uint64(j)), degree)]
             continue
-        # out[at:at+j] holds the positions drawn so far; they become ids at the end
-        for j in range(take):
-            last = degree - take + j
-            pick = _below(_mix(state + uint64(j)), last + 1)
-            for seen in range(j):
-                if out[at + seen] == pick:
-                    pick = last
-                    break
-            out[at + j] = pick
+        _floyd(out, at, take, degree, state)  # positions, which become ids now
         for j in range(take):
             out[at + j] = src[start + out[at + j]]
     return out_indptr, out
@@ -248,14 +253,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         taken += 1
                 at += taken
             else:
-                for j in range(fanout):
-                    last = count - fanout + j
-                    pick = _below(_mix(state + uint64(j)), last + 1)
-                    for seen in range(j):
-                        if out[at + seen] == pick:
-                            pick = last
-                            break
-                    out[at + j] = pick
+                _floyd(out, at, fanout, count, state)
                 for j in range(fanout):
                     out[at + j] = src[at_list[out[at + j]]]
                 at += fanout

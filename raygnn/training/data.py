@@ -24,7 +24,7 @@ from raygnn.models.registry import needs_degree
 from raygnn.preflight.probe import memory
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.fanout import Fanout, resolve_fanouts
 from raygnn.sampling.features import FeatureStore
 from raygnn.sampling.inputs import SCALE, Inputs, build_store, choose_inputs
 from raygnn.sampling.loader import BatchMaker
@@ -121,7 +121,8 @@ class DataPlane:
         if config.sampling.cache and world.size > 1:
             start = time.perf_counter()
             bounds, rank = self.shard.bounds, world.rank
-            store.fill_cache(choose(self._scores(seeds), bounds, rank, config.sampling.cache))
+            scores = self._scores(seeds, fanouts)
+            store.fill_cache(choose(scores, bounds, rank, config.sampling.cache))
             log.info("cached remote rows in %.1f s", time.perf_counter() - start)
         return BatchMaker(
             plan=SeedPlan(
@@ -170,7 +171,7 @@ class DataPlane:
         _, free = memory()
         return large_pages() and free is not None and 4 * rows * neighbours <= free
 
-    def _scores(self, seeds: NodeSeeds) -> Scores:
+    def _scores(self, seeds: NodeSeeds, fanouts: list[Fanout]) -> Scores:
         """How much each node's row is worth keeping."""
         sampling, ntype = self.config.sampling, self.job.ntype
         if sampling.cache_policy == "degree":
@@ -178,7 +179,6 @@ class DataPlane:
         first = self.shard.first(ntype)
         ids = seeds.ids(np.arange(seeds.num))
         own = ids[(ids >= first) & (ids < first + self.shard.owned(ntype))]
-        fanouts = resolve_fanouts(sampling.fanout, self.shard.etypes)
         return inclusion(
             self.shard, {ntype: own}, sampling.batch_size, fanouts, replace=sampling.replace
         )
