@@ -198,3 +198,19 @@ def test_buffers_come_round() -> None:
     assert ring.gather("a", table, torch.zeros(100, dtype=torch.long)).shape == (100, 9)
     fresh = BufferRing(0)
     assert fresh.gather("a", table, some).data_ptr() != fresh.gather("a", table, some).data_ptr()
+
+
+def _one_column(exchange: Exchange) -> bool:
+    """Only the second of two types has a column."""
+    rank = exchange.world.rank
+    bounds = {"bare": np.array([0, 2, 3]), "full": np.array([0, 1, 5])}
+    low, high = bounds["full"][rank : rank + 2]
+    own = torch.arange(low, high, dtype=torch.float32)
+    store = FeatureStore(bounds, exchange, {"bare": {}, "full": {FEATURES: with_room(own, 5)}})
+    ids = np.array([4, 0, 2, 0])
+    rows = store.gather({"bare": np.array([0, 2]), "full": ids})
+    return rows["full"][FEATURES].tolist() == ids.tolist()
+
+
+def test_a_type_without_columns_before_the_only_one_with_any() -> None:
+    assert run_ranks(2, _one_column) == [True, True]

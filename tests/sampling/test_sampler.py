@@ -186,3 +186,19 @@ def test_a_rank_that_owns_all_destinations_still_answers(tmp_path: Path) -> None
     found = run_ranks(2, sample, meta, False, ITEM, np.array([0]), [3, 3])
     assert found[0] == found[1]
     assert any(found[0].values())
+
+
+@pytest.mark.parametrize("kind", ["half", "column"])
+def test_weights_of_other_shapes_and_dtypes(kind: str, tmp_path: Path) -> None:
+    """Half precision, or one column, is the same weights."""
+    found = []
+    for changed in (False, True):
+        data = _weighted(random_graph())
+        frame = data.edges["_N", "_E", "_N"]
+        if changed:
+            weight = frame.data["w"]
+            frame.data["w"] = weight.astype(np.float16) if kind == "half" else weight[:, None]
+        meta = partitioned(data, tmp_path / str(changed), 1)
+        found += run_ranks(1, sample, meta, True, "_N", np.arange(20), [3, 3], False, "w")
+    assert any(found[0].values())
+    assert found[0] == found[1]
