@@ -16,9 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError
-from raygnn.graph.data import DEFAULT_ETYPE, EdgeType, GraphData, etype_str
+from raygnn.graph.data import (
+    DEFAULT_ETYPE,
+    EdgeFrame,
+    EdgeType,
+    GraphData,
+    NodeFrame,
+    etype_str,
+)
 from raygnn.graph.dglfile import read_graphs, read_tensors, write_graph, write_tensors
-from raygnn.graph.layout import PartitionMeta, read_meta
+from raygnn.graph.layout import MANIFEST, PartitionMeta, read_meta
+from raygnn.graph.partition import partition_graph
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
 from tests.graph.parted import assert_same_data, graphs, in_edges, load_all, original_ids
@@ -308,3 +316,32 @@ def test_nothing_of_the_graph_is_private_memory(tmp_path: Path) -> None:
     private, held = map(int, done.stdout.split())
     assert held > 25_000  # KiB
     assert private < held // 8
+
+
+def test_a_part_that_lacks_a_types_arrays_still_knows_them(tmp_path: Path) -> None:
+    """What others wrote leaves out the arrays of a type that a part has no nodes of."""
+    nodes = {
+        "a": NodeFrame(9, {"feat": np.ones((9, 2), np.float32)}),
+        "b": NodeFrame(1, {"feat": np.ones((1, 3), np.float32)}),
+    }
+    edges = {("b", "to", "a"): EdgeFrame(np.zeros(9, np.int64), np.arange(9))}
+    meta = partition_graph(
+        GraphData("some", nodes, edges),
+        tmp_path / "parts",
+        parts=2,
+        method="random",
+        digest="0" * 64,
+        source={},
+    )
+    bare = next(p for p in range(2) if np.diff(meta.node_ranges["b"][p])[0] == 0)
+    file = meta.files[bare].node_feats
+    kept = {name: rows for name, rows in read_tensors(file).items() if not name.startswith("b/")}
+    write_tensors(file, kept)
+    (meta.directory / MANIFEST).unlink()
+    meta = read_meta(meta.directory)
+    shards = [
+        load_shard(meta, rank, 2, replicated=True, stage=Stage(tmp_path / "stage"))
+        for rank in range(2)
+    ]
+    assert [shard.node_data["b"]["feat"].shape[1] for shard in shards] == [3, 3]
+    assert sorted(len(shard.node_data["b"]["feat"]) for shard in shards) == [0, 1]
