@@ -37,6 +37,7 @@ from peers.distdgl import run_distdgl  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.graph.partition import ensure_partition  # noqa: E402
+from raygnn.training.allocator import ENVIRONMENT  # noqa: E402
 from tests.hosts import Host, hosts, missing  # noqa: E402
 
 WORK = CHECKOUT / "build" / "bench"
@@ -110,6 +111,7 @@ def run_engine(
             output = stack.enter_context(open(Path(directory) / f"rank{rank}", "w+b"))
             env = {
                 **os.environ,
+                **ENVIRONMENT,
                 "OMP_NUM_THREADS": str(threads),
                 "GLOO_SOCKET_IFNAME": host.interface,
                 "NUMBA_CACHE_DIR": str(WORK / "numba"),

@@ -23,7 +23,6 @@ from raygnn.models.registry import build_model
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.prefetch import Prefetcher
 from raygnn.tasks.node import NodeClassification
-from raygnn.training.allocator import keep_memory
 from raygnn.training.data import load_data
 from raygnn.training.job import Job
 from raygnn.training.precision import PRECISIONS
@@ -35,7 +34,6 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     """Train ``warmup + steps`` steps; figures are of the last ``steps``."""
     config = load_config(settings["config"])
     size, steps, warmup = settings["world"], settings["steps"], settings["warmup"]
-    keep_memory()
     torch.set_num_threads(settings["threads"])
     if size > 1:
         dist.init_process_group(

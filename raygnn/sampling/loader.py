@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,27 +96,22 @@ class BatchLoader:
 
     The position is where the *next* batch to train on stands; batches that were prepared ahead
     do not count. A position at the end of an epoch means the start of the next one, since a
-    checkpoint may be taken on an epoch's last batch.
+    checkpoint may be taken on an epoch's last batch. Batches are prepared ahead across the ends
+    of epochs, so that only the first one of a run is waited for.
 
     Args:
         make: makes one batch.
         prefetch: batches prepared ahead of training.
-        limit: batches in all, over the whole run; None = no limit but the epochs.
+        limit: batches in all, over the whole run.
         alarm: tells ranks of each other's failures.
     """
 
-    def __init__(
-        self,
-        make: BatchMaker,
-        *,
-        prefetch: int,
-        limit: int | None = None,
-        alarm: Alarm | None = None,
-    ):
+    def __init__(self, make: BatchMaker, *, prefetch: int, limit: int, alarm: Alarm | None = None):
         self._make = make
         self._prefetch = prefetch
         self._alarm = alarm
         self._limit = limit
+        self._batches: Generator[Batch, None, None] | None = None  # from the position on
         self.epoch = 0
         self.step = 0
 
@@ -124,22 +119,32 @@ class BatchLoader:
         return self._make.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
+        """The batches of the rest of this epoch, or of the next one at the end of one."""
         # a generator: nothing happens before the first batch is asked for, since Lightning makes
         # one iterator too many before it restores the position
         length = len(self)
         if self.step >= length:
             self.epoch, self.step = self.epoch + 1, 0
-        epoch, last = self.epoch, length
-        if self._limit is not None:
-            last = min(length, self._limit - epoch * length)
-        for batch in Prefetcher(
-            lambda step: self._make(epoch, step),
-            range(self.step, last),
-            self._prefetch,
-            self._alarm,
-        ):
-            self.step = batch.step + 1
+        if self._batches is None:
+            self._batches = self._from(self.epoch * length + self.step)
+        while self.step < length and self.epoch * length + self.step < self._limit:
+            batch = next(self._batches)
+            assert (batch.epoch, batch.step) == (self.epoch, self.step)
+            self.step += 1
             yield batch
+
+    def _from(self, number: int) -> Generator[Batch, None, None]:
+        length = len(self)
+        numbers = range(number, self._limit)
+        yield from Prefetcher(
+            lambda n: self._make(*divmod(n, length)), numbers, self._prefetch, self._alarm
+        )
+
+    def close(self) -> None:
+        """End the preparation of batches, which nobody wants any more."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
 
     @property
     def epochs_done(self) -> int:
@@ -170,4 +175,5 @@ class BatchLoader:
                     remedy="resume with the graph, train.seed and sampling.batch_size × workers "
                     "that the run had",
                 )
+        self.close()
         self.epoch, self.step = state["epoch"], state["step"]

@@ -77,6 +77,7 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
+    from raygnn.training.allocator import ENVIRONMENT
     from raygnn.training.backend import CommConfig
     from raygnn.training.trainer import LeanTrainer
 
@@ -104,6 +105,7 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
             failure_config=FailureConfig(
                 max_failures=config.fault.max_failures, controller_failure_limit=0
             ),
+            worker_runtime_env={"env_vars": {**ENVIRONMENT, **comm.env}},
         ),
     )
     trainer.local = local

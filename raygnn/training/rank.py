@@ -98,7 +98,10 @@ class Rank:
         callbacks = [records, evaluation] if has_val else [records]
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
         log.info("training from %s", state or "the start")
-        trainer.fit(module, train_dataloaders=loader, ckpt_path=state and str(state))
+        try:
+            trainer.fit(module, train_dataloaders=loader, ckpt_path=state and str(state))
+        finally:
+            loader.close()
 
         if config.train.select == "best":
             evaluation.restore_best(module)
@@ -142,11 +145,14 @@ class Rank:
         return Exchange(self.world, dist.new_group(backend="gloo", timeout=timeout))
 
     def _loader(self, batches: BatchMaker) -> BatchLoader:
-        steps = self.config.train.max_steps
+        train, plan = self.config.train, batches.plan
+        limit = train.epochs * plan.steps_per_epoch
+        if train.max_steps:
+            limit = min(limit, plan.batches_until(train.max_steps))
         return BatchLoader(
             batches,
             prefetch=self.config.sampling.prefetch,
-            limit=steps and batches.plan.batches_until(steps),
+            limit=limit,
             alarm=Alarm(self.world, self._store()),
         )
 

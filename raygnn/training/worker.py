@@ -77,11 +77,9 @@ def _run(job: Job, rank: int, size: int) -> None:
 
     from raygnn.runs.files import json_text, write_atomic
     from raygnn.sampling.exchange import World
-    from raygnn.training.allocator import keep_memory
     from raygnn.training.rank import Rank, Runtime
 
     gc.enable()
-    keep_memory()
     log.info("imports took %.1f s", time.perf_counter() - start)
     _await_partition(job.partition, job.config.comm.timeout.seconds)
     runtime = Runtime(
