@@ -7,6 +7,7 @@ the rank itself and, through the alarm, on those that would wait for it for ever
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,9 @@ from raygnn.sampling.alarm import Alarm
 
 T = TypeVar("T")
 
+# Training goes first where the two share a core: what is prepared ahead fills the time in which a
+# rank waits for the others, so that the ranks' steps are more alike.
+_NICE = 4
 _POLL = 0.5  # seconds between looks at whether the other side is still there
 
 
@@ -90,6 +94,7 @@ class Prefetcher(Generic[T]):
                     continue
             return False
 
+        os.nice(_NICE)  # this thread's alone, on Linux
         try:
             for step in self._steps:
                 if not put(self._make(step)):

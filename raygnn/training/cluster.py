@@ -37,6 +37,8 @@ _LOCAL = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # training is what this Ray is there for; its default is 15
+    "RAY_worker_niceness": "0",
     # prestarted workers would not fit ours, which have an environment of their own
     "RAY_prestart_worker_first_driver": "0",
 }
