@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from raygnn import __version__
-from raygnn.errors import Interrupted, RaygnnError, TrainingError
+from raygnn.errors import ConfigError, Interrupted, RaygnnError, TrainingError
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
@@ -94,7 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"raygnn {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    _job(verbs, "check", _check, "check a configuration, its input and the cluster; start nothing")
+    _job(
+        verbs,
+        "check",
+        _check,
+        "check a configuration, its input and the cluster, or the cluster alone; start nothing",
+        optional=True,
+    )
     _job(
         verbs,
         "partition",
@@ -128,9 +134,13 @@ def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser
     return verb
 
 
-def _job(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+def _job(
+    verbs: Any, name: str, run: Any, text: str, *, optional: bool = False
+) -> argparse.ArgumentParser:
     verb = _verb(verbs, name, run, text)
-    verb.add_argument("config", metavar="CONFIG", help="the job's YAML file")
+    verb.add_argument(
+        "config", metavar="CONFIG", nargs="?" if optional else None, help="the job's YAML file"
+    )
     verb.add_argument(
         "--set",
         action="append",
@@ -155,10 +165,16 @@ def _load(args: argparse.Namespace) -> Any:
 
 
 def _check(args: argparse.Namespace) -> int:
-    config = _load(args)
+    config = _load(args) if args.config else None
     from raygnn.training import driver
 
-    report = driver.check(config, verbose=args.verbose, display=not args.json)
+    options = {"verbose": args.verbose, "display": not args.json}
+    if config is None:
+        if args.set:
+            raise ConfigError("--set needs a CONFIG to change", remedy="name the job's YAML file")
+        report, config = driver.inspect(**options)
+    else:
+        report = driver.check(config, **options)
     _print_json(args, report.to_dict())
     driver.verdict(report.findings, config)
     return 0

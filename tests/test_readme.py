@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from raygnn.cli import _parser
+from raygnn.config.graphs import FORMATS
 from raygnn.config.load import load_config
-from raygnn.config.schema import FORMATS, SECTIONS
+from raygnn.config.schema import SECTIONS
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 README = (CHECKOUT / "README.md").read_text()

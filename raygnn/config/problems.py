@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from raygnn.config.duration import Duration
-from raygnn.config.schema import FORMATS, SECTIONS, Config
+from raygnn.config.graphs import FORMATS
+from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.yaml_text import KeyPath
 
 # Pydantic's error types in our words; the fields are those of its context.

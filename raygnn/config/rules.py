@@ -6,17 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from raygnn.config.graphs import DglGraph, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import (
-    Config,
-    DglGraph,
-    ModelConfig,
-    NpzGraph,
-    PlanetoidGraph,
-    PlantedGraph,
-    SamplingConfig,
-    TrainConfig,
-)
+from raygnn.config.schema import Config, ModelConfig, SamplingConfig, TrainConfig
 from raygnn.config.types import MODEL_FAMILIES
 from raygnn.config.user_class import class_problem
 

@@ -8,11 +8,13 @@ strict: neither ``"3"`` nor ``3.0`` nor ``true`` is a whole number, while ``3`` 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from raygnn.config.duration import Duration
+from raygnn.config.graphs import GraphConfig
+from raygnn.config.section import Section
 from raygnn.config.types import (
     Address,
     AutoCount,
@@ -30,79 +32,6 @@ from raygnn.config.types import (
     Storage,
     Text,
 )
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class _Graph(Section):
-    normalize: Literal["none", "row", "standard"] | None = Field(
-        None,
-        description="Scaling of the features: none, row (each row sums to 1) or standard (each "
-        "column to mean 0, deviation 1); null = as usual for the format.",
-    )
-
-
-class PlanetoidGraph(_Graph):
-    """Cora, CiteSeer or PubMed as published by Yang et al. (2016)."""
-
-    format: Literal["planetoid"] = Field(description="Format of the input graph.")
-    path: InputPath = Field(description="Directory that holds the ind.<name>.* files.")
-    name: Text = Field(description="Which graph: cora, citeseer or pubmed.")
-
-
-class NpzGraph(_Graph):
-    """One NumPy archive: node_features, node_labels, edges, {train,val,test}_masks."""
-
-    format: Literal["npz"] = Field(description="Format of the input graph.")
-    path: InputPath = Field(description="The .npz file.")
-    split: int = Field(0, ge=0, le=10**6, description="Which row of the masks to use, from 0.")
-    undirected: bool = Field(
-        True, description="Each pair is listed once and stands for both directions."
-    )
-
-
-class DglGraph(_Graph):
-    """A file that dgl.save_graphs wrote."""
-
-    format: Literal["dgl"] = Field(description="Format of the input graph.")
-    path: InputPath = Field(description="The file that dgl.save_graphs wrote.")
-    index: int = Field(0, ge=0, le=10**6, description="Which of the file's graphs, from 0.")
-
-
-class PlantedGraph(_Graph):
-    """A generated graph: power-law degrees, communities, features that need the neighbourhood."""
-
-    format: Literal["planted"] = Field(description="Format of the input graph.")
-    nodes: Count = Field(description="Number of nodes.")
-    degree: float = Field(50.0, gt=0, le=10**6, description="Mean number of in-edges of a node.")
-    classes: int = Field(
-        47, ge=2, le=10**6, description="Number of communities, which are the labels."
-    )
-    features: int = Field(100, ge=1, le=10**6, description="Number of features of a node.")
-    train: Fraction = Field(0.08, gt=0, description="Share of the nodes to train on.")
-    val: Fraction = Field(
-        0.02, description="Share of the nodes to validate on; the rest are for test."
-    )
-    homophily: Fraction = Field(0.8, description="Share of the edges that stay within a community.")
-    noise: float = Field(
-        8.0, ge=0, description="Deviation of a node's features around its community's mean."
-    )
-    power: float = Field(2.5, gt=1, le=100, description="Exponent of the degrees' power law.")
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the generator.")
-    typed: bool = Field(False, description="Several node and edge types instead of one of each.")
-
-
-GraphConfig: TypeAlias = PlanetoidGraph | NpzGraph | DglGraph | PlantedGraph
-FORMATS: dict[str, type[Section]] = {
-    "planetoid": PlanetoidGraph,
-    "npz": NpzGraph,
-    "dgl": DglGraph,
-    "planted": PlantedGraph,
-}
 
 
 class PartitionConfig(Section):
@@ -296,7 +225,14 @@ class CommConfig(Section):
         False, description="Look for parameters that got no gradient, in each step (slow)."
     )
     static_graph: bool = Field(False, description="Every step uses the same parameters.")
-    env: Environment = Field({}, description="Environment variables for every worker.")
+    env: Environment = Field(
+        {}, description="Environment variables for every worker; win over what raygnn chooses."
+    )
+    debug: bool = Field(
+        False,
+        description="On all ranks what an investigation needs: collectives compared before they "
+        "run, NCCL's log in a file per rank, CUDA errors where they happen (slow).",
+    )
 
 
 class ClusterConfig(Section):
@@ -311,7 +247,14 @@ class ClusterConfig(Section):
     cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
     gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
     uniform: Literal["strict", "warn", "off"] = Field(
-        "strict", description="What to do when nodes differ in versions."
+        "strict",
+        description="When nodes differ in software, hardware or variables: refuse, warn, ignore.",
+    )
+    allow: list[str] = Field(
+        [], description="Names of checks whose errors are known and shall not stop the job."
+    )
+    probe_timeout: Duration = Field(
+        Duration(8.0), description="Longest wait for a node to say what it has."
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."

@@ -25,7 +25,8 @@ from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_me
 from raygnn.graph.remote import AnyPath, RemotePath, any_path
 
 if TYPE_CHECKING:
-    from raygnn.config.schema import Config, GraphConfig
+    from raygnn.config.graphs import GraphConfig
+    from raygnn.config.schema import Config
 
 Progress = Callable[[str], object]
 

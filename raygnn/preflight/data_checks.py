@@ -27,6 +27,9 @@ def partition_visible(job: Job) -> Iterator[Finding]:
             what = f"{name} of the partition has {seen[name]} bytes, expected {expected[name]}"
         elif node.partition_fingerprint != job.partition.fingerprint:
             what = "another partition lies at the same place there"
+        elif node.damaged:
+            name = min(node.damaged)
+            what = f"{name} of the partition {node.damaged[name]}"
         else:
             continue
         yield Finding(
@@ -35,7 +38,7 @@ def partition_visible(job: Job) -> Iterator[Finding]:
             f"{job.partition.directory}: {what}",
             "put the partition where every node sees it (partition.path), or copy it there whole",
             nodes=(node.node,),
-            values={"missing": missing, "wrong": wrong},
+            values={"missing": missing, "wrong": wrong, "damaged": dict(node.damaged)},
         )
 
 

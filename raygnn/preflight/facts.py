@@ -11,37 +11,121 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU; what could not be found out is None.
+
+    Attributes:
+        uuid: tells it from all others.
+        memory, memory_free: in bytes.
+        driver: version of its driver, e.g. ``"550.54.15"``.
+        cuda: the newest CUDA that the driver can run, e.g. ``"12.4"``.
+        capability: compute capability, e.g. ``(9, 0)``; bf16 needs 8.0.
+        ecc: whether error correction is on.
+        processes: process ids that use it.
+    """
+
+    model: str
+    uuid: str | None = None
+    memory: int | None = None
+    memory_free: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    capability: tuple[int, int] | None = None
+    ecc: bool | None = None
+    processes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface.
+
+    Attributes:
+        addresses: its IPv4 addresses.
+        mbits: speed in Mbit/s, None where the driver does not say.
+        mtu: longest packet, bytes.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    up: bool = True
+    loopback: bool = False
+    mbits: int | None = None
+    mtu: int | None = None
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a node is connected.
+
+    Attributes:
+        address: under which Ray knows the node; None on a Ray that is started for the job.
+        interface: the one that has that address; None when none has it.
+        resolves_to: the IPv4 addresses of the node's own host name, there.
+        rdma: InfiniBand and RoCE devices, e.g. ``("mlx5_0",)``.
+    """
+
+    address: str | None = None
+    interface: str | None = None
+    interfaces: tuple[Interface, ...] = ()
+    resolves_to: tuple[str, ...] = ()
+    rdma: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """What a node said about itself; what it could not tell is None.
 
     Attributes:
         node: its name in messages.
+        id: Ray's; empty on a Ray that is started for the job.
         python: e.g. ``"3.11.7"``.
         versions: package → version, None where it is not installed.
+        code: SHA-256 over raygnn's own source files.
+        cpu: the processor's model.
+        cpu_flags: what it has of ``avx2``, ``avx512f``, ``avx512_bf16`` and ``amx_bf16``.
         cpus: CPUs that a process may use there.
-        gpus: the models of its GPUs.
+        gpus: those that a process may use.
         memory, memory_available: of the machine or the container, whichever is smaller.
-        shm_free: free in ``/dev/shm``.
+        limits: of open files (``nofile``) and locked memory in bytes (``memlock``); -1 = none.
+        network: how it is connected.
+        environment: variables of communication and threads that are set there already.
+        clock: how far its clock is ahead of the driver's, seconds.
+        shm_free, shm_total: of ``/dev/shm``.
+        cache_free: free where the node keeps its copies of parts.
         disk_free: free where ``storage`` lies.
         storage: whether ``storage`` is the driver's and writable: ``"ok"``, ``"missing"``,
             ``"other"`` (a directory of that name, but not the driver's) or ``"readonly"``.
         partition_files: path within the partition → size, of the files that it sees.
         partition_fingerprint: SHA-256 over the partition's json files.
+        damaged: path within the partition → what is wrong with its content, of the files that
+            were read; ``read`` is how many there were.
         problem: why there are no facts, where there are none.
     """
 
     node: str
+    id: str = ""
     python: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    code: str | None = None
+    cpu: str | None = None
+    cpu_flags: tuple[str, ...] = ()
     cpus: int = 0
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     memory: int | None = None
     memory_available: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    network: Network = Network()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    clock: float | None = None
     shm_free: int | None = None
+    shm_total: int | None = None
+    cache_free: int | None = None
     disk_free: int | None = None
     storage: str = "ok"
     partition_files: Mapping[str, int] = field(default_factory=dict)
     partition_fingerprint: str | None = None
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    read: int = 0
     problem: str | None = None
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from raygnn.config.schema import Config
 from raygnn.preflight.facts import Column, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding
+from raygnn.preflight.network import Link
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Job:
     Attributes:
         nodes: those that answered; ``silent`` are the others.
         workers: how many will run.
+        links: between nodes, as measured.
         ntype: the node type to classify; None where the partition has none such.
     """
 
@@ -28,6 +31,18 @@ class Job:
     silent: tuple[NodeFacts, ...]
     workers: int
     ntype: str | None
+    links: tuple[Link, ...] = ()
+
+    @cached_property
+    def holding(self) -> tuple[NodeFacts, ...]:
+        """The nodes on which there is room for a worker; all, if there is room on none."""
+        cluster = self.config.cluster
+        room = {
+            node.node
+            for node in self.resources.nodes
+            if node.workers(cluster.cpus_per_worker, cluster.gpus_per_worker)
+        }
+        return tuple(node for node in self.nodes if node.node in room) or self.nodes
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:

@@ -19,6 +19,7 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
 }
 
 _SHM_SMALL = 256 * 2**20
+_SHM_NONE = 64 * 2**20
 _DISK_LOW = 2**30
 _DISK_NONE = 64 * 2**20
 
@@ -50,28 +51,6 @@ def versions_supported(job: Job) -> Iterator[Finding]:
                 f"install {wanted} there",
                 nodes=tuple(nodes),
                 values={"found": found, "wanted": wanted},
-            )
-
-
-def versions_uniform(job: Job) -> Iterator[Finding]:
-    uniform = job.config.cluster.uniform
-    if uniform == "off":
-        return
-    names = ["python", *sorted({name for node in job.nodes for name in node.versions})]
-    for name in names:
-        found: dict[str, list[str]] = {}
-        for node in job.nodes:
-            # Python's patch releases understand each other; everything else has to be the same.
-            version = node.versions.get(name) if name != "python" else _minor(node.python)
-            found.setdefault(version or "missing", []).append(node.node)
-        if len(found) > 1:
-            listed = ", ".join(f"{version} on {', '.join(on)}" for version, on in found.items())
-            yield Finding(
-                "versions_uniform",
-                "error" if uniform == "strict" else "warn",
-                f"nodes differ in {name}: {listed}",
-                f"install the same {name} everywhere, or set cluster.uniform to warn",
-                values={name: found},
             )
 
 
@@ -120,35 +99,6 @@ def cpus_are_there(job: Job) -> Iterator[Finding]:
             )
 
 
-def devices_suit(job: Job) -> Iterator[Finding]:
-    """Precision, backend and torch's build against the GPUs that there are."""
-    config, gpus = job.config, job.config.cluster.gpus_per_worker
-    if config.precision == "fp16-mixed" and not (gpus and job.resources.gpus):
-        yield Finding(
-            "devices_suit",
-            "error",
-            "precision fp16-mixed needs GPUs, and the workers have none",
-            "set precision to bf16-mixed or fp32, or give each worker a GPU",
-        )
-    if config.comm.backend == "nccl" and not (gpus and job.resources.gpus):
-        yield Finding(
-            "devices_suit",
-            "error",
-            "comm.backend nccl works between GPUs, and the workers have none",
-            "set comm.backend to auto, or give each worker a GPU",
-        )
-    if gpus:
-        nodes = [n.node for n in job.nodes if (n.versions.get("torch") or "").endswith("+cpu")]
-        if nodes:
-            yield Finding(
-                "devices_suit",
-                "error",
-                f"cluster.gpus_per_worker is {gpus}, but torch is a build without CUDA",
-                "install a CUDA build of torch there",
-                nodes=tuple(nodes),
-            )
-
-
 def storage_visible(job: Job) -> Iterator[Finding]:
     said = {
         "missing": "does not exist there",
@@ -168,42 +118,51 @@ def storage_visible(job: Job) -> Iterator[Finding]:
 
 
 def memory_fits(job: Job) -> Iterator[Finding]:
-    """Every worker reads its share of the partition; one node's workers share its memory."""
-    need = job.partition.bytes
-    totals = [node.memory for node in job.nodes]
-    free = [node.memory_available for node in job.nodes]
-    if None in totals or None in free or not job.nodes:
+    """A node's workers map its share of the partition once, and keep rows of the others' parts."""
+    if not job.holding:
         return
-    total, available = sum(n or 0 for n in totals), sum(n or 0 for n in free)
-    values = {"partition": need, "memory": total, "available": available}
-    if need > total:
-        yield Finding(
-            "memory_fits",
-            "error",
-            f"the partition is {size(need)}, all nodes together have {size(total)} of memory",
-            "add nodes, or use nodes with more memory",
-            values=values,
-        )
-    elif need > 0.8 * available:
-        yield Finding(
-            "memory_fits",
-            "warn",
-            f"the partition is {size(need)}, only {size(available)} of memory are free",
-            "stop other programs, or add nodes",
-            values=values,
-        )
+    least = job.workers // len(job.holding)  # workers that some node has at least
+    share = job.partition.bytes * min(1.0, max(1, least) / max(1, job.workers))
+    need = share + job.config.sampling.cache * (job.partition.bytes - share)
+    for node in job.holding:
+        if node.memory is None or node.memory_available is None:
+            continue
+        values = {"need": need, "memory": node.memory, "available": node.memory_available}
+        told = f"its share of the partition and the cache are {size(need)}"
+        if need > node.memory:
+            yield Finding(
+                "memory_fits",
+                "error",
+                f"{told}, the node has {size(node.memory)} of memory",
+                "add nodes, use nodes with more memory, or lower sampling.cache",
+                nodes=(node.node,),
+                values=values,
+            )
+        elif need > 0.8 * node.memory_available:
+            yield Finding(
+                "memory_fits",
+                "warn",
+                f"{told}, only {size(node.memory_available)} of memory are free",
+                "stop other programs there, or add nodes",
+                nodes=(node.node,),
+                values=values,
+            )
 
 
 def shared_memory(job: Job) -> Iterator[Finding]:
     for node in job.nodes:
-        if node.shm_free is not None and node.shm_free < _SHM_SMALL:
-            yield Finding(
-                "shared_memory",
-                "warn",
-                f"/dev/shm has {size(node.shm_free)} free: Ray will fall back to the disk",
-                "enlarge it (docker run --shm-size, or an emptyDir of medium Memory)",
-                nodes=(node.node,),
-            )
+        if node.shm_free is None or node.shm_free >= _SHM_SMALL:
+            continue
+        none = node.shm_free < _SHM_NONE
+        effect = "Ray and NCCL die there of a bus error" if none else "Ray will fall back to disk"
+        yield Finding(
+            "shared_memory",
+            "error" if none else "warn",
+            f"/dev/shm has {size(node.shm_free)} free: {effect}",
+            "enlarge it (docker run --shm-size, or an emptyDir of medium Memory)",
+            nodes=(node.node,),
+            values={"free": node.shm_free, "total": node.shm_total},
+        )
 
 
 def disk_space(job: Job) -> Iterator[Finding]:
@@ -232,7 +191,3 @@ def _numbers(version: str) -> tuple[int, ...]:
     while numbers and numbers[-1] == 0:
         numbers.pop()  # 3.10.0 is 3.10
     return tuple(numbers) if numbers else (0,) if match else ()
-
-
-def _minor(python: str) -> str:
-    return ".".join(python.split(".")[:2])

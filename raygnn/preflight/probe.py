@@ -1,157 +1,223 @@
-"""Look at the nodes: what is installed there, what they have, and what they see.
+"""Look at the nodes: what is installed there, what they have, what they see, and the links.
 
-A local Ray is one node, looked at in this process without a task. In a cluster every node gets
-one task that asks for no CPU and has a deadline: a node that does not answer is a fact too.
+A local Ray is one node, looked at in this process. In a cluster every node gets one actor that
+asks for no CPU and has a deadline: a node that does not answer is a fact too.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
+import secrets
 import socket
-import sys
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import raygnn
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
+from raygnn.preflight import machine, nvml
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
-from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
+from raygnn.preflight.network import Link, Responder, measure, pairs
+from raygnn.preflight.node import Question, node_facts
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import AnyPath, PartitionMeta
+    from raygnn.graph.layout import PartitionMeta
 
-PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
+_NETWORK = 8.0  # seconds for one round of measurements between nodes
+_CLOCKS = 64  # nodes whose clocks are compared with the driver's, one after the other
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a node is asked to look for.
+class Survey:
+    """What was found: every living node, what Ray may give away, and the links between nodes."""
 
-    Attributes:
-        storage: the directory of runs, absolute.
-        token: the name of a file that the driver has put into it; None where there is one node.
-        partition: the partition's directory; None where it has not been made yet.
-        files: the partition's files, relative to it.
-        jsons: those of them that say what the partition is.
-    """
-
-    storage: str
-    token: str | None
-    partition: AnyPath | None
-    files: tuple[str, ...]
-    jsons: tuple[str, ...]
-
-    @classmethod
-    def about(cls, config: Config, meta: PartitionMeta | None, token: str | None) -> Question:
-        storage = str(Path(config.storage).absolute())
-        if meta is None:
-            return cls(storage, token, None, (), ())
-        return cls(
-            storage=storage,
-            token=token,
-            partition=meta.directory,
-            files=tuple(partition_files(meta)),
-            jsons=partition_jsons(meta),
-        )
+    nodes: tuple[NodeFacts, ...]
+    resources: Resources
+    links: tuple[Link, ...] = ()
 
 
 def probe_local(
-    config: Config, meta: PartitionMeta | None = None
-) -> tuple[list[NodeFacts], Resources]:
+    config: Config, meta: PartitionMeta | None = None, *, question: Question | None = None
+) -> Survey:
     """Facts of this machine, and what a Ray that is started here will have to give away.
 
     Args:
         meta: the partition to look for; None before there is one.
+        question: instead of the one about the job.
     """
-    return [node_facts(Question.about(config, meta, token=None))], _local_resources(config)
+    facts = node_facts(question or Question.about(config, meta, token=None))
+    return Survey((facts,), _local(config))
 
 
-def probe_cluster(
-    config: Config, meta: PartitionMeta | None = None, deadline: float = 20.0
-) -> tuple[list[NodeFacts], Resources]:
+def probe_cluster(config: Config, meta: PartitionMeta | None = None) -> Survey:
     """Facts of every living node of the Ray that this process is connected to.
+
+    A node that does not answer within ``cluster.probe_timeout`` is one with a ``problem``.
 
     Args:
         meta: the partition to look for; None before there is one.
-        deadline: seconds after which a node counts as not answering.
 
     Raises:
         InputError: the driver cannot write to the storage.
     """
+    with _token(Path(config.storage).absolute()) as token:
+        question = Question.about(config, meta, token)
+        return survey(question, config.cluster.probe_timeout.seconds)
+
+
+def survey(question: Question, deadline: float) -> Survey:
+    """Ask every living node of the Ray that this process is connected to.
+
+    Args:
+        deadline: seconds for each node to answer.
+    """
     import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     names = _names(alive)
-    with _token(Path(config.storage).absolute()) as token:
-        question = Question.about(config, meta, token)
-        tasks = {}
-        for node in alive:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(node_facts)
-            tasks[node["NodeID"]] = task.remote(question, names[node["NodeID"]])
-        _, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=deadline)
-        facts = []
-        for key, task in tasks.items():
-            if task in late:
-                ray.cancel(task, force=True)
-                facts.append(NodeFacts(names[key], problem=f"no answer within {deadline:g} s"))
-                continue
-            try:
-                facts.append(ray.get(task))
-            except RayError as error:
-                facts.append(NodeFacts(names[key], problem=_last_line(error)))
-    return facts, _cluster_resources()
+    probers = {node["NodeID"]: _start(node["NodeID"]) for node in alive}
+    try:
+        facts = _ask(alive, names, probers, question, deadline)
+        answered = [node for node in facts if node.problem is None]
+        links = _measure(answered, probers)
+    finally:
+        for prober in probers.values():
+            ray.kill(prober)
+    return Survey(tuple(facts), _cluster(alive, names), tuple(links))
 
 
 def probe_resources(config: Config, local: bool) -> Resources:
     """What Ray has to give away, or will have if it is to be started here (``local``)."""
-    return _local_resources(config) if local else _cluster_resources()
-
-
-def node_facts(question: Question, node: str | None = None) -> NodeFacts:
-    """Facts of the machine that this runs on.
-
-    Args:
-        node: its name in messages; the host's name by default.
-    """
-    total, available = memory()
-    partition = question.partition or Path(os.devnull)
-    return NodeFacts(
-        node=node or socket.gethostname(),
-        python=".".join(map(str, sys.version_info[:3])),
-        versions={"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES},
-        cpus=_cpus(),
-        gpus=_gpus(),
-        memory=total,
-        memory_available=available,
-        shm_free=_free(Path("/dev/shm")),
-        disk_free=_free(_nearest(Path(question.storage))),
-        storage=_storage(Path(question.storage), question.token),
-        partition_files=_sizes(partition, question.files),
-        partition_fingerprint=fingerprint(partition, question.jsons),
-    )
-
-
-def _local_resources(config: Config) -> Resources:
-    cpus, gpus = config.cluster.num_cpus or _cpus(), len(_gpus())
-    return Resources((NodeResources(socket.gethostname(), cpus, gpus),), cpus, gpus)
-
-
-def _cluster_resources() -> Resources:
+    if local:
+        return _local(config)
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]
-    names, free = _names(alive), ray.available_resources()
+    return _cluster(alive, _names(alive))
+
+
+class _Prober:
+    """Runs on a node, one method after the other."""
+
+    def __init__(self) -> None:
+        self._responder: Responder | None = None
+
+    def facts(self, question: Question, name: str, id: str, address: str) -> NodeFacts:
+        return node_facts(question, name, id, address)
+
+    def clock(self) -> float:
+        return time.time()
+
+    def listen(self, address: str, token: bytes) -> int:
+        """Wait for one peer's measurement; returns the port."""
+        self.close()
+        self._responder = Responder(address, token, lifetime=_NETWORK)
+        self._responder.__enter__()
+        return self._responder.port
+
+    def measure(
+        self, source: str, target: str, address: str, port: int, token: bytes, bind: str
+    ) -> Link:
+        return measure(source, target, address, port, token, bind=bind)
+
+    def close(self) -> None:
+        if self._responder is not None:
+            self._responder.close()
+            self._responder = None
+
+
+def _start(node: str) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+    return ray.remote(_Prober).options(**options).remote()
+
+
+def _ask(
+    alive: Sequence[dict[str, Any]],
+    names: dict[str, str],
+    probers: dict[str, Any],
+    question: Question,
+    deadline: float,
+) -> list[NodeFacts]:
+    import ray
+    from ray.exceptions import RayError
+
+    tasks = {}
+    for number, node in enumerate(alive):
+        key = node["NodeID"]
+        asked = replace(question, share=(number, len(alive)))
+        task = probers[key].facts.remote(asked, names[key], key, node["NodeManagerAddress"])
+        tasks[key] = task
+    _, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=deadline)
+    late = set(late)
+    facts: list[NodeFacts] = []
+    for key, task in tasks.items():
+        if task in late:
+            facts.append(NodeFacts(names[key], key, problem=f"no answer within {deadline:g} s"))
+            continue
+        try:
+            node_facts = ray.get(task, timeout=deadline)
+            if len(facts) < _CLOCKS:
+                node_facts = replace(node_facts, clock=_clock(probers[key], deadline))
+            facts.append(node_facts)
+        except RayError as error:
+            facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
+    return facts
+
+
+def _clock(prober: Any, deadline: float) -> float:
+    """How far a node's clock is ahead of this one's, seconds, within half of the round trip."""
+    import ray
+
+    before = time.time()
+    there: float = ray.get(prober.clock.remote(), timeout=deadline)
+    return there - (before + time.time()) / 2
+
+
+def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
+    """Each node to the next one around a ring, in rounds that do not share a node."""
+    import ray
+    from ray.exceptions import RayError
+
+    by_name = {node.node: node for node in nodes}
+    for each in pairs(list(by_name)):
+        token = secrets.token_bytes(32)
+        tasks = {}
+        for source, target in each:
+            here, there = by_name[source], by_name[target]
+            address = there.network.address
+            listening = probers[there.id].listen.remote(address, token)
+            tasks[source, target] = probers[here.id].measure.remote(
+                *(source, target, address, listening, token, here.network.address)
+            )
+        done, _ = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=_NETWORK)
+        finished = set(done)
+        for (source, target), task in tasks.items():
+            if task not in finished:
+                problem = f"not measured within {_NETWORK:g} s"
+                yield Link(source, target, None, None, problem)
+                continue
+            try:
+                yield ray.get(task, timeout=_NETWORK)
+            except RayError as error:
+                yield Link(source, target, None, None, _last_line(error))
+
+
+def _local(config: Config) -> Resources:
+    cpus, gpus = config.cluster.num_cpus or machine.cpus(), len(nvml.gpus())
+    return Resources((NodeResources(socket.gethostname(), cpus, gpus),), cpus, gpus)
+
+
+def _cluster(alive: Sequence[dict[str, Any]], names: dict[str, str]) -> Resources:
+    import ray
+
+    free = ray.available_resources()
     return Resources(
         tuple(_resources(names[node["NodeID"]], node["Resources"]) for node in alive),
         free.get("CPU", 0.0),
@@ -181,94 +247,6 @@ def _token(storage: Path) -> Iterator[str]:
             if any(directory.iterdir()):
                 break
             directory.rmdir()
-
-
-def _storage(storage: Path, token: str | None) -> str:
-    there = storage if token else _nearest(storage)
-    if not there.is_dir():
-        return "missing"
-    if token and not (there / token).exists():
-        return "other"
-    return "ok" if os.access(there, os.W_OK | os.X_OK) else "readonly"
-
-
-def _nearest(path: Path) -> Path:
-    """The path, or the nearest directory above it that exists: it will be made there."""
-    return next(part for part in (path, *path.parents) if part.exists())
-
-
-def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
-    if not isinstance(partition, Path):
-        partition = partition.listed()  # one look rather than one at each file
-    paths = {name: partition / name for name in names}
-    return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
-
-
-def _free(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _cpus() -> int:
-    """CPUs of the process: the machine's, less affinity, less the container's quota."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _words(Path("/sys/fs/cgroup/cpu.max"))
-    if len(quota) == 2 and quota[0].isdigit():
-        count = min(count, math.ceil(int(quota[0]) / int(quota[1])))
-    return count
-
-
-def _gpus() -> tuple[str, ...]:
-    """Models of the NVIDIA GPUs that the process may use."""
-    models = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines = file.read_text().splitlines()
-        found = [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
-        models.append(found[0] if found else "GPU")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        chosen = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
-        models = models[: len(chosen)]
-    return tuple(models)
-
-
-def memory() -> tuple[int | None, int | None]:
-    """Bytes in all and available, of the machine or of the container if that has less."""
-    fields = {}
-    for line in _lines(Path("/proc/meminfo")):
-        name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) * 1024
-    total, available = fields.get("MemTotal"), fields.get("MemAvailable")
-    cgroup = Path("/sys/fs/cgroup")
-    limit, used = _words(cgroup / "memory.max"), _words(cgroup / "memory.current")
-    if total and available and limit and used and limit[0].isdigit():
-        stats = dict(line.split() for line in _lines(cgroup / "memory.stat"))
-        # The page cache counts as used there, but is given back when memory is short.
-        taken = int(used[0]) - int(stats.get("inactive_file", 0))
-        total = min(total, int(limit[0]))
-        available = min(available, int(limit[0]) - taken)
-    return total, available
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _words(file: Path) -> list[str]:
-    return " ".join(_lines(file)).split()
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
-from raygnn.preflight.checks import check
+from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
+from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, size
-from raygnn.preflight.job import Job
+from raygnn.preflight.job import Check, Job
+from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype
+from raygnn.preflight.probe import Survey
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,14 @@ class Report:
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
-        *("node", "python", "torch", "dgl", "ray", "CPUs", "GPUs", "memory", "disk"),
+        *("node", "address", "python", "torch", "dgl", "ray", "processor", "CPUs", "GPUs"),
+        *("memory", "disk", "link"),
     )
 
     findings: tuple[Finding, ...]
     nodes: tuple[NodeFacts, ...]
+    links: tuple[Link, ...]
+    comm: CommPlan
     seconds: float
 
     @property
@@ -45,15 +52,28 @@ class Report:
             "findings": [
                 {**asdict(finding), "nodes": list(finding.nodes)} for finding in self.findings
             ],
-            "nodes": [
-                {**asdict(node), "gpus": list(node.gpus), "versions": dict(node.versions)}
-                for node in self.nodes
-            ],
+            "nodes": [_plain(asdict(node)) for node in self.nodes],
+            "links": [asdict(link) for link in self.links],
+            "communication": self.comm.to_dict(),
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row per node, under :attr:`COLUMNS`; memory and disk are what is free of them."""
-        return [_row(node) for node in self.nodes]
+        """A row per node, under :attr:`COLUMNS`, what differs from most of the nodes after a "≠".
+
+        Memory and disk are what is free of them, the link is the one to the next node.
+        """
+        links = {link.source: link for link in self.links}
+        rows = [_row(node, links.get(node.node)) for node in self.nodes]
+        answered = [row for node, row in zip(self.nodes, rows) if not node.problem]
+        usual = [Counter(column).most_common(1)[0][0] for column in zip(*answered)]
+        compared = range(2, 9)  # python … GPUs
+        return [
+            tuple(
+                f"≠ {cell}" if i in compared and row in answered and cell != usual[i] else cell
+                for i, cell in enumerate(row)
+            )
+            for row in rows
+        ]
 
 
 def verdict(findings: Sequence[Finding], config: Config) -> None:
@@ -72,27 +92,40 @@ def verdict(findings: Sequence[Finding], config: Config) -> None:
         raise PreflightError("\n".join(lines), where=where)
 
 
-def preflight(
-    config: Config, facts: PartitionFacts, nodes: Sequence[NodeFacts], resources: Resources
-) -> Report:
+def preflight(config: Config, facts: PartitionFacts, found: Survey) -> Report:
     """Judge whether the job can run. Nothing is raised for what is found: see :func:`verdict`.
 
     Args:
         facts: what :mod:`raygnn.preflight.partition` read off the partition, or off the graph
             before there is one.
-        nodes, resources: what :mod:`raygnn.preflight.probe` found.
+        found: by :mod:`raygnn.preflight.probe`.
     """
+    return _report(config, facts, found, CHECKS)
+
+
+def inspect(config: Config, found: Survey) -> Report:
+    """Judge the nodes alone, whatever job may run on them; of ``config`` only ``cluster`` and
+    ``comm`` matter."""
+    nothing = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
+    return _report(config, nothing, found, CLUSTER_CHECKS)
+
+
+def _report(
+    config: Config, facts: PartitionFacts, found: Survey, checks: tuple[Check, ...]
+) -> Report:
     start = time.monotonic()
     job = Job(
         config=config,
         partition=facts,
-        resources=resources,
-        nodes=tuple(node for node in nodes if node.problem is None),
-        silent=tuple(node for node in nodes if node.problem is not None),
-        workers=resolve_workers(config, resources),
+        resources=found.resources,
+        nodes=tuple(node for node in found.nodes if node.problem is None),
+        silent=tuple(node for node in found.nodes if node.problem is not None),
+        workers=resolve_workers(config, found.resources),
         ntype=task_ntype(config, facts.columns),
+        links=found.links,
     )
-    return Report(check(job), tuple(nodes), time.monotonic() - start)
+    findings, comm = check(job, checks), make_comm_plan(config, job.holding)
+    return Report(findings, found.nodes, found.links, comm, time.monotonic() - start)
 
 
 def resolve_workers(config: Config, resources: Resources) -> int:
@@ -103,16 +136,42 @@ def resolve_workers(config: Config, resources: Resources) -> int:
     return max(1, resources.workers(cluster.cpus_per_worker, cluster.gpus_per_worker))
 
 
-def _row(node: NodeFacts) -> tuple[str, ...]:
+def _row(node: NodeFacts, link: Link | None) -> tuple[str, ...]:
     if node.problem:
         return (node.node, node.problem, *[""] * (len(Report.COLUMNS) - 2))
     versions = [node.versions.get(name) or "missing" for name in ("torch", "dgl", "ray")]
+    models = Counter(gpu.model for gpu in node.gpus)
     return (
         node.node,
+        node.network.address or "local",
         node.python,
         *versions,
+        _short(node.cpu or ""),
         str(node.cpus),
-        str(len(node.gpus)),
+        ", ".join(f"{count} × {model}" for model, count in models.items()) or "0",
         size(node.memory_available),
         size(node.disk_free),
+        _link(link),
     )
+
+
+def _link(link: Link | None) -> str:
+    if link is None:
+        return ""
+    if link.mbits is None or link.latency_ms is None:
+        return "none"
+    rate = f"{link.mbits / 1000:.1f} Gbit/s" if link.mbits >= 1000 else f"{link.mbits:.0f} Mbit/s"
+    return f"{rate}, {link.latency_ms:.2g} ms"
+
+
+def _short(cpu: str) -> str:
+    """A processor's model without its marks: ``Intel Xeon 8481C 2.70GHz``."""
+    for word in ("(R)", "(TM)", " CPU", " Processor", " @"):
+        cpu = cpu.replace(word, "")
+    return " ".join(cpu.split())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

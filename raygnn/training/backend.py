@@ -1,34 +1,48 @@
-"""How Ray Train sets up the process group: our timeout and environment, before it exists.
+"""How Ray Train sets up the process group: the communication plan, before it exists.
 
 The training function runs after the group was made, which is too late for communication
-variables; a backend's ``on_start`` runs before, on every start and restart.
+variables; a backend's ``on_start`` runs before, on every start and restart. Afterwards every
+worker compares what it got with what was planned.
 """
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
 import socket
-import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import ray
+import torch
+import torch.distributed as dist
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
-_SIOCGIFADDR = 0x8915
+from raygnn.errors import TrainingError
+from raygnn.preflight import machine
+from raygnn.preflight.comm_plan import CommPlan
 
 
 @dataclass
 class CommConfig(TorchConfig):
-    """A TorchConfig with variables for every worker.
+    """A TorchConfig that carries out a plan.
 
     Attributes:
-        env: set before the process group is made; wins over what raygnn would choose.
+        plan: wins over Ray's own choices.
+        logs: directory for a record per rank of what it was given, ``comm-rank-<r>.jsonl``, a
+            line for each start.
     """
 
-    env: Mapping[str, str] = field(default_factory=dict)
+    plan: CommPlan | None = None
+    logs: Path | None = None
+
+    @classmethod
+    def of(cls, plan: CommPlan, logs: Path) -> CommConfig:
+        timeout = max(1, int(plan.timeout))
+        return cls(backend=plan.backend, timeout_s=timeout, plan=plan, logs=logs)
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
@@ -37,27 +51,53 @@ class CommConfig(TorchConfig):
 
 class _CommBackend(_TorchBackend):
     def on_start(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
-        worker_group.execute(_set_environment, dict(backend_config.env))
+        plan, logs = backend_config.plan, backend_config.logs
+        worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
+        worker_group.execute(_verify, plan, logs)
 
 
-def _set_environment(env: dict[str, str]) -> None:
-    if interface := interface_of(ray.util.get_node_ip_address()):
-        # Without it gloo takes whatever the host name resolves to, often 127.0.0.1, and hosts
-        # can not reach each other. Names differ from host to host, so each finds its own.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    os.environ.update(env)
+def _apply(plan: CommPlan) -> None:
+    """Set this rank's variables. A node that joined after the plan was made gets its own now."""
+    context = ray.get_runtime_context()
+    variables = plan.nodes.get(context.get_node_id()) or plan.nodes.get("")
+    if variables is None:
+        network = machine.network(ray.util.get_node_ip_address())
+        variables = plan.variables(network, machine.environment())
+    os.environ.update({variable.name: variable.value for variable in variables})
+    # torch read it when it was imported
+    dist.set_debug_level_from_env()
+    _given.clear()
+    _given.update({variable.name: variable.value for variable in variables})
 
 
-def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None when none has it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # an interface without an IPv4 address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+_given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
+
+
+def _verify(plan: CommPlan, logs: Path | None) -> None:
+    """Compare the process group, and the variables it was made with, with the plan.
+
+    Raises:
+        TrainingError: naming what is not as planned.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda" if plan.backend == "nccl" else "cpu")
+    group = dist.distributed_c10d._get_default_group()
+    timeout = group._get_backend(device).options._timeout.total_seconds()
+    found: dict[str, Any] = {name: os.environ.get(name) for name in _given}
+    found |= {"backend": dist.get_backend(), "timeout": int(timeout)}
+    planned = {**_given, "backend": plan.backend, "timeout": max(1, int(plan.timeout))}
+    if logs is not None:
+        record = {"rank": rank, "world": size, "time": time.time(), "host": socket.gethostname()}
+        record |= {"node": ray.get_runtime_context().get_node_id(), "given": found}
+        logs.mkdir(parents=True, exist_ok=True)
+        with open(logs / f"comm-rank-{rank}.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+    for name, wanted in planned.items():
+        if found[name] != wanted:
+            raise TrainingError(
+                f"{name} is {found[name]!r} after the process group was made, planned {wanted!r}",
+                where=f"rank {rank} on {socket.gethostname()}",
+                remedy="look for what sets it in that node's start-up or in the model's module",
+                rank=rank,
+            )

@@ -21,7 +21,7 @@ from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import needs_degree
-from raygnn.preflight.probe import memory
+from raygnn.preflight.machine import memory
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout, resolve_fanouts

@@ -13,8 +13,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
-from raygnn.config.schema import Config, PlantedGraph
+from raygnn.config.graphs import PlantedGraph
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
 from raygnn.errors import Interrupted
+from raygnn.preflight import report as preflight_report
+from raygnn.preflight.node import Question
+from raygnn.preflight.probe import probe_local, survey
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
@@ -134,11 +139,53 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
     with RayCluster(config, verbose=verbose) as cluster:
         workers = count_workers(config, cluster)
         report = make_plan(config, cluster, workers, read_input(config, workers, show)).report
+    _show_report(show, report, "ready: nothing here would stop this job")
+    return report
+
+
+def inspect(
+    address: str | None = None, *, verbose: bool = False, display: bool = True
+) -> tuple[Report, Config]:
+    """Look at the nodes of a cluster, whatever job may run on them; nothing is written.
+
+    Args:
+        address: of the head node; None = as ``cluster.address: auto`` finds it.
+
+    Returns:
+        The report, and the configuration to give to `verdict`.
+
+    Raises:
+        PreflightError: no connection to the cluster.
+    """
+    show = _display(display, verbose)
+    config = load_config(
+        {
+            "name": "cluster",
+            "graph": {"format": "planted", "nodes": 1000},
+            "model": {"kind": "gcn"},
+            "cluster": {"address": address or "auto"},
+        }
+    )
+    with RayCluster(config, verbose=verbose) as cluster:
+        question = Question(storage=None, token=None, cache=None)
+        if cluster.local:
+            found = probe_local(config, question=question)
+        else:
+            cluster.wait()
+            found = survey(question, config.cluster.probe_timeout.seconds)
+    report = preflight_report.inspect(config, found)
+    _show_report(show, report, "ready: nothing here would stop a job")
+    return report, config
+
+
+def _show_report(show: Display, report: Report, ready: str) -> None:
     show.table("nodes", Report.COLUMNS, report.rows())
+    comm = report.comm
+    columns = ("node", "variable", "value", "reason")
+    show.table(f"communication: {comm.backend}, {comm.why}", columns, comm.rows())
     _show_findings(show, report)
     if report.ok:
-        show.note("ready: nothing here would stop this job")
-    return report
+        show.note(ready)
 
 
 def _display(display: bool, verbose: bool) -> Display:
@@ -207,7 +254,7 @@ def _fit(
         replicated=plan.replicated,
         started=started,
     )
-    launch = Launch(job, plan.workers, cluster)
+    launch = Launch(job, plan.workers, plan.report.comm, cluster)
     try:
         parts = _watch(config, plan, run, show, launch, tail)
     except BaseException:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import RaygnnError, TrainingError
+from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.files import read_json
 from raygnn.training import faults
 from raygnn.training.cluster import RayCluster
@@ -25,9 +26,10 @@ class Launch:
         cluster: it need not be ready yet.
     """
 
-    def __init__(self, job: Job, workers: int, cluster: RayCluster):
+    def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
         self._job = job
         self._workers = workers
+        self._comm = comm
         self._cluster = cluster
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
@@ -64,12 +66,12 @@ class Launch:
     def _run(self) -> None:
         try:
             self._cluster.wait()
-            make_trainer(self._job, self._workers, local=self._cluster.local).fit()
+            make_trainer(self._job, self._workers, self._comm, local=self._cluster.local).fit()
         except BaseException as error:
             self._error = error
 
 
-def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
+def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> TorchTrainer:
     """The TorchTrainer of a job; nothing starts yet.
 
     Args:
@@ -82,16 +84,12 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
     from raygnn.training.trainer import LeanTrainer
 
     config = job.config
-    cluster, comm = config.cluster, config.comm
+    cluster = config.cluster
     resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
     trainer = LeanTrainer(
         train_loop,
         train_loop_config=job,  # passed on as it is
-        torch_config=CommConfig(
-            backend=None if comm.backend == "auto" else comm.backend,
-            timeout_s=max(1, int(comm.timeout.seconds)),
-            env=comm.env,
-        ),
+        torch_config=CommConfig.of(comm, job.run_dir / "logs"),
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=cluster.gpus_per_worker > 0,
@@ -105,7 +103,8 @@ def make_trainer(job: Job, workers: int, *, local: bool) -> TorchTrainer:
             failure_config=FailureConfig(
                 max_failures=config.fault.max_failures, controller_failure_limit=0
             ),
-            worker_runtime_env={"env_vars": {**ENVIRONMENT, **comm.env}},
+            # from their first moment what is the same on all nodes; the backend sees to the rest
+            worker_runtime_env={"env_vars": {**ENVIRONMENT, **comm.everywhere()}},
         ),
     )
     trainer.local = local

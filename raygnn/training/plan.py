@@ -139,11 +139,11 @@ def make_plan(config: Config, cluster: RayCluster, workers: int, given: Input) -
     else:
         meta, facts = given.found, partition_facts(config, given.found)
     if cluster.local:
-        nodes, resources = probe_local(config, meta)
+        found = probe_local(config, meta)
     else:
         cluster.wait()
-        nodes, resources = probe_cluster(config, meta)
-    report = preflight(config, facts, nodes, resources)
+        found = probe_cluster(config, meta)
+    report = preflight(config, facts, found)
     return Plan(
         input=given,
         report=report,

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 import raygnn
 from raygnn.config.duration import Duration
+from raygnn.config.graphs import NpzGraph, PlantedGraph
 from raygnn.config.load import load_config
-from raygnn.config.schema import Config, NpzGraph, PlantedGraph
+from raygnn.config.schema import Config
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import ConfigError
 

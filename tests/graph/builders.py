@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from raygnn.config.schema import (
-    DglGraph,
-    GraphConfig,
-    NpzGraph,
-    PlanetoidGraph,
-    PlantedGraph,
-)
+from raygnn.config.graphs import DglGraph, GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.graph.dglfile import write_graph
 
 SECTIONS = {

@@ -179,6 +179,7 @@ def test_sampling_and_blocks() -> None:
 @pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "graphconv"])
 def test_layers_forward_and_backward(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
+    DGL.seed(0)
     make = {
         "sage": lambda: DGL.nn.SAGEConv(6, 4, "mean"),
         "gat": lambda: DGL.nn.GATConv(6, 4, 2),

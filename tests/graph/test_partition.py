@@ -17,8 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raygnn.config.graphs import PlanetoidGraph
 from raygnn.config.load import load_config
-from raygnn.config.schema import Config, PlanetoidGraph
+from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import assign, sources, store
 from raygnn.graph.data import (

@@ -137,7 +137,7 @@ def test_a_job_finds_it(meta: PartitionMeta, bucket: Path, tmp_path: Path) -> No
     found = find_partition(config, 2)
     assert isinstance(found, PartitionMeta)
     facts = partition_facts(config, found)
-    (node,), _ = probe_local(config, found)
+    (node,) = probe_local(config, found).nodes
     assert node.partition_files == facts.files
     assert node.partition_fingerprint == facts.fingerprint
     shown = repr((config, facts, found)) + str(config.to_dict()) + str(found.config_file)

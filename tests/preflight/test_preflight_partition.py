@@ -88,8 +88,8 @@ def test_splits_are_those_of_the_task(tmp_path: Path) -> None:
         ours = partition_facts(config, meta)
         assert ours.splits == partition_facts(config, replace(meta, manifest=None)).splits == splits
         assert ours.splits == graph_facts(config, data, parts=2).splits
-        nodes, resources = probe_local(config, meta)
-        found = [f.what for f in preflight(config, ours, nodes, resources).findings]
+        seen = probe_local(config, meta)
+        found = [f.what for f in preflight(config, ours, seen).findings]
         assert len(found) == len(warned)
         assert all(word in what for word, what in zip(warned, found, strict=True))
     assert partition_facts(plain, meta).splits == {}  # both types have the target
@@ -100,24 +100,25 @@ def test_a_real_partition_passes_and_a_damaged_one_does_not(
 ) -> None:
     config = make_config(tmp_path)
     facts = partition_facts(config, meta)
-    nodes, resources = probe_local(config, meta)
-    report = preflight(config, facts, nodes, resources)
+    report = preflight(config, facts, probe_local(config, meta))
     assert report.ok, report.findings
-    # What the node sees after the driver looked.
+    # What the node sees after the driver looked: a shorter file, and one with a bit turned.
     victim = meta.files[1].node_feats
     content = victim.read_bytes()
-    victim.write_bytes(content[:-1])
-    nodes, _ = probe_local(config, meta)
-    victim.write_bytes(content)
-    report = preflight(config, facts, nodes, resources)
-    assert [finding.check for finding in report.findings] == ["partition_visible"]
-    assert "node_feat" in report.findings[0].what
+    for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
+        victim.write_bytes(damaged)
+        seen = probe_local(config, meta)
+        victim.write_bytes(content)
+        report = preflight(config, facts, seen)
+        assert [finding.check for finding in report.findings] == ["partition_visible"]
+        assert "node_feat" in report.findings[0].what
+        assert not report.ok
 
 
 def test_a_graph_passes_before_it_is_partitioned(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    nodes, resources = probe_local(config)
-    report = preflight(config, graph_facts(config, make_graph(), parts=2), nodes, resources)
+    facts = graph_facts(config, make_graph(), parts=2)
+    report = preflight(config, facts, probe_local(config))
     assert report.ok, report.findings
 
 
@@ -130,8 +131,7 @@ def test_a_part_without_nodes_of_a_type_agrees_with_the_others(tmp_path: Path) -
     assert any(first == last for first, last in meta.node_ranges["user"])
     facts = partition_facts(config, meta)
     assert {len(columns) for columns in facts.columns["user"].values()} == {8}
-    nodes, resources = probe_local(config, meta)
-    assert preflight(config, facts, nodes, resources).ok
+    assert preflight(config, facts, probe_local(config, meta)).ok
 
 
 def test_a_damaged_foreign_part_is_named(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.layout import PartFiles
+from raygnn.preflight import node as node_module
 from raygnn.preflight import probe
 from raygnn.preflight.facts import NodeFacts, Resources
+from raygnn.preflight.node import PACKAGES
 from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
 
 
@@ -44,17 +46,18 @@ def make_meta(directory: Path, manifest: bool = True) -> Any:
         directory=directory,
         config_file=directory / "cora.json",
         files=[part],
-        manifest={} if manifest else None,
+        manifest={"files": {}} if manifest else None,
     )
 
 
 def test_this_machine(tmp_path: Path) -> None:
     meta = make_meta(tmp_path / "parts")
-    (node,), resources = probe.probe_local(make_config(tmp_path / "runs"), meta)
+    found = probe.probe_local(make_config(tmp_path / "runs"), meta)
+    (node,), resources = found.nodes, found.resources
     assert node.node == socket.gethostname()
     assert node.problem is None
     assert node.python == ".".join(map(str, sys.version_info[:3]))
-    assert all(node.versions[name] for name in ("raygnn", *probe.PACKAGES))
+    assert all(node.versions[name] for name in ("raygnn", *PACKAGES))
     assert 1 <= node.cpus <= (os.cpu_count() or 1)
     assert node.memory
     assert node.memory_available
@@ -77,7 +80,8 @@ def test_this_machine(tmp_path: Path) -> None:
 
 def test_the_cpus_ray_is_told_of(tmp_path: Path) -> None:
     config = make_config(tmp_path, num_cpus=7)
-    (node,), resources = probe.probe_local(config)
+    found = probe.probe_local(config)
+    (node,), resources = found.nodes, found.resources
     assert resources.cpus == resources.free_cpus == 7
     assert resources == probe.probe_resources(config, local=True)
     assert (node.partition_files, node.partition_fingerprint) == ({}, None)
@@ -102,9 +106,9 @@ def test_a_storage_is_known_by_its_token(tmp_path: Path) -> None:
     storage, elsewhere = tmp_path / "a" / "runs", tmp_path / "b"
     elsewhere.mkdir()
     with probe._token(storage) as token:
-        assert probe._storage(storage, token) == "ok"
-        assert probe._storage(elsewhere, token) == "other"
-        assert probe._storage(tmp_path / "c", token) == "missing"
+        assert node_module._storage(storage, token) == "ok"
+        assert node_module._storage(elsewhere, token) == "other"
+        assert node_module._storage(tmp_path / "c", token) == "missing"
     assert sorted(tmp_path.iterdir()) == [elsewhere], "what was made for the token is gone"
 
 
@@ -115,12 +119,6 @@ def test_a_storage_that_cannot_be_written(tmp_path: Path) -> None:
         probe._token(tmp_path / "file" / "x"),
     ):
         pass
-
-
-def test_gpus_that_are_hidden_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for hidden in ("", "-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert probe._gpus() == ()
 
 
 def test_nodes_of_one_name_are_told_apart() -> None:
@@ -142,8 +140,8 @@ def test_a_node_is_looked_at_without_torch_dgl_or_ray(tmp_path: Path) -> None:
 import sys
 from raygnn.preflight import checks
 from pathlib import Path
-from raygnn.preflight.probe import Question, node_facts
-facts = node_facts(Question({str(tmp_path)!r}, None, Path({str(tmp_path)!r}), (), ()))
+from raygnn.preflight.node import Question, node_facts
+facts = node_facts(Question({str(tmp_path)!r}, None, None))
 assert facts.versions["torch"]
 assert not {{"torch", "dgl", "ray", "lightning", "numpy"}} & sys.modules.keys()
 """
@@ -169,9 +167,10 @@ def cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def look(tmp_path: Path, deadline: float) -> tuple[list[NodeFacts], Resources]:
+def look(tmp_path: Path, deadline: float) -> tuple[tuple[NodeFacts, ...], Resources]:
     meta = make_meta(tmp_path / "parts")
-    return probe.probe_cluster(make_config(tmp_path / "runs"), meta, deadline=deadline)
+    found = probe.probe_cluster(make_config(tmp_path / "runs", probe_timeout=deadline), meta)
+    return found.nodes, found.resources
 
 
 @pytest.mark.slow

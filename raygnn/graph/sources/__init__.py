@@ -13,7 +13,7 @@ import json
 import re
 from types import ModuleType
 
-from raygnn.config.schema import GraphConfig
+from raygnn.config.graphs import GraphConfig
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources.files import update_digest

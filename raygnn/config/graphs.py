@@ -1,0 +1,77 @@
+"""The formats of input graphs, each with its keys."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from raygnn.config.section import Section
+from raygnn.config.types import Count, Fraction, InputPath, Text
+
+
+class _Graph(Section):
+    normalize: Literal["none", "row", "standard"] | None = Field(
+        None,
+        description="Scaling of the features: none, row (each row sums to 1) or standard (each "
+        "column to mean 0, deviation 1); null = as usual for the format.",
+    )
+
+
+class PlanetoidGraph(_Graph):
+    """Cora, CiteSeer or PubMed as published by Yang et al. (2016)."""
+
+    format: Literal["planetoid"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(description="Directory that holds the ind.<name>.* files.")
+    name: Text = Field(description="Which graph: cora, citeseer or pubmed.")
+
+
+class NpzGraph(_Graph):
+    """One NumPy archive: node_features, node_labels, edges, {train,val,test}_masks."""
+
+    format: Literal["npz"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(description="The .npz file.")
+    split: int = Field(0, ge=0, le=10**6, description="Which row of the masks to use, from 0.")
+    undirected: bool = Field(
+        True, description="Each pair is listed once and stands for both directions."
+    )
+
+
+class DglGraph(_Graph):
+    """A file that dgl.save_graphs wrote."""
+
+    format: Literal["dgl"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(description="The file that dgl.save_graphs wrote.")
+    index: int = Field(0, ge=0, le=10**6, description="Which of the file's graphs, from 0.")
+
+
+class PlantedGraph(_Graph):
+    """A generated graph: power-law degrees, communities, features that need the neighbourhood."""
+
+    format: Literal["planted"] = Field(description="Format of the input graph.")
+    nodes: Count = Field(description="Number of nodes.")
+    degree: float = Field(50.0, gt=0, le=10**6, description="Mean number of in-edges of a node.")
+    classes: int = Field(
+        47, ge=2, le=10**6, description="Number of communities, which are the labels."
+    )
+    features: int = Field(100, ge=1, le=10**6, description="Number of features of a node.")
+    train: Fraction = Field(0.08, gt=0, description="Share of the nodes to train on.")
+    val: Fraction = Field(
+        0.02, description="Share of the nodes to validate on; the rest are for test."
+    )
+    homophily: Fraction = Field(0.8, description="Share of the edges that stay within a community.")
+    noise: float = Field(
+        8.0, ge=0, description="Deviation of a node's features around its community's mean."
+    )
+    power: float = Field(2.5, gt=1, le=100, description="Exponent of the degrees' power law.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the generator.")
+    typed: bool = Field(False, description="Several node and edge types instead of one of each.")
+
+
+GraphConfig: TypeAlias = PlanetoidGraph | NpzGraph | DglGraph | PlantedGraph
+FORMATS: dict[str, type[Section]] = {
+    "planetoid": PlanetoidGraph,
+    "npz": NpzGraph,
+    "dgl": DglGraph,
+    "planted": PlantedGraph,
+}

@@ -1,0 +1,376 @@
+"""Latency and bandwidth between two nodes, over plain TCP.
+
+A node that is to be measured listens (:class:`Responder`), another one asks it (:func:`measure`),
+and :func:`pairs` says who asks whom when. The asking side sends a token, then small messages that
+come back, then a stream. The receiver times the stream and stops it, so a slow line is never left
+with megabytes that have been sent but not carried.
+
+Both sides speak in frames of one size: kind, and two whole numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import os
+import select
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TOKEN_BYTES = 32
+
+_FRAME = struct.Struct("!BQQ")
+_HELLO, _PING, _STREAM, _RESULT = range(4)
+
+_PINGS = 20
+_BLOCK = 2**18  # large enough that Python's share of the time is small, small enough for caches
+_SILENCE = 5.0  # seconds after which a peer that says nothing is given up
+_GUESTS = 16  # connections that have not shown a token yet
+_SLOW_START = 12  # round trips in which TCP gets from 10 packets to any window
+_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two nodes.
+
+    Attributes:
+        source, target: the nodes' names in messages; the source sends.
+        latency_ms: median round trip of a small message; None if none came back.
+        mbits: Mbit/s of payload over one connection as the target saw it, once the rate is
+            steady; None if the stream failed.
+        problem: which step failed, and how; None if none did.
+        local: both are on one machine, so that no network was measured.
+    """
+
+    source: str
+    target: str
+    latency_ms: float | None
+    mbits: float | None
+    problem: str | None = None
+    local: bool = False
+
+
+def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """A ring over the nodes, in rounds: in none of them does a node occur twice.
+
+    Returns:
+        Rounds of (source, target): none for one node, 3 for an odd number of nodes, else 2.
+        Over all rounds each node is source once and target once.
+    """
+    if len(nodes) < 2:
+        return []
+    ring = list(zip(nodes, [*nodes[1:], nodes[0]]))
+    rounds = [ring[0::2], ring[1::2]]
+    if len(nodes) % 2:
+        rounds.append([rounds[0].pop()])  # the last node and the first, who starts round 0
+    return rounds
+
+
+class Responder:
+    """Answers :func:`measure` from a thread of its own, one peer at a time.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, address: str, token: bytes, *, lifetime: float = 60.0):
+        """Listen.
+
+        Args:
+            address: numeric, of the one interface to listen on.
+            token: 32 random bytes; a peer that does not present them first is cut off.
+            lifetime: seconds after which all is closed even if nobody calls :meth:`close`.
+
+        Raises:
+            OSError: this machine does not have that address.
+            ValueError: the token is of another length.
+        """
+        if len(token) != TOKEN_BYTES:
+            raise ValueError(f"a token of {len(token)} bytes, not {TOKEN_BYTES}")
+        self._token = token
+        self._end = time.monotonic() + lifetime
+        self._listener = socket.create_server((address, 0), family=_family(address))
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        # The thread waits for `_wake` along with whatever else; closing `_stop` makes it readable.
+        self._stop, self._wake = socket.socketpair()
+        self._guests: dict[socket.socket, bytes] = {}  # connection → its token so far
+        self._buffer = memoryview(bytearray(_BLOCK))
+        self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Responder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it now, in the middle of a measurement too. Can be called again."""
+        self._stop.close()
+        self._thread.join(_SILENCE)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._admitted() as peer, contextlib.suppress(OSError):
+                    self._serve(peer)
+        except _Over:
+            pass
+        finally:
+            for each in (self._listener, self._wake, self._stop, *self._guests):
+                each.close()
+            self._guests.clear()
+
+    def _admitted(self) -> socket.socket:
+        """The next peer that presents the token.
+
+        Raises:
+            _Over: as of :meth:`_ready`.
+        """
+        while True:
+            for each in self._ready(None, self._listener, *self._guests):
+                if each is self._listener:
+                    self._accept()
+                elif each in self._guests and self._presented(each):
+                    return each
+
+    def _accept(self) -> None:
+        try:
+            guest, _ = self._listener.accept()
+        except OSError:  # it has gone again, or this process has no file descriptors left
+            self._ready(0.1)
+            return
+        guest.setblocking(False)
+        guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self._guests) == _GUESTS:  # the one that has kept silent longest goes
+            oldest = next(iter(self._guests))
+            del self._guests[oldest]
+            oldest.close()
+        self._guests[guest] = b""
+
+    def _presented(self, guest: socket.socket) -> bool:
+        """Read on in a guest's token; a guest that is through or turned away is one no longer."""
+        said = self._guests[guest]
+        try:
+            more = guest.recv(TOKEN_BYTES - len(said))
+        except OSError:
+            more = b""
+        said += more
+        if more and len(said) < TOKEN_BYTES:
+            self._guests[guest] = said
+            return False
+        del self._guests[guest]
+        if hmac.compare_digest(said, self._token):
+            return True
+        guest.close()
+        return False
+
+    def _serve(self, peer: socket.socket) -> None:
+        """Do what one peer asks for.
+
+        Raises:
+            OSError: it has gone, says nothing, or does not read its answers.
+            _Over: as of :meth:`_ready`.
+        """
+        peer.sendall(_FRAME.pack(_HELLO, 0, 0))
+        while True:
+            kind, first, second = self._frame(peer)
+            if kind == _PING:
+                peer.sendall(_FRAME.pack(kind, first, second))
+            elif kind == _STREAM:
+                peer.sendall(_FRAME.pack(_RESULT, *self._steady(peer, first, second)))
+                # To close with data unread could take the answer back: the peer closes first.
+                while True:
+                    self._receive(peer, self._buffer)
+            else:
+                return
+
+    def _steady(self, peer: socket.socket, warm: int, span: int) -> tuple[int, int]:
+        """Take in a stream: the bytes that came in at least ``span`` ns, and in how many ns.
+
+        The first ``warm`` ns do not count. Both ends of the time are arrivals, so that on a slow
+        line the wait for the next packet does not.
+        """
+        start = mark = count = 0
+        while True:
+            size = self._receive(peer, self._buffer)
+            now = time.monotonic_ns()
+            start = start or now
+            if mark:
+                count += size
+                if now >= mark + span:
+                    return count, now - mark
+            elif now >= start + warm:
+                mark = now
+
+    def _frame(self, peer: socket.socket) -> tuple[int, int, int]:
+        had = 0
+        while had < _FRAME.size:
+            had += self._receive(peer, self._buffer[had : _FRAME.size])
+        return _FRAME.unpack(self._buffer[: _FRAME.size])
+
+    def _receive(self, peer: socket.socket, into: memoryview) -> int:
+        if not self._ready(_SILENCE, peer):
+            raise TimeoutError
+        return peer.recv_into(into) or _gone()
+
+    def _ready(self, limit: float | None, *sockets: socket.socket) -> list[socket.socket]:
+        """Wait for one of them to be readable: those that are; none after ``limit`` seconds.
+
+        Raises:
+            _Over: the lifetime has passed, or somebody called :meth:`close`.
+        """
+        poll, known = select.poll(), {}
+        for each in (self._wake, *sockets):
+            poll.register(each, select.POLLIN)
+            known[each.fileno()] = each
+        left = self._end - time.monotonic()
+        wait = left if limit is None else min(limit, left)
+        found = [known[handle] for handle, _ in poll.poll(max(0.0, wait) * 1000)]
+        if self._wake in found or time.monotonic() >= self._end:
+            raise _Over
+        return found
+
+
+class _Over(Exception):
+    """A responder has to end."""
+
+
+def measure(
+    source: str,
+    target: str,
+    address: str,
+    port: int,
+    token: bytes,
+    *,
+    bind: str | None = None,
+    seconds: float = 0.4,
+    deadline: float = 5.0,
+) -> Link:
+    """Measure from this machine to a :class:`Responder`. Network trouble is a result, too.
+
+    Args:
+        source, target: names of this node and of the other one.
+        address, port, token: the responder's; the address is numeric.
+        bind: numeric address of the local interface to use; None leaves it to the system.
+        seconds: how long to stream; longer where the round trip is long. A third of it does not
+            count: in it TCP finds its rate, and traffic shapers let a burst through.
+        deadline: seconds after which the link is given up as a whole.
+    """
+    end = time.monotonic() + deadline
+    peer = f"{address}:{port}"
+    latency = mbits = problem = None
+    local = False
+    step = f"binding to {bind}"
+    try:
+        with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
+            # Closing drops what has not been sent: the next measurement has the line for itself.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if bind:
+                sock.bind((bind, 0))
+            step = f"connecting to {peer}" + (f" from {bind}" if bind else "")
+            _limit(sock, end)
+            sock.connect((address, port))
+            local = sock.getsockname()[0] == sock.getpeername()[0]
+            step = f"presenting the token to {peer}"
+            _send(sock, token, end)
+            _answer(sock, _HELLO, end)
+            step = f"exchanging small messages with {peer}"
+            latency = _round_trip(sock, end, end - deadline / 2)
+            step = f"streaming to {peer}"
+            warm = max(seconds / 3, _SLOW_START * latency / 1000)
+            warm = min(warm, (end - time.monotonic()) / 4)
+            mbits = _stream(sock, warm, seconds * 2 / 3, end)
+    except OSError as error:
+        problem = f"{_trouble(error, deadline)} while {step}"
+    return Link(source, target, latency, mbits, problem, local)
+
+
+def _round_trip(sock: socket.socket, end: float, enough: float) -> float:
+    """Median round trip in ms; of fewer messages if it is ``enough`` o'clock."""
+    times: list[float] = []
+    for number in range(_PINGS + 1):
+        start = time.monotonic()
+        _send(sock, _FRAME.pack(_PING, number, 0), end)
+        _answer(sock, _PING, end)
+        times.append(time.monotonic() - start)
+        if time.monotonic() > enough:
+            break
+    return statistics.median(times[1:] or times) * 1000  # the first one wakes up both sides
+
+
+def _stream(sock: socket.socket, warm: float, span: float, end: float) -> float:
+    """Send until the receiver has seen enough; its figure, in Mbit/s. Times in seconds."""
+    _send(sock, _FRAME.pack(_STREAM, int(warm * 1e9), int(span * 1e9)), end)
+    block = memoryview(os.urandom(_BLOCK))  # a tunnel that compresses must not look fast
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | select.POLLOUT)
+    sock.setblocking(False)
+    while True:
+        events = poll.poll(max(0.0, end - time.monotonic()) * 1000)
+        if not events or time.monotonic() >= end:
+            raise TimeoutError
+        if events[0][1] != select.POLLOUT:  # the answer, or the end of the connection
+            break
+        with contextlib.suppress(BlockingIOError):
+            sock.send(block)
+    count, nanoseconds = _answer(sock, _RESULT, end)
+    return count * 8e3 / max(1, nanoseconds)
+
+
+def _send(sock: socket.socket, data: bytes, end: float) -> None:
+    _limit(sock, end)
+    sock.sendall(data)
+
+
+def _answer(sock: socket.socket, wanted: int, end: float) -> tuple[int, int]:
+    """The two numbers of the next frame, which has to be of the wanted kind."""
+    said = b""
+    while len(said) < _FRAME.size:
+        _limit(sock, end)
+        more = sock.recv(_FRAME.size - len(said))
+        said += more
+        if not more:
+            _gone()
+    kind, first, second = _FRAME.unpack(said)
+    if kind != wanted:
+        raise OSError("answered by another program")
+    return first, second
+
+
+def _limit(sock: socket.socket, end: float) -> None:
+    """Let the next call on the socket take until ``end``."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    sock.settimeout(left)
+
+
+def _gone() -> int:
+    raise ConnectionResetError
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _trouble(error: OSError, deadline: float) -> str:
+    """What went wrong, as it reads before "while connecting"."""
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if isinstance(error, TimeoutError):
+        return f"timed out after {deadline:g} s"
+    if isinstance(error, ConnectionError):
+        return "cut off"
+    if error.errno in _UNREACHABLE:
+        return f"unreachable ({error.strerror})"
+    return error.strerror or str(error)

@@ -1,0 +1,185 @@
+"""What one node says about itself, when it is asked on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import raygnn
+from raygnn.config.schema import Config
+from raygnn.preflight import machine, nvml
+from raygnn.preflight.facts import NodeFacts
+from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
+
+if TYPE_CHECKING:
+    from raygnn.graph.layout import AnyPath, PartitionMeta
+
+PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
+
+_READING = 2.0  # seconds in which the partition's files are read; staging reads all of them
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a node is asked to look for.
+
+    Attributes:
+        storage: the directory of runs, absolute; None = do not look for one.
+        token: the name of a file that the driver has put into it; None where there is one node.
+        cache: where a node keeps its copies of parts.
+        partition: the partition's directory; None where it has not been made yet.
+        files: the partition's files, relative to it.
+        jsons: those of them that say what the partition is.
+        digests: SHA-256 of the files, as far as they are known.
+        share: which node of how many this is: each begins to read files at another one.
+    """
+
+    storage: str | None
+    token: str | None
+    cache: str | None
+    partition: AnyPath | None = None
+    files: tuple[str, ...] = ()
+    jsons: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    share: tuple[int, int] = (0, 1)
+
+    @classmethod
+    def about(cls, config: Config, meta: PartitionMeta | None, token: str | None) -> Question:
+        storage = str(Path(config.storage).absolute())
+        cache = None if config.staging.path is None else str(config.staging.path)
+        if meta is None:
+            return cls(storage, token, cache)
+        known = meta.manifest["files"] if meta.manifest else {}
+        return cls(
+            storage=storage,
+            token=token,
+            cache=cache,
+            partition=meta.directory,
+            files=tuple(partition_files(meta)),
+            jsons=partition_jsons(meta),
+            digests={name: facts["sha256"] for name, facts in known.items()},
+        )
+
+
+def node_facts(
+    question: Question, node: str | None = None, id: str = "", address: str | None = None
+) -> NodeFacts:
+    """Facts of the machine that this runs on.
+
+    Args:
+        node: its name in messages; the host's name by default.
+        id, address: as Ray knows it.
+    """
+    total, available = machine.memory()
+    partition = question.partition or Path(os.devnull)
+    shm_free, shm_total = machine.space(Path("/dev/shm"))
+    storage = question.storage and Path(question.storage)
+    damaged, read = _damaged(partition, question)
+    return NodeFacts(
+        node=node or socket.gethostname(),
+        id=id,
+        python=".".join(map(str, sys.version_info[:3])),
+        versions={"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES},
+        code=machine.code_digest(),
+        cpu=machine.cpu_model(),
+        cpu_flags=machine.cpu_flags(),
+        cpus=machine.cpus(),
+        gpus=nvml.gpus(),
+        memory=total,
+        memory_available=available,
+        limits=machine.limits(),
+        network=machine.network(address),
+        environment=machine.environment(),
+        shm_free=shm_free,
+        shm_total=shm_total,
+        cache_free=machine.space(_nearest(Path(question.cache or "/tmp")))[0],
+        disk_free=machine.space(_nearest(storage))[0] if storage else None,
+        storage=_storage(storage, question.token) if storage else "ok",
+        partition_files=_sizes(partition, question.files),
+        partition_fingerprint=fingerprint(partition, question.jsons),
+        damaged=damaged,
+        read=read,
+    )
+
+
+def _storage(storage: Path, token: str | None) -> str:
+    if token is None:  # it will be made there
+        there = _nearest(storage)
+        usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        return "ok" if usable else "readonly" if there.is_dir() else "missing"
+    if not storage.is_dir():
+        return "missing"
+    if not (storage / token).exists():
+        return "other"
+    own = storage / f"{token}-{uuid.uuid4().hex}"
+    try:
+        own.write_text(token)
+        same = own.read_text() == token
+    except OSError:
+        return "readonly"
+    finally:
+        own.unlink(missing_ok=True)
+    return "ok" if same else "other"
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest directory above it that exists: it will be made there."""
+    return next(part for part in (path, *path.parents) if part.exists())
+
+
+def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
+    if not isinstance(partition, Path):
+        partition = partition.listed()  # one look rather than one at each file
+    paths = {name: partition / name for name in names}
+    return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
+
+
+def _damaged(partition: AnyPath, question: Question) -> tuple[dict[str, str], int]:
+    """What is wrong with the content of files, as many as can be read in the time there is."""
+    if not isinstance(partition, Path):
+        return {}, 0  # far away; staging fetches and checks it
+    number, of = question.share
+    first = number * len(question.files) // of
+    names = [*question.files[first:], *question.files[:first]]
+    end = time.monotonic() + _READING
+    damaged: dict[str, str] = {}
+    read = 0
+    for name in names:
+        if name not in question.digests or not (partition / name).is_file():
+            continue
+        digest = hashlib.sha256()
+        try:
+            for chunk in _chunks(partition / name):
+                digest.update(chunk)
+                if time.monotonic() > end:
+                    return damaged, read
+        except OSError as error:
+            damaged[name] = f"cannot be read: {error.strerror or error}"
+            continue
+        read += 1
+        if digest.hexdigest() != question.digests[name]:
+            damaged[name] = "has changed since it was written"
+    return damaged, read
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,123 @@
+"""Which variables are planned for whom, and that nothing is set without need."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
+from raygnn.preflight.facts import Interface, Network
+from tests.facts import make_config, make_network, make_node, two
+
+GPUS = {"cluster__gpus_per_worker": 1}
+
+
+def values(plan: CommPlan, node: str) -> dict[str, str]:
+    return {variable.name: variable.value for variable in plan.nodes[node]}
+
+
+def test_nothing_of_the_network_is_set_where_names_resolve() -> None:
+    plan = make_comm_plan(make_config(), two())
+    assert (plan.backend, plan.timeout) == ("gloo", 1800)
+    assert values(plan, "aaa") == values(plan, "bbb") == {"OMP_NUM_THREADS": "1"}
+
+
+def test_each_node_is_told_its_own_interface_where_its_name_misleads() -> None:
+    for wrong in ((), ("127.0.1.1",), ("192.168.0.9",), ("10.0.0.2", "192.168.0.9")):
+        nodes = two(network=make_network(2, resolves_to=wrong))
+        plan = make_comm_plan(make_config(), nodes)
+        assert "GLOO_SOCKET_IFNAME" not in values(plan, "aaa")
+        assert values(plan, "bbb")["GLOO_SOCKET_IFNAME"] == "eth2"
+    (reason,) = [v.reason for v in plan.nodes["bbb"] if v.name == "GLOO_SOCKET_IFNAME"]
+    assert "10.0.0.2" in reason
+
+
+def test_a_ray_of_our_own_keeps_to_loopback() -> None:
+    alone = replace(make_node(), id="", network=make_network(address=None, interface=None))
+    plan = make_comm_plan(make_config(), (alone,))
+    assert values(plan, "")["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_nccl_where_every_worker_has_a_gpu() -> None:
+    plan = make_comm_plan(make_config(**GPUS), two())
+    assert plan.backend == "nccl"
+    assert "NCCL_SOCKET_IFNAME" not in values(plan, "aaa")
+    assert values(plan, "aaa")["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+
+
+def second_interface(number: int, **changes: object) -> Network:
+    """NCCL would take the first one, which is another one."""
+    others = (Interface("docker0", ("172.17.0.1",)), Interface("eth0", ("192.168.0.1",)))
+    own = Interface(f"eth{number}", (f"10.0.0.{number}",))
+    return make_network(number, interfaces=(*others, own), **changes)
+
+
+def test_nccl_is_told_the_interface_only_where_it_would_take_another() -> None:
+    nodes = (make_node(), make_node("b", network=second_interface(2)))
+    plan = make_comm_plan(make_config(**GPUS), nodes)
+    assert "NCCL_SOCKET_IFNAME" not in values(plan, "aaa")
+    assert values(plan, "bbb")["NCCL_SOCKET_IFNAME"] == "=eth2"
+
+
+def test_nccl_is_left_alone_with_rdma() -> None:
+    everywhere = tuple(
+        make_node(name, network=second_interface(i, rdma=("mlx5_0",)))
+        for i, name in enumerate("ab", 1)
+    )
+    plan = make_comm_plan(make_config(**GPUS), everywhere)
+    assert not [v for v in plan.nodes["aaa"] if v.name.startswith("NCCL_")]
+    some = (everywhere[0], make_node("b"))
+    for node in ("aaa", "bbb"):
+        assert values(make_comm_plan(make_config(**GPUS), some), node)["NCCL_IB_DISABLE"] == "1"
+
+
+def test_what_the_user_says_wins_and_what_is_there_stays() -> None:
+    misled = two(network=make_network(2, resolves_to=()))
+    there = replace(misled[1], environment={"GLOO_SOCKET_IFNAME": "bond0"})
+    plan = make_comm_plan(make_config(), (misled[0], there))
+    assert "GLOO_SOCKET_IFNAME" not in values(plan, "bbb")
+    own = {"GLOO_SOCKET_IFNAME": "eth9", "OMP_NUM_THREADS": "3"}
+    plan = make_comm_plan(make_config(comm__env=own), misled)
+    assert values(plan, "aaa") == values(plan, "bbb") == own
+    reasons = {v.name: v.reason for v in plan.nodes["bbb"]}
+    assert reasons["GLOO_SOCKET_IFNAME"] == "comm.env says so, instead of eth2"
+    assert plan.everywhere() == own
+
+
+def test_one_switch_turns_on_what_an_investigation_needs() -> None:
+    plan = make_comm_plan(make_config(comm__debug=True, **GPUS), two())
+    found = values(plan, "aaa")
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert found["CUDA_LAUNCH_BLOCKING"] == "1"
+    assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert "/logs/nccl-%h-%p.log" in found["NCCL_DEBUG_FILE"]
+    assert int(found["TORCH_FR_BUFFER_SIZE"]) > 2000
+    quiet = values(make_comm_plan(make_config(**GPUS), two()), "aaa")
+    assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG"} & quiet.keys()
+
+
+names = st.sampled_from(["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "NCCL_X"])
+
+
+@given(
+    env=st.dictionaries(names, st.sampled_from("123"), max_size=3),
+    there=st.dictionaries(names, st.sampled_from("123"), max_size=3),
+    gpus=st.integers(0, 1),
+    debug=st.booleans(),
+    resolves=st.lists(st.sampled_from(["10.0.0.2", "127.0.0.1"]), unique=True),
+)
+def test_the_users_variables_always_arrive(
+    env: dict[str, str], there: dict[str, str], gpus: int, debug: bool, resolves: list[str]
+) -> None:
+    config = make_config(comm__env=env, comm__debug=debug, cluster__gpus_per_worker=gpus)
+    network = make_network(2, resolves_to=tuple(resolves))
+    plan = make_comm_plan(config, two(network=network, environment=there))
+    for node in ("aaa", "bbb"):
+        assert values(plan, node).items() >= env.items()
+        assert all(variable.reason for variable in plan.nodes[node])
+    json.dumps(plan.to_dict())
+    listed = [row[1:3] for row in plan.rows()]
+    assert {tuple(v) for v in env.items()} <= set(listed)

@@ -1,0 +1,505 @@
+"""Links between nodes: measured on loopback and between virtual hosts, and what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.config.load import load_config
+from raygnn.preflight.findings import Finding
+from raygnn.preflight.network import (
+    _FRAME,
+    _GUESTS,
+    _RESULT,
+    _STREAM,
+    Link,
+    Responder,
+    measure,
+    pairs,
+)
+from raygnn.preflight.network_checks import network_findings
+from tests.hosts import Host, hosts, needs_hosts
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LIMIT = 30.0
+HERE = "127.0.0.1"
+TOKEN = secrets.token_bytes(32)
+
+
+def _measure(port: int, token: bytes = TOKEN, **options: Any) -> Link:
+    return measure("a", "b", HERE, port, token, **{"seconds": 0.1, "deadline": LIMIT} | options)
+
+
+def _until(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LIMIT
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    return true()
+
+
+def _sockets() -> set[str]:
+    """The sockets that this process holds."""
+    found = set()
+    for handle in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{handle}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def _connect(port: int, said: bytes) -> socket.socket:
+    peer = socket.create_connection((HERE, port), timeout=LIMIT)
+    peer.sendall(said)
+    return peer
+
+
+def _is_cut_off(peer: socket.socket) -> bool:
+    try:
+        return peer.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def _drain(peer: socket.socket) -> None:
+    while peer.recv(2**16):
+        pass
+
+
+def _responders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "responder"]
+
+
+@contextlib.contextmanager
+def _program(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """Something else that listens; yields its port."""
+
+    def serve(server: socket.socket) -> None:
+        peer, _ = server.accept()
+        with peer, contextlib.suppress(ConnectionError):
+            answer(peer)
+
+    with socket.create_server((HERE, 0)) as server, ThreadPoolExecutor() as pool:
+        done = pool.submit(serve, server)
+        yield server.getsockname()[1]
+        done.result(LIMIT)
+
+
+# ------------------------------------------------------------------------------------- the ring
+
+
+@given(st.integers(0, 65))
+def test_ring(count: int) -> None:
+    nodes = [f"n{number}" for number in range(count)]
+    rounds = pairs(nodes)
+    for each in rounds:
+        busy = [node for pair in each for node in pair]
+        assert len(busy) == len(set(busy)), "a node is in two measurements at once"
+    links = [pair for each in rounds for pair in each]
+    everyone = nodes if count > 1 else []
+    assert sorted(source for source, _ in links) == sorted(everyone)
+    assert sorted(target for _, target in links) == sorted(everyone)
+    assert len(rounds) == (0 if count < 2 else 2 + count % 2)
+    following = dict(links)
+    seen = [node := "n0"] + [node := following[node] for _ in links[1:]] if links else []
+    assert len(set(seen)) == len(links), "more than one ring"
+
+
+def test_two_nodes_in_both_directions() -> None:
+    assert pairs(["a", "b"]) == [[("a", "b")], [("b", "a")]]
+
+
+# ----------------------------------------------------------------------------- on this machine
+
+
+@pytest.mark.parametrize("bind", [None, HERE])
+def test_a_link(bind: str | None) -> None:
+    with Responder(HERE, TOKEN) as responder:
+        for _ in range(3):  # one after the other
+            link = _measure(responder.port, bind=bind)
+            assert (link.source, link.target, link.problem) == ("a", "b", None)
+            assert link.local
+            assert link.latency_ms
+            assert link.mbits
+            assert link.latency_ms > 0
+            assert link.mbits > 0
+
+
+def test_a_link_over_ipv6() -> None:
+    try:
+        responder = Responder("::1", TOKEN)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with responder:
+        link = measure("a", "b", "::1", responder.port, TOKEN, seconds=0.1, deadline=LIMIT)
+    assert link.problem is None
+    assert link.mbits
+
+
+def test_only_the_given_address_is_listened_on() -> None:
+    with Responder("127.0.0.2", TOKEN) as responder, pytest.raises(ConnectionRefusedError):
+        _connect(responder.port, b"")
+
+
+@pytest.mark.parametrize(
+    "said", [bytes(32), TOKEN[:-1] + bytes([TOKEN[-1] ^ 1]), b"GET / HTTP/1.1\r\n".ljust(32)]
+)
+def test_a_wrong_token_is_cut_off(said: bytes) -> None:
+    with Responder(HERE, TOKEN) as responder:
+        with _connect(responder.port, said) as peer:
+            assert _is_cut_off(peer)
+        link = _measure(responder.port, said)
+        assert link.problem == f"cut off while presenting the token to {HERE}:{responder.port}"
+        assert (link.latency_ms, link.mbits) == (None, None)
+        assert _measure(responder.port).problem is None, "and the right one is still served"
+
+
+def test_a_token_in_pieces() -> None:
+    with Responder(HERE, TOKEN) as responder, _connect(responder.port, TOKEN[:5]) as peer:
+        time.sleep(0.05)
+        peer.sendall(TOKEN[5:])
+        assert len(peer.recv(_FRAME.size)) == _FRAME.size
+
+
+def test_a_token_has_to_be_long_enough() -> None:
+    with pytest.raises(ValueError, match="5 bytes"):
+        Responder(HERE, b"short")
+
+
+def test_silent_connections_are_in_nobodys_way() -> None:
+    with Responder(HERE, TOKEN) as responder, contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(_connect(responder.port, TOKEN[:5])) for _ in range(_GUESTS + 3)
+        ]
+        assert _measure(responder.port).problem is None
+        assert all(_is_cut_off(peer) for peer in silent[:3]), "the oldest have to go"
+        silent[-1].sendall(TOKEN[5:])
+        assert silent[-1].recv(1), "the youngest may stay"
+
+
+def test_one_peer_at_a_time() -> None:
+    with Responder(HERE, TOKEN) as responder:
+        with _connect(responder.port, TOKEN) as peer:
+            assert peer.recv(1)
+            link = _measure(responder.port, deadline=0.3)
+            assert link.problem
+            assert link.problem.startswith("timed out after 0.3 s while presenting the token")
+        assert _measure(responder.port).problem is None
+
+
+def test_nonsense_is_cut_off() -> None:
+    with Responder(HERE, TOKEN) as responder:
+        with _connect(responder.port, TOKEN + b"\xff" * _FRAME.size) as peer:
+            assert len(peer.recv(_FRAME.size)) == _FRAME.size
+            assert _is_cut_off(peer)
+        assert _measure(responder.port).problem is None
+
+
+def test_the_end_of_its_lifetime() -> None:
+    responder = Responder(HERE, TOKEN, lifetime=0.1)
+    assert _until(lambda: not _responders()), "though nobody ever came"
+    responder.close()
+
+
+def test_the_end_of_its_lifetime_in_the_middle_of_a_measurement() -> None:
+    sockets = _sockets()
+    responder = Responder(HERE, TOKEN, lifetime=0.5)
+    with _connect(responder.port, b"") as guest, _connect(responder.port, TOKEN) as peer:
+        peer.sendall(_FRAME.pack(_STREAM, 0, 2**60))
+        assert _until(lambda: not _responders())
+        assert _is_cut_off(guest)
+        assert len(peer.recv(_FRAME.size)) == _FRAME.size
+        assert _is_cut_off(peer)
+    assert _until(lambda: _sockets() <= sockets)
+    link = _measure(responder.port)
+    assert link.problem == f"refused while connecting to {HERE}:{responder.port}"
+    responder.close()
+
+
+def test_close_in_the_middle_of_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets, busy = _sockets(), threading.Event()
+    original = Responder._steady
+
+    def steady(*arguments: Any) -> tuple[int, int]:
+        busy.set()
+        return original(*arguments)
+
+    monkeypatch.setattr(Responder, "_steady", steady)
+    with ThreadPoolExecutor() as pool:
+        with Responder(HERE, TOKEN) as responder:
+            answer = pool.submit(_measure, responder.port, seconds=2 * LIMIT)
+            assert busy.wait(LIMIT)
+        link = answer.result(LIMIT)
+    assert link.problem == f"cut off while streaming to {HERE}:{responder.port}"
+    assert link.latency_ms, "what was measured before is kept"
+    assert link.mbits is None
+    assert _until(lambda: _sockets() <= sockets)
+    assert not _responders()
+    responder.close()
+
+
+def test_a_local_address_that_is_none() -> None:
+    with Responder(HERE, TOKEN) as responder:
+        link = _measure(responder.port, bind="192.0.2.1")
+    assert link.problem == "Cannot assign requested address while binding to 192.0.2.1"
+
+
+def _talk(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+    _drain(peer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (lambda peer: peer.recv(1), "cut off"),
+        (_talk, "answered by another program"),
+        (_drain, "timed out after 0.5 s"),
+    ],
+    ids=["closes", "talks", "silent"],
+)
+def test_another_program(answer: Callable[[socket.socket], object], problem: str) -> None:
+    with _program(answer) as port:
+        link = _measure(port, deadline=0.5)
+    assert link.problem == f"{problem} while presenting the token to {HERE}:{port}"
+
+
+def _until_stream(peer: socket.socket) -> None:
+    """What a responder does up to the beginning of the stream."""
+    peer.recv(32)
+    peer.sendall(_FRAME.pack(0, 0, 0))
+    while (kind := _FRAME.unpack(peer.recv(_FRAME.size))[0]) != _STREAM:
+        peer.sendall(_FRAME.pack(kind, 0, 0))
+
+
+def test_a_stream_that_nobody_ends() -> None:
+    def answer(peer: socket.socket) -> None:
+        _until_stream(peer)
+        with pytest.raises(ConnectionResetError):  # not sent to its end, which may take long
+            _drain(peer)
+
+    with _program(answer) as port:
+        link = _measure(port, deadline=0.5)
+    assert link.problem == f"timed out after 0.5 s while streaming to {HERE}:{port}"
+
+
+def test_a_figure_is_always_finite() -> None:
+    """The answer is another machine's: it must not make this one divide by zero."""
+
+    def answer(peer: socket.socket) -> None:
+        _until_stream(peer)
+        peer.sendall(_FRAME.pack(_RESULT, 10**6, 0))
+        _drain(peer)
+
+    with _program(answer) as port:
+        assert _measure(port).mbits == 8e9
+
+
+# -------------------------------------------------------------------------- between virtual hosts
+
+_SERVE = """
+import sys
+from raygnn.preflight.network import Responder
+with Responder(sys.argv[1], bytes.fromhex(sys.argv[2])) as responder:
+    print(responder.port, flush=True)
+    sys.stdin.read()
+"""
+_ASK = """
+import json, sys
+from dataclasses import asdict
+from raygnn.preflight.network import measure
+address, port, token, bind, options = sys.argv[1:]
+token = bytes.fromhex(token)
+link = measure("a", "b", address, int(port), token, bind=bind, **json.loads(options))
+print(json.dumps(asdict(link)))
+"""
+
+
+@contextlib.contextmanager
+def _responder(host: Host) -> Iterator[int]:
+    command = [sys.executable, "-c", _SERVE, host.address, TOKEN.hex()]
+    pipe = subprocess.PIPE
+    with host.popen(command, cwd=CHECKOUT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+def _ask(here: Host, there: Host, port: int, **options: float) -> Link:
+    where = [there.address, str(port), TOKEN.hex(), here.address]
+    command = [sys.executable, "-c", _ASK, *where, json.dumps(options)]
+    done = here.run(command, timeout=2 * LIMIT, cwd=CHECKOUT)
+    return Link(**json.loads(done.stdout))
+
+
+@needs_hosts()
+@pytest.mark.parametrize("rate", [10, 100])
+def test_a_slow_network(rate: int) -> None:
+    with hosts(2, rate=f"{rate}mbit", share=[CHECKOUT]) as (first, second):
+        links = []
+        for source, target in [(first, second), (second, first)]:
+            with _responder(target) as port:
+                links.append(_ask(source, target, port))
+    for link in links:
+        assert link.problem is None
+        assert link.mbits == pytest.approx(rate, rel=0.25)
+        assert not link.local
+    (finding,) = _findings(*links)
+    assert finding.check == "network_bandwidth"
+
+
+@needs_hosts()
+def test_a_pulled_cable() -> None:
+    with hosts(2, rate="100mbit", share=[CHECKOUT]) as (first, second), _responder(second) as port:
+
+        def received() -> int:
+            text = second.run(["cat", "/proc/net/dev"], timeout=LIMIT).stdout
+            found = re.search(rf"{second.interface}: *(\d+)", text)
+            return int(found[1]) if found else 0
+
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(_ask, first, second, port, seconds=4.0, deadline=5.0)
+            assert _until(lambda: received() > 10**6)
+            second.down()
+            link = answer.result(2 * LIMIT)
+        assert link.problem == f"timed out after 5 s while streaming to {second.address}:{port}"
+        assert link.latency_ms
+        assert link.mbits is None
+
+        link = _ask(first, second, port, deadline=2.0)  # it is still pulled
+        assert link.problem
+        assert link.problem.startswith(("timed out", "unreachable"))
+        assert link.problem.endswith(
+            f"while connecting to {second.address}:{port} from {first.address}"
+        )
+
+
+# ---------------------------------------------------------------------------- what it means
+
+
+def _findings(*links: Link, **changes: Any) -> list[Finding]:
+    job: dict[str, Any] = {
+        "compression": "none",
+        "accumulate": 1,
+        "bucket_cap_mb": 25,
+        "gradient_bytes": None,
+    }
+    return list(network_findings(links, **job | changes))
+
+
+def _advice(finding: Finding) -> list[str]:
+    """The overrides that it recommends; the config has to know all of them."""
+    found = re.findall(r"--set (\S+=[^\s,)]+)", finding.remedy)
+    graph = {"format": "planted", "nodes": 1000}
+    load_config({"name": "a", "graph": graph, "model": {"kind": "gcn"}}, found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [],
+        [Link("a", "b", 0.05, 24_000.0), Link("b", "a", 5.0, 10_000.0)],
+        [Link("a", "b", 9.0, 100.0, local=True), Link("b", "a", 9.0, 100.0, local=True)],
+    ],
+    ids=["one node", "fast", "one host"],
+)
+def test_nothing_to_say(links: list[Link]) -> None:
+    assert _findings(*links, gradient_bytes=10**9) == []
+
+
+def test_nodes_that_do_not_reach_each_other() -> None:
+    links = [
+        Link("a", "b", 0.1, 20_000.0),
+        Link("b", "c", 0.1, None, "timed out after 5 s while streaming to 10.0.0.3:4711"),
+        Link("c", "d", None, None, "refused while connecting to 10.0.0.4:4711"),
+    ]
+    (finding,) = _findings(*links)
+    assert (finding.check, finding.severity) == ("network_reach", "error")
+    assert "from c to d does not work: refused while connecting to 10.0.0.4" in finding.what
+    assert "2 of 3 links" in finding.what
+    assert "firewall" in finding.remedy
+    assert "MTU" not in finding.remedy
+    assert _advice(finding) == ["comm.env.GLOO_SOCKET_IFNAME=NAME"]
+    assert finding.nodes == ("c", "d", "b")
+    assert [link["source"] for link in finding.values["links"]] == ["c", "b"]
+    (finding,) = _findings(*links[:2])
+    assert "MTU" in finding.remedy
+    assert "links" not in finding.what
+
+
+def test_a_long_round_trip() -> None:
+    links = [
+        Link("a", "b", 5.1, 20_000.0),
+        Link("b", "c", 12.34, 20_000.0),
+        Link("c", "a", 4.9, 20_000.0),
+    ]
+    (finding,) = _findings(*links, accumulate=2)
+    assert (finding.check, finding.severity) == ("network_latency", "warn")
+    assert "from b to c and back takes 12.3 ms" in finding.what
+    assert "2 of 3 links" in finding.what
+    assert finding.nodes == ("b", "c", "a")
+    assert [link["latency_ms"] for link in finding.values["links"]] == [12.34, 5.1]
+    assert _advice(finding) == ["comm.bucket_cap_mb=100", "train.accumulate=4"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"bucket_cap_mb": 100}, {"gradient_bytes": 25 * 2**20}], ids=["large", "one"]
+)
+def test_buckets_that_would_not_help(changes: dict[str, int]) -> None:
+    (finding,) = _findings(Link("a", "b", 9.0, 20_000.0), **changes)
+    assert _advice(finding) == ["train.accumulate=2"]
+
+
+def test_little_bandwidth() -> None:
+    links = [
+        Link("a", "b", 0.1, 9_400.0),
+        Link("b", "c", 0.1, 94.0),
+        Link("c", "a", 0.1, 10_000.0),
+    ]
+    (finding,) = _findings(*links)
+    assert (finding.check, finding.severity) == ("network_bandwidth", "warn")
+    assert "from b to c carries 94 Mbit/s, less than 10 Gbit/s" in finding.what
+    assert "2 of 3 links" in finding.what
+    assert "gradients" not in finding.what
+    assert finding.nodes == ("b", "c", "a")
+    assert [link["mbits"] for link in finding.values["links"]] == [94.0, 9_400.0]
+    assert _advice(finding) == ["comm.compression=bf16", "train.accumulate=2"]
+
+
+@pytest.mark.parametrize(
+    ("compression", "seconds", "text"), [("none", 1.0, "1.00 s"), ("bf16", 0.5, "500.0 ms")]
+)
+def test_the_time_of_an_exchange(compression: str, seconds: float, text: str) -> None:
+    """Two nodes: each sends all of its gradients once."""
+    links = [Link("a", "b", 0.1, 100.0), Link("b", "a", 0.1, 100.0)]
+    (finding,) = _findings(*links, compression=compression, gradient_bytes=12_500_000)
+    assert finding.values["exchange_seconds"] == pytest.approx(seconds)
+    assert f"at least {text}" in finding.what
+    assert ("comm.compression=bf16" in _advice(finding)) == (compression == "none")
+
+
+def test_an_exchange_among_four_takes_half_as_long_again() -> None:
+    links = [Link(source, target, 0.1, 100.0) for source, target in ("ab", "bc", "cd", "da")]
+    (finding,) = _findings(*links, gradient_bytes=12_500_000)
+    assert finding.values["exchange_seconds"] == pytest.approx(1.5)
+
+
+def test_a_network_can_be_bad_in_every_way() -> None:
+    links = [Link("a", "b", 50.0, 10.0), Link("b", "a", None, None, "refused while connecting")]
+    checks = [finding.check for finding in _findings(*links)]
+    assert checks == ["network_reach", "network_latency", "network_bandwidth"]

@@ -1,0 +1,111 @@
+"""A job on two machines whose network does not explain itself, as two machines' often does not."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.hosts import hosts, needs_hosts
+from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
+from tests.training.conftest import job
+
+pytestmark = needs_hosts()
+
+LIMIT = 180.0
+
+# Where a rank is, is in its log: what a user's model prints goes there.
+_MODEL = """
+import socket
+
+from tests.training.models import DglSage
+
+
+class Named(DglSage):
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features)
+        print("this rank is on", socket.gethostname())
+"""
+_PLAIN = """
+import sys
+
+import torch
+import torch.distributed as dist
+from ray import train
+from ray.train.torch import TorchConfig, TorchTrainer
+
+
+def loop():
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    train.report({"sum": value.item()})
+
+
+trainer = TorchTrainer(
+    loop,
+    torch_config=TorchConfig(backend="gloo", timeout_s=5),
+    scaling_config=train.ScalingConfig(num_workers=2),
+    run_config=train.RunConfig(name="plain", storage_path=sys.argv[1]),
+)
+print("sum", trainer.fit().metrics["sum"])
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that both hosts see."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def cluster(shared: Path) -> Iterator[Cluster]:
+    """Two hosts, each with an interface of another name and one CPU.
+
+    To itself each is 127.0.0.1, as many installers and images write it.
+    """
+    with hosts(2, share=[CHECKOUT, shared]) as group:
+        for host in group:
+            names = f"127.0.0.1 localhost {host.name}"
+            host.run(["sh", "-c", 'echo "$1" > /etc/hosts', "sh", names], cwd="/", timeout=LIMIT)
+        with ray_cluster(group) as cluster:
+            yield cluster
+
+
+def test_a_job_uses_both_hosts(cluster: Cluster, shared: Path) -> None:
+    config = job(
+        shared / "runs",
+        model={"kind": "named:Named"},
+        staging={"path": "/tmp/stage"},  # each host has its own
+        cluster={"address": "auto"},
+    )
+    del config["cluster"]["num_cpus"]
+    (shared / "named.py").write_text(_MODEL)
+    (shared / "job.yaml").write_text(yaml.safe_dump(config))
+    argv = [sys.executable, "-m", "raygnn", "train", "job.yaml"]
+    done = cluster.run(argv, cwd=shared, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    run = shared / "runs" / "test"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["workers"]) == ("done", 2)
+    logs = [(run / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
+    places = [set(re.findall(r"this rank is on (\w+)", log)) for log in logs]
+    assert places in ([{"host0"}, {"host1"}], [{"host1"}, {"host0"}])
+
+
+@pytest.mark.slow
+def test_plain_ray_train_does_not_find_the_other_host(cluster: Cluster, shared: Path) -> None:
+    """The contrast: gloo offers the other host the address that its own name resolves to."""
+    (shared / "plain.py").write_text(_PLAIN)
+    argv = [sys.executable, "plain.py", str(shared / "plain")]
+    done = cluster.run(argv, cwd=shared, timeout=LIMIT)
+    assert done.returncode != 0
+    assert "sum" not in done.stdout
+    assert re.search(
+        r"Connection refused.*\[127\.0\.0\.1\]|\[127\.0\.0\.1\].*Connection refused", done.stderr
+    )
