@@ -58,6 +58,7 @@ def ray_cluster(
     *,
     cpus: int = 1,
     env: Mapping[str, str] | None = None,
+    node_env: Mapping[int, Mapping[str, str]] | None = None,
     python: Mapping[int, str | Path] | None = None,
     shm: Mapping[int, str] | None = None,
 ) -> Iterator[Cluster]:
@@ -68,6 +69,7 @@ def ray_cluster(
     Args:
         cpus: that each node offers.
         env: further variables, of all nodes and of the commands that are run in the cluster.
+        node_env: host's number → variables of its node alone.
         python: host's number → interpreter of its node; this one where not given.
         shm: host's number → size of its /dev/shm, as mount writes it: ``"64m"``.
 
@@ -78,7 +80,7 @@ def ray_cluster(
         for i, size in (shm or {}).items():
             _resize_shm(hosts[i], size)
             stack.callback(_resize_shm, hosts[i], "50%")  # what the kernel gives by default
-        cluster = Cluster(hosts, cpus, env or {}, python or {}, Path(directory))
+        cluster = Cluster(hosts, cpus, env or {}, node_env or {}, python or {}, Path(directory))
         stack.callback(cluster.close)
         cluster.start(0)
         cluster.start(*range(1, len(hosts)))
@@ -99,6 +101,7 @@ class Cluster:
         hosts: Sequence[Host],
         cpus: int,
         env: Mapping[str, str],
+        node_env: Mapping[int, Mapping[str, str]],
         python: Mapping[int, str | Path],
         directory: Path,
     ):
@@ -109,6 +112,7 @@ class Cluster:
         self._ray_env = {**inherited, **_SETTINGS, **token, **env}
         self.env = {"RAY_ADDRESS": self.address, **self._ray_env}
         self._cpus = cpus
+        self._node_env = node_env
         self._python = python
         self._directory = directory
         self._nodes: dict[int, subprocess.Popen[Any]] = {}
@@ -184,6 +188,19 @@ class Cluster:
         process.kill()
         process.wait(_END)
 
+    @contextlib.contextmanager
+    def frozen(self, number: int) -> Iterator[None]:
+        """While the block runs, a host's Ray does nothing, and does not end either."""
+        tree = [self._nodes[number].pid, *_descendants(self._nodes[number].pid)]
+        for pid in tree:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in tree:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
     def close(self) -> None:
         """Kill all that runs in the cluster, and remove the logs."""
         for command in self._commands:
@@ -208,7 +225,7 @@ class Cluster:
         with open(self._output(number), "wb") as output:
             return host.popen(
                 argv,
-                env=self._ray_env,
+                env={**self._ray_env, **self._node_env.get(number, {})},
                 cwd="/",
                 stdout=output,
                 stderr=output,

@@ -254,7 +254,7 @@ class ClusterConfig(Section):
         [], description="Names of checks whose errors are known and shall not stop the job."
     )
     probe_timeout: Duration = Field(
-        Duration(8.0), description="Longest wait for a node to say what it has."
+        Duration(5.0), description="Longest wait for a node to say what it has."
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."

@@ -30,7 +30,8 @@ def nodes_answer(job: Job) -> Iterator[Finding]:
             "nodes_answer",
             "error",
             f"the node gave no facts: {node.problem}",
-            "look after that node, or take it out of the cluster",
+            "look after that node, take it out of the cluster, or raise cluster.probe_timeout if it "
+            "is only slow",
             nodes=(node.node,),
         )
 

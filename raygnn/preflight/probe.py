@@ -82,11 +82,11 @@ def survey(question: Question, deadline: float) -> Survey:
     try:
         facts = _ask(alive, names, probers, question, deadline)
         answered = [node for node in facts if node.problem is None]
-        links = _measure(answered, probers)
+        links = tuple(_measure(answered, probers))
     finally:
         for prober in probers.values():
             ray.kill(prober)
-    return Survey(tuple(facts), _cluster(alive, names), tuple(links))
+    return Survey(tuple(facts), _cluster(alive, names), links)
 
 
 def probe_resources(config: Config, local: bool) -> Resources:
