@@ -22,7 +22,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     are removed first.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
+    remove_stale(target)
     name = f"{_prefix(target)}{os.getpid()}-{_host()}{secrets.token_hex(4)}"
     temporary = target.parent / name
     temporary.mkdir()
@@ -72,7 +72,8 @@ def _host() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
 
 
-def _remove_stale(target: Path) -> None:
+def remove_stale(target: Path) -> None:
+    """Remove what processes of this host that were killed left of their work on ``target``."""
     name = re.compile(rf"{re.escape(_prefix(target))}(\d+)-{_host()}[0-9a-f]{{8}}")
     for path in target.parent.iterdir():
         if (match := name.fullmatch(path.name)) and not _alive(int(match[1])):

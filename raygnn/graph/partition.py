@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
-from raygnn.graph.atomic import new_directory, publish
+from raygnn.graph.atomic import new_directory, publish, remove_stale
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
 from raygnn.graph.remote import AnyPath, RemotePath, any_path
@@ -135,6 +135,9 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
             where=_where(config, "partition.path"),
             remedy="name another directory, or delete this one to have it made again",
         )
+    if isinstance(place, Path):
+        with contextlib.suppress(OSError):  # a directory that is read only
+            remove_stale(place)
     return there
 
 

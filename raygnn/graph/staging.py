@@ -160,7 +160,8 @@ class Stage:
                 if self._remove_unused(path):
                     total -= sizes[path]
         if total > limit:
-            log.warning("%s: %.1f GB are in use, more than staging.max_gb", self.root, total / _GB)
+            which = "staging.max_gb" if self.max_bytes is not None else "half of the disk"
+            log.warning("%s: %.3g GB are in use, more than %s", self.root, total / _GB, which)
 
     def _remove(self, path: Path) -> None:
         away = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")

@@ -230,7 +230,22 @@ def _write_table(draft: Draft, arrays: list[Tensor], dtype: torch.dtype) -> None
             piece = matrix[low : low + step]
             chunk[:, left : left + piece.shape[1]] = piece
             left += piece.shape[1]
+        if chunk.is_floating_point() and not torch.isfinite(chunk.sum(dtype=torch.float64)):
+            _check_range(matrices, low, low + len(chunk), dtype)
         writer.append(chunk)
+
+
+def _check_range(matrices: list[Tensor], low: int, high: int, dtype: torch.dtype) -> None:
+    """Refuse numbers that are none any more in the dtype that the model computes in."""
+    for matrix in matrices:
+        piece = matrix[low:high]
+        lost = torch.isfinite(piece) & ~torch.isfinite(piece.to(dtype))
+        if lost.any():
+            raise DataError(
+                f"features up to {piece[lost].abs().max():g} do not fit "
+                f"{str(dtype).removeprefix('torch.')}",
+                remedy="scale them (graph.normalize), or choose another precision",
+            )
 
 
 def _original(meta: PartitionMeta, span: Span) -> dict[str, list[Array]]:

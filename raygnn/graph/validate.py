@@ -6,13 +6,14 @@ checked without a second copy of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.data import MASKS, GraphData, etype_str
+from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 
 _PIECE = 1 << 20  # elements looked at in one go
 _NOTHING = "Give a graph with nodes and edges."
@@ -193,3 +194,25 @@ def _error(
 ) -> DataError:
     where = data.origin.get(key) or f"{data.origin.get('', data.name)}: {key}"
     return DataError(what, where=where if row is None else f"{where}, row {row}", remedy=remedy)
+
+
+def check_weights(name: str, etype: EdgeType, weight: Any) -> None:
+    """Refuse weights that cannot be the probabilities of edges.
+
+    Args:
+        weight: NumPy array or tensor, of any numbers.
+
+    Raises:
+        DataError: not one number per edge, or negative, infinite or NaN.
+    """
+    which = f"array {name!r} of edge type {etype_str(etype)}"
+    if math.prod(weight.shape[1:]) != 1:
+        raise DataError(
+            f"{which} has rows of {list(weight.shape[1:])}, expected one weight for each edge",
+            remedy="give each edge one weight, or remove sampling.edge_weight",
+        )
+    if len(weight) and not (weight.min() >= 0 and weight.max() < math.inf):
+        raise DataError(
+            f"{which} holds weights that are negative or not finite",
+            remedy="make them numbers from 0, or remove sampling.edge_weight",
+        )

@@ -30,8 +30,7 @@ def nodes_answer(job: Job) -> Iterator[Finding]:
             "nodes_answer",
             "error",
             f"the node gave no facts: {node.problem}",
-            "look after that node, take it out of the cluster, or raise cluster.probe_timeout if it "
-            "is only slow",
+            "look after that node, take it out of the cluster, or raise cluster.probe_timeout",
             nodes=(node.node,),
         )
 

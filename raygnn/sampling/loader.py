@@ -96,21 +96,32 @@ class BatchLoader:
 
     The position is where the *next* batch to train on stands; batches that were prepared ahead
     do not count. A position at the end of an epoch means the start of the next one, since a
-    checkpoint may be taken on an epoch's last batch. Batches are prepared ahead across the ends
-    of epochs, so that only the first one of a run is waited for.
+    checkpoint may be taken on an epoch's last batch.
 
     Args:
         make: makes one batch.
         prefetch: batches prepared ahead of training.
         limit: batches in all, over the whole run.
+        across: prepare across the ends of epochs, too, so that only the first batch of a run is
+            waited for. Not where training may stop at one: ranks would be left in the middle of
+            batches that the others never begin.
         alarm: tells ranks of each other's failures.
     """
 
-    def __init__(self, make: BatchMaker, *, prefetch: int, limit: int, alarm: Alarm | None = None):
+    def __init__(
+        self,
+        make: BatchMaker,
+        *,
+        prefetch: int,
+        limit: int,
+        across: bool = True,
+        alarm: Alarm | None = None,
+    ):
         self._make = make
         self._prefetch = prefetch
         self._alarm = alarm
         self._limit = limit
+        self._across = across
         self._batches: Generator[Batch, None, None] | None = None  # from the position on
         self.epoch = 0
         self.step = 0
@@ -125,6 +136,8 @@ class BatchLoader:
         length = len(self)
         if self.step >= length:
             self.epoch, self.step = self.epoch + 1, 0
+            if not self._across:
+                self.close()
         if self._batches is None:
             self._batches = self._from(self.epoch * length + self.step)
         while self.step < length and self.epoch * length + self.step < self._limit:
@@ -135,7 +148,10 @@ class BatchLoader:
 
     def _from(self, number: int) -> Generator[Batch, None, None]:
         length = len(self)
-        numbers = range(number, self._limit)
+        last = self._limit
+        if not self._across:
+            last = min(last, (number // length + 1) * length)
+        numbers = range(number, last)
         yield from Prefetcher(
             lambda n: self._make(*divmod(n, length)), numbers, self._prefetch, self._alarm
         )
@@ -159,6 +175,7 @@ class BatchLoader:
             "num_seeds": plan.num_seeds,
             "global_batch": plan.global_batch,
             "seed": plan.seed,
+            "accumulate": plan.accumulate,
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -168,12 +185,12 @@ class BatchLoader:
             InputError: it was counted in batches of another size, or over other seeds.
         """
         own = self.state_dict()
-        for name in ("num_seeds", "global_batch", "seed"):
+        for name in ("num_seeds", "global_batch", "seed", "accumulate"):
             if state[name] != own[name]:
                 raise InputError(
                     f"the checkpoint has {name} {state[name]}, this run has {own[name]}",
-                    remedy="resume with the graph, train.seed and sampling.batch_size × workers "
-                    "that the run had",
+                    remedy="resume with the graph, train.seed, train.accumulate and "
+                    "sampling.batch_size × workers that the run had",
                 )
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]

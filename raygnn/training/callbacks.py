@@ -44,6 +44,7 @@ class Records(pl.Callback):
         self._log_every = log_every
         self._started = started
         self._logged = -1
+        self._mark = self._window_start = time.perf_counter()
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
         self.seeds = 0
         self.first_step: float | None = None
@@ -159,6 +160,11 @@ class Evaluation(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._end_of(trainer.current_epoch, trainer, module)
+
+    def finish(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Evaluate after the last step, if a run that goes on from there has not done it."""
+        if self._loader.epoch > self.epoch:
+            self._end_of(self._loader.epoch, trainer, module)
 
     def _end_of(self, epoch: int, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.epoch = epoch

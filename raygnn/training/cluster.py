@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -22,6 +23,8 @@ from raygnn.errors import PreflightError, RaygnnError
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
+
+_REACH = 10.0  # seconds for a head node to accept a connection
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -148,6 +151,7 @@ class RayCluster:
         }
         self.ours = True
         if not self.local:
+            _reach(self._address)
             ray.init(address=self._address, **common)
             return
         self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
@@ -173,6 +177,17 @@ class RayCluster:
             where=f"cluster.address: {self._address}",
             remedy="check that the head node runs, the address, and RAY_AUTH_MODE and the token",
         )
+
+
+def _reach(address: str | None) -> None:
+    """See that somebody listens there: Ray itself tries for ten minutes.
+
+    Raises:
+        OSError: the name does not resolve, or nobody answers.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
 
 
 def _start_coordinator() -> None:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
+from raygnn.graph.validate import check_weights
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import needs_degree
 from raygnn.preflight.machine import memory
@@ -238,19 +238,8 @@ def _check_scales(shard: Shard, inputs: dict[str, Inputs]) -> None:
 def _check_weights(shard: Shard, config: Config) -> None:
     name = config.sampling.edge_weight
     for etype, rows in shard.topology.items():
-        weight = rows.data.get(name or "")
-        if weight is not None and np.prod(weight.shape[1:], dtype=int) != 1:
-            raise DataError(
-                f"array {name!r} of edge type {etype_str(etype)} has rows of "
-                f"{list(weight.shape[1:])}, expected one weight for each edge",
-                remedy="give each edge one weight, or remove sampling.edge_weight",
-            )
-        if weight is not None and len(weight) and not (weight.min() >= 0 and weight.max() < np.inf):
-            raise DataError(
-                f"array {name!r} of edge type {etype_str(etype)} holds weights that are negative "
-                "or not finite",
-                remedy="make them numbers from 0, or remove sampling.edge_weight",
-            )
+        if name is not None and name in rows.data:
+            check_weights(name, etype, rows.data[name])
 
 
 def _width(rows: Tensor) -> int:

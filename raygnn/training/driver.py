@@ -10,21 +10,23 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.config.graphs import PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import Interrupted
+from raygnn.errors import InputError, Interrupted
 from raygnn.preflight import report as preflight_report
+from raygnn.preflight.findings import Finding
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import probe_local, survey
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.run import Run
-from raygnn.runs.store import Mode, RunDir
+from raygnn.runs.store import Mode, RunDir, is_run
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
 from raygnn.training.job import RESULT, STOP, Job
@@ -81,6 +83,8 @@ def train(
             given = given.made(show)  # so that every node can be asked whether it sees it
         plan = make_plan(config, cluster, workers, given)
         verdict(plan.report.findings, config)
+        if resume:
+            _check_resumable(config, plan, run)
         run.begin(config.to_dict())
         run.write_preflight(plan.report.to_dict())
         _show_findings(show, plan.report)
@@ -139,6 +143,14 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
     with RayCluster(config, verbose=verbose) as cluster:
         workers = count_workers(config, cluster)
         report = make_plan(config, cluster, workers, read_input(config, workers, show)).report
+    if is_run(config.run_dir):
+        taken = Finding(
+            "name_free",
+            "warn",
+            f"the name {config.name!r} is taken by an earlier run",
+            "choose another name, or pass --overwrite or --resume to raygnn train",
+        )
+        report = replace(report, findings=(*report.findings, taken))
     _show_report(show, report, "ready: nothing here would stop this job")
     return report
 
@@ -216,6 +228,33 @@ def _fanout(hop: int | dict[str, int]) -> str:
     if isinstance(hop, dict):
         return " + ".join(f"{name} {_fanout(number)}" for name, number in hop.items())
     return "all" if hop < 0 else str(hop)
+
+
+def _check_resumable(config: Config, plan: Plan, run: RunDir) -> None:
+    """Refuse to go on where there is nothing left to do.
+
+    Raises:
+        InputError: the run is done, or went further than the configuration now says.
+    """
+    state, steps = checkpoint.latest(run.checkpoints), config.train.epochs
+    steps *= plan.steps_per_epoch(config)
+    if config.train.max_steps is not None:
+        steps = min(steps, config.train.max_steps)
+    done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
+    if done and done >= steps:
+        raise InputError(
+            f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
+            f"for {steps:,}",
+            where=str(run.path),
+            remedy="ask for more of them, or start over with --overwrite",
+        )
+    if state is not None and checkpoint.step_of(state) > steps:
+        raise InputError(
+            f"the newest checkpoint is of step {checkpoint.step_of(state):,}, and train.epochs and "
+            f"train.max_steps ask for {steps:,}",
+            where=str(state.parent),
+            remedy="repeat the --set options of the first start, or start over with --overwrite",
+        )
 
 
 def _continuation(run: RunDir) -> str:
@@ -314,7 +353,9 @@ def _interruptible(run: RunDir) -> Iterator[None]:
         what = "interrupted before training began; nothing was written"
         if run.begun:
             run.update_summary(status="interrupted")
-            what = f"interrupted; {run.path} holds what was done so far"
+            state = checkpoint.latest(run.checkpoints)
+            reached = f"step {checkpoint.step_of(state):,}" if state else "the start"
+            what = f"interrupted; {run.path} can go on from {reached}"
         raise Interrupted(
-            what, remedy="go on with --resume, or start over with --overwrite"
+            what, remedy="go on with --resume and the same --set, or start over with --overwrite"
         ) from None

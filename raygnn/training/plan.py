@@ -10,6 +10,7 @@ from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partition import Missing, find_partition
 from raygnn.graph.sources import load_graph
+from raygnn.graph.validate import check_weights
 from raygnn.preflight.partition import graph_facts, partition_facts, task_ntype
 from raygnn.preflight.probe import probe_cluster, probe_local, probe_resources
 from raygnn.preflight.report import Report, preflight, resolve_workers
@@ -172,3 +173,7 @@ def _check_sampling(config: Config, given: Input) -> None:
             where="sampling.edge_weight",
             remedy="name one of them, or remove the key",
         )
+    if weight is not None and given.data is not None:
+        for etype, frame in given.data.edges.items():
+            if weight in frame.data:
+                check_weights(weight, etype, frame.data[weight])

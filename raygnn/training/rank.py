@@ -102,6 +102,8 @@ class Rank:
             trainer.fit(module, train_dataloaders=loader, ckpt_path=state and str(state))
         finally:
             loader.close()
+        if has_val:
+            evaluation.finish(trainer, module)
 
         if config.train.select == "best":
             evaluation.restore_best(module)
@@ -113,7 +115,9 @@ class Rank:
             if plane.count(split)
             for name, value in evaluate(split).items()
         }
-        records.write(trainer.global_step, max(0, trainer.current_epoch - 1), metrics)
+        # those of the validation split are another epoch's, if the best weights were put back
+        tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
+        records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
         return self._result(trainer, records, evaluation, batches.store, metrics)
 
     @property
@@ -153,6 +157,7 @@ class Rank:
             batches,
             prefetch=self.config.sampling.prefetch,
             limit=limit,
+            across=train.patience is None,
             alarm=Alarm(self.world, self._store()),
         )
 
@@ -255,13 +260,15 @@ class Rank:
         busy = records.totals["compute"] + records.totals["wait"]
         traffic = torch.tensor([store.remote, store.hits, self.data.sent_bytes])
         remote, hits, sent = self.control.sum(traffic).tolist()
+        # a run that goes on from its last step makes none
+        first = {} if records.first_step is None else {"first_step": records.first_step}
         return {
             "metrics": metrics,
             "steps": trainer.global_step,
             "epochs": trainer.current_epoch,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             "seeds_per_second": records.seeds / busy if busy else 0.0,
-            "seconds": {**records.totals, "first_step": records.first_step},
+            "seconds": {**records.totals, **first},
             "remote": {
                 "rows": remote,
                 "cache_hits": hits,

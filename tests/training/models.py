@@ -30,7 +30,7 @@ class Faulty(DglSage):
     """Fails on one rank at one training step, in the way it is told, once or always.
 
     Args:
-        how: "raise" or "die" (SIGKILL).
+        how: "raise", "die" (SIGKILL) or "hang".
         flag: a file that marks that it has happened; "" to fail every time.
     """
 
@@ -44,6 +44,8 @@ class Faulty(DglSage):
             if dist.get_rank() == 1 and self.calls == 6 and self._now():
                 if self.how == "raise":
                     raise ValueError("the sixth batch is not to my liking")
+                if self.how == "hang":
+                    time.sleep(3600)
                 os.kill(os.getpid(), 9)
         return super().forward(blocks, x)
 

@@ -134,6 +134,24 @@ def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     first = json.loads(metrics.read_text().splitlines()[done])
     assert 3 < first["step"] < 12
 
+    # there is nothing left to do, and fewer epochs than were made can not be made
+    said = metrics.read_text()
+    for epochs in (3, 2):
+        sections["train"] = {"epochs": epochs}
+        code, _, err = run("train", "--resume", **sections).finish()
+        assert code == 2
+        assert "this run is done" in err
+    assert metrics.read_text() == said
+
+
+def test_a_head_node_that_nobody_can_reach(run: Callable[..., Command]) -> None:
+    for address in ("nowhere.invalid:6379", "127.0.0.1:9"):
+        where = {"address": address, "num_cpus": None}
+        code, _, err = run("check", cluster=where).finish(timeout=60)
+        assert code == 3
+        assert f"cluster.address: {address}" in err
+        assert "Traceback" not in err
+
 
 def test_sigterm_before_training(run: Callable[..., Command], tmp_path: Path) -> None:
     command = run("train", model={"kind": f"{MODELS}:Slow"})

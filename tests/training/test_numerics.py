@@ -93,8 +93,23 @@ def test_patience_stops_and_the_best_weights_are_tested(make_job: JobFactory) ->
     run = train_on_ranks(config)
     scores = run.metrics["val/accuracy"].dropna().to_list()
     assert run.summary["epochs"] < 40
-    assert run.summary["metrics"]["val/accuracy"] == pytest.approx(max(scores[:-1]), abs=1e-6)
-    assert run.summary["best_epoch"] == int(np.argmax(scores[:-1]))
+    assert run.summary["metrics"]["val/accuracy"] == pytest.approx(max(scores), abs=1e-6)
+    assert run.summary["best_epoch"] == int(np.argmax(scores))
+
+
+@pytest.mark.parametrize("steps", [8, 10])  # at the end of an epoch of 4, and within one
+def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFactory) -> None:
+    """Stopped between the last step and its evaluation: a resume has no step left to make."""
+    train = {"epochs": 9, "max_steps": steps, "eval_every": 2, "lr": 0.03}
+    config = make_job(train=train, fault={"checkpoint_every": 1})
+    whole = train_on_ranks(config)
+    known = dict(whole.summary)
+    (whole.path / "metrics.jsonl").unlink()
+    again = train_on_ranks(config, resume=True).summary
+    assert again["steps"] == known["steps"] == steps
+    assert again["metrics"] == known["metrics"]
+    assert again["best_epoch"] == known["best_epoch"] == (steps - 1) // 4
+    assert "first_step" not in again["seconds"]
 
 
 def test_more_workers_than_seeds(make_job: JobFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,15 @@ def test_run_directory(make_job: JobFactory) -> None:
     ]  # fmt: skip
     assert raygnn.load_config(run.config).to_dict() == config.to_dict()
     assert json.loads((run.path / "preflight.json").read_text())["ok"]
-    assert sorted(p.name for p in (run.path / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
+    assert sorted(p.name for p in (run.path / "logs").iterdir()) == [
+        *("comm-rank-0.jsonl", "comm-rank-1.jsonl", "rank-0.log", "rank-1.log")
+    ]
 
     frame = run.metrics
     assert frame["step"].is_monotonic_increasing
     assert frame["step"].max() == 3 * 4  # 400 training nodes, 2 × 64 a step
     assert set(frame["step"][frame["train/loss"].notna()]) == {1, 2, 4, 6, 8, 10, 12}
-    assert frame["val/accuracy"].notna().sum() == 3 + 1
+    assert frame["val/accuracy"].notna().sum() == 3
     summary = run.summary
     assert summary["steps"] == 12
     assert summary["workers"] == summary["parts"] == 2
@@ -55,6 +58,17 @@ def test_run_directory(make_job: JobFactory) -> None:
 
     with pytest.raises(InputError, match="taken"):
         train(config)
+    checked = raygnn.check(config, display=False)
+    assert ("name_free", "warn") in [(f.check, f.severity) for f in checked.findings]
+    comm = [json.loads((run.path / "logs" / f"comm-rank-{r}.jsonl").read_text()) for r in (0, 1)]
+    assert [record["rank"] for record in comm] == [0, 1]
+    (planned,) = json.loads((run.path / "preflight.json").read_text())["communication"][
+        "nodes"
+    ].values()
+    for record in comm:
+        given = record["given"]
+        assert (given.pop("backend"), given.pop("timeout")) == ("gloo", 1800)
+        assert given == {variable["name"]: variable["value"] for variable in planned}
 
 
 def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) -> None:
@@ -96,6 +110,19 @@ def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
         train(config)
     assert caught.value.rank == 1
     assert "memory" in (caught.value.remedy or "")
+
+
+def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> None:
+    """The process group has our timeout, not Lightning's, nor torch's half an hour."""
+    config = make_job(
+        model={"kind": f"{MODELS}:Faulty", "args": {"how": "hang"}}, comm={"timeout": 8}
+    )
+    with pytest.raises(TrainingError, match=r"(?i)time"):
+        train(config)
+    log = (config.run_dir / "logs" / "rank-0.log").read_text()
+    times = [float(n) for n in re.findall(r"Timed out waiting (\d+)ms", log)]
+    assert times
+    assert max(times) == 8000
 
 
 def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -32,7 +35,9 @@ class Named(DglSage):
         print("this rank is on", socket.gethostname())
 """
 _PLAIN = """
+import subprocess
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -107,3 +112,57 @@ def test_plain_ray_train_does_not_find_the_other_host(cluster: Cluster, shared: 
     assert re.search(
         r"Connection refused.*\[127\.0\.0\.1\]|\[127\.0\.0\.1\].*Connection refused", done.stderr
     )
+
+
+@pytest.mark.slow
+def test_a_restart_on_another_node_gets_its_variables_too(shared: Path) -> None:
+    with hosts(3, share=[CHECKOUT, shared]) as group:
+        for host in group:
+            write = ["sh", "-c", "echo 127.0.0.1 localhost > /etc/hosts"]
+            host.run(write, cwd="/", timeout=LIMIT)
+        with ray_cluster(group) as cluster:
+            config = job(
+                shared / "runs",
+                name="restarted",
+                model={"kind": "tests.training.models:Slow"},
+                staging={"path": "/tmp/stage"},
+                train={"epochs": 15},
+                cluster={"address": "auto"},
+                comm={"timeout": 30},
+                fault={"checkpoint_every": 1, "max_failures": 5},
+            )
+            del config["cluster"]["num_cpus"]
+            (shared / "restarted.yaml").write_text(yaml.safe_dump(config))
+            run = shared / "runs" / "restarted"
+            argv = [sys.executable, "-m", "raygnn", "train", "restarted.yaml"]
+            with open(shared / "output", "w+") as output:
+                command = cluster.popen(argv, cwd=shared, stdout=output, stderr=output)
+                wait_for_step(run / "metrics.jsonl", 5, command)
+                before = [given(run, rank)[-1]["host"] for rank in (0, 1)]
+                lost = max(before)  # not the first host, which has the head and the driver
+                cluster.stop(int(lost.removeprefix("host")))
+                assert command.wait(LIMIT) == 0, (shared / "output").read_text()
+    planned = json.loads((run / "preflight.json").read_text())["communication"]["nodes"]
+    after = [given(run, rank)[-1] for rank in (0, 1)]
+    assert lost not in [record["host"] for record in after]
+    assert sorted(record["host"] for record in after) != sorted(before)
+    for rank in (0, 1):
+        for record in given(run, rank):  # of each start
+            found = record["given"]
+            assert (found.pop("backend"), found.pop("timeout")) == ("gloo", 30)
+            assert found == {v["name"]: v["value"] for v in planned[record["node"]]}
+            assert found["GLOO_SOCKET_IFNAME"] == record["host"].replace("host", "lan")
+
+
+def given(run: Path, rank: int) -> list[dict[str, Any]]:
+    """What a rank was given, at each of its starts."""
+    lines = (run / "logs" / f"comm-rank-{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:
+    end = time.monotonic() + LIMIT
+    while not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
+        assert process.poll() is None, "it ended"
+        assert time.monotonic() < end, f"step {step} did not come"
+        time.sleep(0.2)
