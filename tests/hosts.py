@@ -35,6 +35,7 @@ _SETUP = 30.0  # seconds for a namespace to be set up, or for one command of ip 
 _END = 30.0  # seconds for a killed host to be gone
 _CLONE_NEWPID = 0x20000000
 _PRIVATE = "/tmp"
+_CHECKOUT = Path(__file__).resolve().parents[1]
 
 # The id is read off the outer /proc, so it is the one that is valid outside. As process 1, the
 # holder also has to reap the orphans of its host: the kernel does so while CHLD is ignored.
@@ -102,7 +103,9 @@ def hosts(
     """
     if not 1 <= count <= 200:
         raise ValueError(f"{count} hosts; there can be 1 to 200")
-    bind = [path for path in map(_shareable, share) if path.is_relative_to(_PRIVATE)]
+    # the checkout, too, if it is there; elsewhere everything is common
+    wanted = dict.fromkeys(map(_shareable, [*share, _CHECKOUT]))
+    bind = [path for path in wanted if path.is_relative_to(_PRIVATE)]
     names = "".join(f"10.77.0.{i + 1} host{i}\n" for i in range(count))
     with contextlib.ExitStack() as stack:
         switch = stack.enter_context(_Holder(["--net"], _SWITCH))

@@ -1,9 +1,7 @@
 """A real Ray over virtual hosts: a node on each, started as on real machines, by `ray start`.
 
-    with hosts(2, share=[CHECKOUT, directory]) as group, ray_cluster(group) as cluster:
-        done = cluster.run([sys.executable, "-m", "raygnn", "train", "job.yaml"], timeout=120)
-
-The checkout is shared for the case that it lies below /tmp, which hosts have to themselves.
+with hosts(2, share=[directory]) as group, ray_cluster(group) as cluster:
+    done = cluster.run([sys.executable, "-m", "raygnn", "train", "job.yaml"], timeout=120)
 """
 
 from __future__ import annotations

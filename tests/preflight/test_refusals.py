@@ -20,7 +20,7 @@ from raygnn.config.load import load_config
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import ensure_partition
 from tests.hosts import Host, hosts, needs_hosts
-from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
+from tests.ray_cluster import Cluster, ray_cluster
 from tests.training.conftest import job
 
 pytestmark = needs_hosts()
@@ -39,7 +39,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(shared: Path) -> Iterator[Cluster]:
-    with hosts(2, share=[CHECKOUT, shared]) as group, ray_cluster(group) as cluster:
+    with hosts(2, share=[shared]) as group, ray_cluster(group) as cluster:
         yield cluster
 
 
@@ -200,7 +200,7 @@ def test_nodes_of_other_versions_and_variables(shared: Path) -> None:
     (packages / "torch-2.12.0.dist-info").mkdir()
     (packages / "torch-2.12.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.12.0\n")
     with (
-        hosts(2, share=[CHECKOUT, shared]) as group,
+        hosts(2, share=[shared]) as group,
         ray_cluster(
             group,
             env={"OMP_NUM_THREADS": "1"},
@@ -216,7 +216,7 @@ def test_nodes_of_other_versions_and_variables(shared: Path) -> None:
 
 
 def test_a_slow_line_is_measured(shared: Path) -> None:
-    with hosts(2, rate="100mbit", share=[CHECKOUT, shared]) as group, ray_cluster(group) as cluster:
+    with hosts(2, rate="100mbit", share=[shared]) as group, ray_cluster(group) as cluster:
         argv = [sys.executable, "-m", "raygnn", "check", "--json"]
         done = cluster.run(argv, timeout=LIMIT, cwd=shared)
     assert done.returncode == 0, done.stdout + done.stderr

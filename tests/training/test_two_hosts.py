@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.hosts import hosts, needs_hosts
-from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
+from tests.ray_cluster import Cluster, ray_cluster
 from tests.training.conftest import job
 
 pytestmark = needs_hosts()
@@ -71,7 +71,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(shared: Path) -> Iterator[Cluster]:
     """Two hosts, each with an interface of another name and one CPU, that do not know their own
     names, as many images do."""
-    with hosts(2, share=[CHECKOUT, shared]) as group:
+    with hosts(2, share=[shared]) as group:
         for host in group:
             write = ["sh", "-c", "echo 127.0.0.1 localhost > /etc/hosts"]
             host.run(write, cwd="/", timeout=LIMIT)
@@ -116,7 +116,7 @@ def test_plain_ray_train_does_not_find_the_other_host(cluster: Cluster, shared: 
 
 @pytest.mark.slow
 def test_a_restart_on_another_node_gets_its_variables_too(shared: Path) -> None:
-    with hosts(3, share=[CHECKOUT, shared]) as group:
+    with hosts(3, share=[shared]) as group:
         for host in group:
             write = ["sh", "-c", "echo 127.0.0.1 localhost > /etc/hosts"]
             host.run(write, cwd="/", timeout=LIMIT)
