@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from raygnn import __version__
-from raygnn.errors import ConfigError, Interrupted, RaygnnError, TrainingError
+from raygnn.errors import ConfigError, Interrupted, PreflightError, RaygnnError, TrainingError
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
@@ -169,15 +169,14 @@ def _check(args: argparse.Namespace) -> int:
     from raygnn.training import driver
 
     options = {"verbose": args.verbose, "display": not args.json}
-    if config is None:
-        if args.set:
-            raise ConfigError("--set needs a CONFIG to change", remedy="name the job's YAML file")
-        report, config = driver.inspect(**options)
-    else:
+    if config is not None:
         report = driver.check(config, **options)
+    elif args.set:
+        raise ConfigError("--set needs a CONFIG to change", remedy="name the job's YAML file")
+    else:
+        report = driver.inspect(**options)
     _print_json(args, report.to_dict())
-    driver.verdict(report.findings, config)
-    return 0
+    return 0 if report.ok else PreflightError.exit_code
 
 
 def _partition(args: argparse.Namespace) -> int:

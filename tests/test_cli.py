@@ -28,7 +28,6 @@ from raygnn.errors import (
     RaygnnError,
     TrainingError,
 )
-from raygnn.preflight.report import verdict
 from raygnn.runs.store import RunDir
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -41,6 +40,7 @@ class Driver(SimpleNamespace):
     """Stands in for the driver: notes its calls; each raises ``error`` if there is one."""
 
     error: BaseException | None = None
+    ok = True
 
     def __init__(self) -> None:
         super().__init__(calls=[])
@@ -50,12 +50,10 @@ class Driver(SimpleNamespace):
         self.calls.append((name, config.name, options))
         if self.error:
             raise self.error
-        return SimpleNamespace(to_dict=lambda: {"status": "done"}, findings=())
+        return SimpleNamespace(to_dict=lambda: {"status": "done"}, ok=self.ok)
 
     def train(self, config: raygnn.Config, **options: Any) -> Any:
         return self._called("train", config, **options)
-
-    verdict = staticmethod(verdict)
 
     def check(self, config: raygnn.Config, **options: Any) -> Any:
         return self._called("check", config, **options)
@@ -94,6 +92,12 @@ def test_json_is_all_that_is_printed(driver: Driver, capsys: pytest.CaptureFixtu
         assert capsys.readouterr().out == ""
         assert main([verb, "job.yaml", "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"status": "done"}
+
+
+def test_check_says_whether_the_job_may_start(driver: Driver) -> None:
+    driver.ok = False
+    assert main(["check", "job.yaml"]) == 3
+    assert main(["check", "--set", "name=b"]) == 2  # there is no job to change
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ CLUSTER_CHECKS: tuple[Check, ...] = (
     node_checks.shared_memory,
     comm_checks.host_name_resolves,
     comm_checks.interfaces_there,
+    comm_checks.debug_level_safe,
     comm_checks.clocks_agree,
     comm_checks.open_files,
     comm_checks.network_links,

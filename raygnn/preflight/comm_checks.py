@@ -71,6 +71,21 @@ def _matches(variable: str, wanted: str, names: set[str]) -> bool:
     return any(name.startswith(wanted) for name in names)
 
 
+def debug_level_safe(job: Job) -> Iterator[Finding]:
+    """torch wraps the default process group then, and DDP's logger dies on what it wraps."""
+    name = "TORCH_DISTRIBUTED_DEBUG"
+    there = tuple(n.node for n in job.holding if n.environment.get(name) == "DETAIL")
+    own = job.config.comm.env.get(name)
+    if own == "DETAIL" or (there and own is None):
+        yield Finding(
+            "debug_level_safe",
+            "error",
+            f"{name} is DETAIL: DistributedDataParallel dies of a segmentation fault with it",
+            "unset it, and set comm.debug to true: collectives are compared then, too",
+            nodes=() if own else there,
+        )
+
+
 def clocks_agree(job: Job) -> Iterator[Finding]:
     for node in job.nodes:
         if node.clock is not None and abs(node.clock) > _CLOCK:

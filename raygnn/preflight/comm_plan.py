@@ -70,8 +70,12 @@ class CommPlan:
         """The variables that do not depend on the node, the user's last."""
         return {variable.name: variable.value for variable in self.common} | dict(self.env)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """A row per variable: node, name, value, reason; those of all nodes once."""
+    def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
+        """A row per variable: node, name, value, reason; those of all nodes once.
+
+        Args:
+            names: of the nodes, by Ray's ids.
+        """
         rows: list[tuple[str, ...]] = []
         listed = list(self.nodes.values())
         everywhere = set(listed[0]).intersection(*listed[1:]) if listed else set()
@@ -80,7 +84,8 @@ class CommPlan:
         for node, variables in self.nodes.items():
             for variable in variables:
                 if variable not in everywhere:
-                    rows.append((node[:12], variable.name, variable.value, variable.reason))
+                    name = (names or {}).get(node, node)
+                    rows.append((name, variable.name, variable.value, variable.reason))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,7 +179,6 @@ def _common(config: Config, backend: str) -> Iterator[Variable]:
         yield Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(traces), reason)
     if debug:
         reason = "comm.debug"
-        yield Variable("TORCH_DISTRIBUTED_DEBUG", "DETAIL", reason)
         yield Variable("TORCH_SHOW_CPP_STACKTRACES", "1", reason)
     if debug and backend == "nccl":
         yield Variable("NCCL_DEBUG", "INFO", reason)

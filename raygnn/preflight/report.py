@@ -44,10 +44,19 @@ class Report:
         """Whether the job may start."""
         return not any(finding.severity == "error" for finding in self.findings)
 
+    @property
+    def verdict(self) -> str:
+        """One line: ``ready``, or how many things refuse the job."""
+        counts = Counter[str](finding.severity for finding in self.findings)
+        told = {"error": "to mend", "warn": "to know", "info": "to note"}
+        listed = ", ".join(f"{counts[s]} {text}" for s, text in told.items() if counts[s])
+        return ("ready" if self.ok else "refused") + (f": {listed}" if listed else "")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, what ``preflight.json`` holds."""
         return {
             "ok": self.ok,
+            "verdict": self.verdict,
             "seconds": round(self.seconds, 3),
             "findings": [
                 {**asdict(finding), "nodes": list(finding.nodes)} for finding in self.findings

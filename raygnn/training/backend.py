@@ -65,8 +65,7 @@ def _apply(plan: CommPlan) -> None:
         network = machine.network(ray.util.get_node_ip_address())
         variables = plan.variables(network, machine.environment())
     os.environ.update({variable.name: variable.value for variable in variables})
-    # torch read it when it was imported
-    dist.set_debug_level_from_env()
+    dist.set_debug_level_from_env()  # torch read it when it was imported
     _given.clear()
     _given.update({variable.name: variable.value for variable in variables})
 

@@ -87,7 +87,10 @@ def train(
             _check_resumable(config, plan, run)
         run.begin(config.to_dict())
         run.write_preflight(plan.report.to_dict())
-        _show_findings(show, plan.report)
+        if not cluster.local:
+            _show_nodes(show, plan.report)
+        for finding in plan.report.findings:
+            show.note(_told(finding))
         if resume:
             show.note(_continuation(run))
         try:
@@ -151,20 +154,15 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
             "choose another name, or pass --overwrite or --resume to raygnn train",
         )
         report = replace(report, findings=(*report.findings, taken))
-    _show_report(show, report, "ready: nothing here would stop this job")
+    _show_report(show, report)
     return report
 
 
-def inspect(
-    address: str | None = None, *, verbose: bool = False, display: bool = True
-) -> tuple[Report, Config]:
+def inspect(address: str | None = None, *, verbose: bool = False, display: bool = True) -> Report:
     """Look at the nodes of a cluster, whatever job may run on them; nothing is written.
 
     Args:
         address: of the head node; None = as ``cluster.address: auto`` finds it.
-
-    Returns:
-        The report, and the configuration to give to `verdict`.
 
     Raises:
         PreflightError: no connection to the cluster.
@@ -186,18 +184,27 @@ def inspect(
             cluster.wait()
             found = survey(question, config.cluster.probe_timeout.seconds)
     report = preflight_report.inspect(config, found)
-    _show_report(show, report, "ready: nothing here would stop a job")
-    return report, config
+    _show_report(show, report)
+    return report
 
 
-def _show_report(show: Display, report: Report, ready: str) -> None:
+def _show_report(show: Display, report: Report) -> None:
+    _show_nodes(show, report)
+    for finding in report.findings:
+        show.note(_told(finding))
+    show.note(report.verdict)
+
+
+def _show_nodes(show: Display, report: Report) -> None:
     show.table("nodes", Report.COLUMNS, report.rows())
-    comm = report.comm
+    comm, names = report.comm, {node.id: node.node for node in report.nodes}
     columns = ("node", "variable", "value", "reason")
-    show.table(f"communication: {comm.backend}, {comm.why}", columns, comm.rows())
-    _show_findings(show, report)
-    if report.ok:
-        show.note(ready)
+    show.table(f"communication: {comm.backend}, {comm.why}", columns, comm.rows(names))
+
+
+def _told(finding: Finding) -> str:
+    remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
+    return f"{finding.severity}: {finding}{remedy}"
 
 
 def _display(display: bool, verbose: bool) -> Display:
@@ -262,12 +269,6 @@ def _continuation(run: RunDir) -> str:
     if state is None:
         return "resume: there is no checkpoint yet, so this starts from the beginning"
     return f"resume: from step {checkpoint.step_of(state):,} ({state.parent.name})"
-
-
-def _show_findings(show: Display, report: Report) -> None:
-    for finding in report.findings:
-        if finding.severity != "error":
-            show.note(f"{finding.severity}: {finding}")
 
 
 def _fit(

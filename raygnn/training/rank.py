@@ -145,8 +145,21 @@ class Rank:
     def _exchange(self) -> Exchange:
         if self.world.size == 1:
             return Exchange(self.world)
+        return Exchange(self.world, self._group("gloo"))
+
+    def _group(self, backend: str) -> dist.ProcessGroup:
+        """A process group of all ranks; with ``comm.debug`` one that compares each collective's
+        kind, dtype and shape over the ranks before it runs."""
         timeout = timedelta(seconds=self.config.comm.timeout.seconds)
-        return Exchange(self.world, dist.new_group(backend="gloo", timeout=timeout))
+        level = dist.get_debug_level()
+        if self.config.comm.debug:
+            # Not by the variable: the default group would be one of these, too, and DDP's logger
+            # dies of a segmentation fault on it (seen with torch 2.13).
+            dist.set_debug_level(dist.DebugLevel.DETAIL)
+        try:
+            return dist.new_group(backend=backend, timeout=timeout)
+        finally:
+            dist.set_debug_level(level)
 
     def _loader(self, batches: BatchMaker) -> BatchLoader:
         train, plan = self.config.train, batches.plan
@@ -227,7 +240,7 @@ class Rank:
             find_unused_parameters=comm.find_unused_parameters,
             static_graph=comm.static_graph,
             gradient_as_bucket_view=True,
-            ddp_comm_hook=_HOOKS.get(comm.compression),
+            **self._reduction(),
         )
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         return pl.Trainer(
@@ -248,6 +261,14 @@ class Rank:
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
+
+    def _reduction(self) -> dict[str, Any]:
+        """How gradients are reduced: DDP's own way, compressed, or over a group that compares."""
+        hook = _HOOKS.get(self.config.comm.compression)
+        if not self.config.comm.debug or self.world.size == 1:
+            return {"ddp_comm_hook": hook}
+        group = self._group(dist.get_backend())
+        return {"ddp_comm_hook": hook or default_hooks.allreduce_hook, "ddp_comm_state": group}
 
     def _result(
         self,

@@ -80,6 +80,10 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(make_config(comm__env={"GLOO_SOCKET_IFNAME": "eth1"}), two()),
         *("interfaces_there", "error", ["GLOO_SOCKET_IFNAME is eth1", "eth2", "(on b)"]),
     ),
+    "a level of debugging that kills": (
+        lambda: make_job(nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})),
+        *("debug_level_safe", "error", ["DETAIL", "segmentation fault", "(on b)"]),
+    ),
     "a clock of its own": (
         lambda: make_job(nodes=two(clock=-60.0)),
         *("clocks_agree", "warn", ["60.0 s behind", "(on b)"]),
@@ -182,6 +186,7 @@ def test_the_cluster_alone() -> None:
     found = Survey(nodes, make_resources(("a", 2, 0), ("b", 2, 0)))
     report = inspect(make_config(), found)
     assert [finding.check for finding in report.findings] == ["shared_memory"]
+    assert (report.ok, report.verdict) == (False, "refused: 1 to mend")
     marked = inspect(make_config(), replace(found, nodes=two(python="3.12.1"))).rows()
     assert marked[1][2] == "≠ 3.12.1"
 

@@ -92,11 +92,12 @@ def test_one_switch_turns_on_what_an_investigation_needs() -> None:
     found = values(plan, "aaa")
     assert found["NCCL_DEBUG"] == "INFO"
     assert found["CUDA_LAUNCH_BLOCKING"] == "1"
-    assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert "/logs/nccl-%h-%p.log" in found["NCCL_DEBUG_FILE"]
     assert int(found["TORCH_FR_BUFFER_SIZE"]) > 2000
     quiet = values(make_comm_plan(make_config(**GPUS), two()), "aaa")
     assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG"} & quiet.keys()
+    # torch's own switch kills DDP: see raygnn.training.rank
+    assert "TORCH_DISTRIBUTED_DEBUG" not in found
 
 
 names = st.sampled_from(["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "NCCL_X"])

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.runs.run import Run
+from raygnn.sampling.exchange import Exchange
+from raygnn.training.job import Job
+from raygnn.training.rank import Rank, Runtime
+from tests.ranks import run_ranks
 from tests.training.conftest import JobFactory, train_on_ranks
 
 
@@ -86,6 +94,35 @@ def test_knobs_reach_the_loop(make_job: JobFactory) -> None:
     assert run.summary["steps"] == 5
     assert run.metrics["train/lr"].dropna().iloc[0] == pytest.approx(0.1 * 2**0.5)
     assert run.metrics["val/accuracy"].notna().any()  # also when it ends within an epoch
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_comparing_collectives_changes_nothing(compression: str, make_job: JobFactory) -> None:
+    curves = [
+        losses(train_on_ranks(make_job(name=f"{d}", comm={"debug": d, "compression": compression})))
+        for d in (False, True)
+    ]
+    assert np.allclose(*curves, atol=1e-6)
+
+
+def _disagree(exchange: Exchange, job: Job) -> str:
+    """Reduce another dtype on each rank, as gloo does without an error."""
+    runtime = Runtime(exchange.world, torch.device("cpu"), DDPStrategy, LightningEnvironment())
+    rank = Rank(job, runtime)
+    dtype = torch.bfloat16 if exchange.world.rank else torch.float16
+    try:
+        dist.all_reduce(torch.ones(4, dtype=dtype), group=rank.data.group)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_debug_compares_collectives(make_job: JobFactory) -> None:
+    for debug, word in ((False, ""), (True, "Detected mismatch between collectives")):
+        config = make_job(name=f"{debug}", comm={"debug": debug, "timeout": 20})
+        job = Job(config, Path(), Path(), "_N", True, 0.0)
+        said = run_ranks(2, _disagree, job)
+        assert all(word in text if word else not text for text in said)
 
 
 def test_patience_stops_and_the_best_weights_are_tested(make_job: JobFactory) -> None:
