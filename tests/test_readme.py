@@ -33,7 +33,7 @@ RAYGNN = Path(sys.executable).with_name("raygnn")
 
 # What a page may tell people to run that is not run here: it installs, trains for minutes, or
 # needs a cluster. What of it can be checked without that, is.
-NOT_RUN = {"make", "pip", "ray", "cd"}
+NOT_RUN = {"make", "pip", "ray", "cd", "python3", "."}
 ELSEWHERE = {"job.yaml": "jobs/cora-gcn.yaml", "own_model.yaml": "examples/own_model.yaml"}
 
 
@@ -67,7 +67,7 @@ def _check_raygnn(arguments: list[str]) -> None:
         assert subprocess.run([RAYGNN, *arguments], capture_output=True, check=True).stdout
         return
     args = _parser().parse_args(arguments)
-    if hasattr(args, "config"):
+    if getattr(args, "config", None):
         job = yaml.safe_load((CHECKOUT / ELSEWHERE.get(args.config, args.config)).read_text())
         job["graph"], job["model"] = _tiny_graph(), {"kind": "sage"}
         job["sampling"] = {}

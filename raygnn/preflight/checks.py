@@ -47,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     data_checks.nodes_to_train_on,
     node_checks.memory_fits,
     node_checks.disk_space,
+    node_checks.cache_space,
     data_checks.parts_and_workers,
 )
 

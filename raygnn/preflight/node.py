@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import os
+import re
 import socket
 import sys
 import time
@@ -89,7 +92,7 @@ def node_facts(
         node=node or socket.gethostname(),
         id=id,
         python=".".join(map(str, sys.version_info[:3])),
-        versions={"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES},
+        versions=_versions(),
         code=machine.code_digest(),
         cpu=machine.cpu_model(),
         cpu_flags=machine.cpu_flags(),
@@ -176,6 +179,28 @@ def _chunks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             yield chunk
+
+
+def _versions() -> dict[str, str | None]:
+    """Of the packages, and of the native libraries in them, as far as they can be told without
+    loading them."""
+    found = {"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES}
+    for cuda in ("cu11", "cu12", "cu13"):
+        if version := _version(f"nvidia-nccl-{cuda}"):
+            found["nccl"] = version
+    with contextlib.suppress(OSError):
+        if (torch := _directory("torch")) is not None:
+            built_for = re.search(r"^cuda\b.*= '(.+)'", (torch / "version.py").read_text(), re.M)
+            found |= {"cuda": built_for[1]} if built_for else {}
+    with contextlib.suppress(OSError):
+        if (dgl := _directory("dgl")) is not None:
+            found["libdgl.so"] = f"{(dgl / 'libdgl.so').stat().st_size} bytes"
+    return found
+
+
+def _directory(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
 def _version(package: str) -> str | None:

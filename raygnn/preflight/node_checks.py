@@ -177,6 +177,21 @@ def disk_space(job: Job) -> Iterator[Finding]:
             )
 
 
+def cache_space(job: Job) -> Iterator[Finding]:
+    """A node copies its share of the partition to its own disk, unless it has done so before."""
+    for node in job.holding:
+        share = job.partition.bytes / max(1, min(len(job.holding), job.workers))
+        if node.cache_free is not None and node.cache_free < share:
+            yield Finding(
+                "cache_space",
+                "warn",
+                f"its copy of the partition takes up to {size(share)}, staging.path has "
+                f"{size(node.cache_free)} free",
+                "free space there, or set staging.path to another disk",
+                nodes=(node.node,),
+            )
+
+
 def supported(version: str | None, oldest: str, limit: str | None) -> bool:
     """Whether ``oldest <= version < limit``; local and pre-release suffixes do not count."""
     if version is None or not _numbers(version):

@@ -84,6 +84,10 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})),
         *("debug_level_safe", "error", ["DETAIL", "segmentation fault", "(on b)"]),
     ),
+    "a full cache": (
+        lambda: make_job(nodes=two(cache_free=2**10)),
+        *("cache_space", "warn", ["takes up to 10 KiB", "has 1 KiB free", "(on b)"]),
+    ),
     "a clock of its own": (
         lambda: make_job(nodes=two(clock=-60.0)),
         *("clocks_agree", "warn", ["60.0 s behind", "(on b)"]),
