@@ -467,17 +467,17 @@ def test_buckets_that_would_not_help(changes: dict[str, int]) -> None:
 
 def test_little_bandwidth() -> None:
     links = [
-        Link("a", "b", 0.1, 9_400.0),
+        Link("a", "b", 0.1, 8_900.0),
         Link("b", "c", 0.1, 94.0),
-        Link("c", "a", 0.1, 10_000.0),
+        Link("c", "a", 0.1, 9_400.0),
     ]
     (finding,) = _findings(*links)
     assert (finding.check, finding.severity) == ("network_bandwidth", "warn")
-    assert "from b to c carries 94 Mbit/s, less than 10 Gbit/s" in finding.what
+    assert "from b to c carries 94 Mbit/s, less than 9 Gbit/s" in finding.what
     assert "2 of 3 links" in finding.what
     assert "gradients" not in finding.what
     assert finding.nodes == ("b", "c", "a")
-    assert [link["mbits"] for link in finding.values["links"]] == [94.0, 9_400.0]
+    assert [link["mbits"] for link in finding.values["links"]] == [94.0, 8_900.0]
     assert _advice(finding) == ["comm.compression=bf16", "train.accumulate=2"]
 
 
