@@ -6,6 +6,7 @@ asks for no CPU and has a deadline: a node that does not answer is a fact too.
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 import time
@@ -76,7 +77,7 @@ def survey(question: Question, deadline: float) -> Survey:
     """
     import ray
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = _alive()
     names = _names(alive)
     probers = {node["NodeID"]: _start(node["NodeID"]) for node in alive}
     try:
@@ -93,9 +94,7 @@ def probe_resources(config: Config, local: bool) -> Resources:
     """What Ray has to give away, or will have if it is to be started here (``local``)."""
     if local:
         return _local(config)
-    import ray
-
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = _alive()
     return _cluster(alive, _names(alive))
 
 
@@ -247,6 +246,19 @@ def _token(storage: Path) -> Iterator[str]:
             if any(directory.iterdir()):
                 break
             directory.rmdir()
+
+
+def _alive() -> list[dict[str, Any]]:
+    """Ray's living nodes, which it lists in any order: node2 before node10."""
+    import ray
+
+    def by_name(node: dict[str, Any]) -> list[tuple[int, str]]:
+        words = re.findall(
+            r"\d+|\D+", f"{node['NodeManagerHostname']} {node['NodeManagerAddress']}"
+        )
+        return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+
+    return sorted((node for node in ray.nodes() if node["Alive"]), key=by_name)
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
