@@ -14,7 +14,8 @@ _FILES = 4096
 
 def host_name_resolves(job: Job) -> Iterator[Finding]:
     """A name that leads to the node itself makes every rank there unreachable for the others."""
-    if len(job.holding) < 2:
+    addresses = {node.network.address for node in job.holding}
+    if len(addresses) < 2 or "GLOO_SOCKET_IFNAME" in job.config.comm.env:
         return
     for node in job.holding:
         loopback = [a for a in node.network.resolves_to if a.startswith("127.")]
@@ -46,7 +47,8 @@ def interfaces_there(job: Job) -> Iterator[Finding]:
                 "start Ray there with --node-ip-address of the interface to train over",
                 nodes=(node.node,),
             )
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        gpus = job.config.cluster.gpus_per_worker
+        for variable in ("GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if gpus else [])):
             value = job.config.comm.env.get(variable, node.environment.get(variable, ""))
             wanted = [name for name in value.split(",") if name]
             if names and wanted and not any(_matches(variable, name, names) for name in wanted):
@@ -74,8 +76,9 @@ def _matches(variable: str, wanted: str, names: set[str]) -> bool:
 def debug_level_safe(job: Job) -> Iterator[Finding]:
     """torch wraps the default process group then, and DDP's logger dies on what it wraps."""
     name = "TORCH_DISTRIBUTED_DEBUG"
-    there = tuple(n.node for n in job.holding if n.environment.get(name) == "DETAIL")
+    there = tuple(n.node for n in job.holding if n.environment.get(name, "").upper() == "DETAIL")
     own = job.config.comm.env.get(name)
+    own = own and own.upper()  # as torch does
     if own == "DETAIL" or (there and own is None):
         yield Finding(
             "debug_level_safe",

@@ -13,9 +13,11 @@ from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.preflight.facts import Network, NodeFacts
+from raygnn.preflight.machine import is_secret
 
 # containers' and virtual machines' bridges, which NCCL leaves out on its own
-_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "flannel")
+_BRIDGES = ("docker", "virbr")
+HIDDEN = "***"
 _RECORDED = 2000  # collectives that NCCL's flight recorder keeps
 _RECORDED_DEBUG = 20_000
 
@@ -27,6 +29,10 @@ class Variable:
     name: str
     value: str
     reason: str
+
+    def shown(self) -> Variable:
+        """The same for people and files: what a name calls a secret is not told."""
+        return replace(self, value=HIDDEN) if is_secret(self.name) else self
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class CommPlan:
         found = {variable.name: variable for variable in self.common}
         found |= {v.name: v for v in self._of_node(network) if v.name not in there}
         for name, value in self.env.items():
-            instead = f", instead of {found[name].value}" if name in found else ""
+            hidden = name not in found or is_secret(name)
+            instead = "" if hidden else f", instead of {found[name].value}"
             found[name] = Variable(name, value, f"comm.env says so{instead}")
         return tuple(found[name] for name in sorted(found))
 
@@ -77,11 +84,12 @@ class CommPlan:
             names: of the nodes, by Ray's ids.
         """
         rows: list[tuple[str, ...]] = []
-        listed = list(self.nodes.values())
+        nodes = {node: [v.shown() for v in found] for node, found in self.nodes.items()}
+        listed = list(nodes.values())
         everywhere = set(listed[0]).intersection(*listed[1:]) if listed else set()
         for variable in sorted(everywhere, key=lambda v: v.name):
             rows.append(("all", variable.name, variable.value, variable.reason))
-        for node, variables in self.nodes.items():
+        for node, variables in nodes.items():
             for variable in variables:
                 if variable not in everywhere:
                     name = (names or {}).get(node, node)
@@ -94,13 +102,13 @@ class CommPlan:
             "backend": self.backend,
             "why": self.why,
             "timeout": self.timeout,
-            "nodes": {node: [asdict(v) for v in found] for node, found in self.nodes.items()},
+            "nodes": {n: [asdict(v.shown()) for v in found] for n, found in self.nodes.items()},
         }
 
     def _of_node(self, network: Network) -> Iterator[Variable]:
-        if self.backend == "gloo":
-            yield from self._gloo(network)
-        else:
+        # ids, features and control messages go over gloo, also where gradients use NCCL
+        yield from self._gloo(network)
+        if self.backend == "nccl":
             yield from self._nccl(network)
 
     def _gloo(self, network: Network) -> Iterator[Variable]:
@@ -157,7 +165,7 @@ def make_comm_plan(config: Config, nodes: Sequence[NodeFacts]) -> CommPlan:
         backend=backend,
         why=why,
         timeout=max(1, int(comm.timeout.seconds)),
-        single=all(not node.id for node in nodes),
+        single=bool(nodes) and all(not node.id for node in nodes),
         rdma=True if having and all(having) else None if any(having) else False,
         common=tuple(_common(config, backend)),
         env=dict(comm.env),

@@ -28,7 +28,7 @@ def devices_suit(job: Job) -> Iterator[Finding]:
             "set comm.backend to auto, or give each worker a GPU",
         )
     if gpus:
-        nodes = [n.node for n in job.nodes if (n.versions.get("torch") or "").endswith("+cpu")]
+        nodes = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
         if nodes:
             yield Finding(
                 "devices_suit",

@@ -119,8 +119,13 @@ def environment() -> dict[str, str]:
     return {
         name: os.fsencode(value).decode(errors="replace")  # fit to be written anywhere
         for name, value in sorted(os.environ.items())
-        if _VARIABLES.fullmatch(name) and not _SECRETS.search(name)
+        if _VARIABLES.fullmatch(name) and not is_secret(name)
     }
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is not for others' eyes."""
+    return bool(_SECRETS.search(name))
 
 
 def code_digest() -> str:

@@ -131,7 +131,8 @@ def _storage(storage: Path, token: str | None) -> str:
     except OSError:
         return "readonly"
     finally:
-        own.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            own.unlink(missing_ok=True)
     return "ok" if same else "other"
 
 

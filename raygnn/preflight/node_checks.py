@@ -150,7 +150,7 @@ def memory_fits(job: Job) -> Iterator[Finding]:
 
 
 def shared_memory(job: Job) -> Iterator[Finding]:
-    for node in job.nodes:
+    for node in job.holding:
         if node.shm_free is None or node.shm_free >= _SHM_SMALL:
             continue
         none = node.shm_free < _SHM_NONE

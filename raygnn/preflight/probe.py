@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,10 +79,12 @@ def survey(question: Question, deadline: float) -> Survey:
 
     alive = _alive()
     names = _names(alive)
-    probers = {node["NodeID"]: _start(node["NodeID"]) for node in alive}
+    probers = {node["NodeID"]: _start(node) for node in alive}
     try:
         facts = _ask(alive, names, probers, question, deadline)
-        answered = [node for node in facts if node.problem is None]
+        # those without anything to give away hold no rank, and may be behind other firewalls
+        given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
+        answered = [n for n in facts if n.problem is None and n.node in given]
         links = tuple(_measure(answered, probers))
     finally:
         for prober in probers.values():
@@ -128,12 +130,14 @@ class _Prober:
             self._responder = None
 
 
-def _start(node: str) -> Any:
+def _start(node: dict[str, Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there = NodeAffinitySchedulingStrategy(node, soft=False)
-    options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+    if node["Resources"].get("GPU"):  # older ones hide the GPUs from who asks for none
+        options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
     return ray.remote(_Prober).options(**options).remote()
 
 
@@ -161,12 +165,13 @@ def _ask(
             facts.append(NodeFacts(names[key], key, problem=f"no answer within {deadline:g} s"))
             continue
         try:
-            node_facts = ray.get(task, timeout=deadline)
-            if len(facts) < _CLOCKS:
-                node_facts = replace(node_facts, clock=_clock(probers[key], deadline))
-            facts.append(node_facts)
+            facts.append(ray.get(task, timeout=deadline))
         except RayError as error:
             facts.append(NodeFacts(names[key], key, problem=_last_line(error)))
+            continue
+        if len(facts) <= _CLOCKS:
+            with suppress(RayError):  # then nobody knows the time there
+                facts[-1] = replace(facts[-1], clock=_clock(probers[key], deadline))
     return facts
 
 

@@ -23,7 +23,7 @@ from ray.train.torch.config import _TorchBackend
 
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
-from raygnn.preflight.comm_plan import CommPlan
+from raygnn.preflight.comm_plan import HIDDEN, CommPlan
 
 
 @dataclass
@@ -88,15 +88,21 @@ def _verify(plan: CommPlan, logs: Path | None) -> None:
     planned = {**_given, "backend": plan.backend, "timeout": max(1, int(plan.timeout))}
     if logs is not None:
         record = {"rank": rank, "world": size, "time": time.time(), "host": socket.gethostname()}
-        record |= {"node": ray.get_runtime_context().get_node_id(), "given": found}
+        record["node"] = ray.get_runtime_context().get_node_id()
+        record["given"] = {name: _shown(name, value) for name, value in found.items()}
         logs.mkdir(parents=True, exist_ok=True)
         with open(logs / f"comm-rank-{rank}.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
     for name, wanted in planned.items():
         if found[name] != wanted:
             raise TrainingError(
-                f"{name} is {found[name]!r} after the process group was made, planned {wanted!r}",
+                f"{name} is {_shown(name, found[name])!r} after the process group was made, "
+                f"planned {_shown(name, wanted)!r}",
                 where=f"rank {rank} on {socket.gethostname()}",
                 remedy="look for what sets it in that node's start-up or in the model's module",
                 rank=rank,
             )
+
+
+def _shown(name: str, value: Any) -> Any:
+    return HIDDEN if machine.is_secret(name) else value

@@ -20,10 +20,12 @@ from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
+from raygnn.preflight import machine, nvml
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
 
+_START = 180.0  # seconds for a Ray to start, or to let us in
 _REACH = 10.0  # seconds for a head node to accept a connection
 
 _QUIET = {
@@ -95,7 +97,8 @@ class RayCluster:
             PreflightError: it could not be started or reached.
         """
         self.start()
-        self._ready.wait()
+        if not self._ready.wait(_START):
+            self._error = TimeoutError(f"nothing within {_START:g} s")
         if self._error is not None:
             raise self._as_preflight_error(self._error)
 
@@ -103,7 +106,8 @@ class RayCluster:
         """End what `start` began: the Ray that was started, or the connection."""
         self._done.set()
         if self._thread is not None:
-            self._thread.join()
+            # one that still tries to connect goes with the process
+            self._thread.join(None if self._ready.is_set() or self.local else 0)
 
     def _run(self) -> None:
         # The thread stays until the end: Ray's processes are killed when the thread that
@@ -157,7 +161,8 @@ class RayCluster:
         self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
         ray.init(
             address="local",
-            num_cpus=self._num_cpus,
+            num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with
+            num_gpus=len(nvml.gpus()),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             _temp_dir=self._directory,
@@ -185,6 +190,8 @@ def _reach(address: str | None) -> None:
     Raises:
         OSError: the name does not resolve, or nobody answers.
     """
+    if "://" in (address or ""):
+        raise OSError("an address of Ray's client; the one of the head node is HOST:PORT")
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()

@@ -204,7 +204,7 @@ def test_a_thousand_nodes_are_judged_one_by_one() -> None:
             id=f"{i:056x}",
             cpu=f"processor {i}",
             environment={"OMP_NUM_THREADS": str(i)},
-            network=make_network(resolves_to=("127.0.1.1",)),
+            network=make_network(i % 250 + 1, resolves_to=("127.0.1.1",)),
         )
         for i in range(1000)
     )

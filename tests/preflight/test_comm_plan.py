@@ -55,6 +55,22 @@ def second_interface(number: int, **changes: object) -> Network:
     return make_network(number, interfaces=(*others, own), **changes)
 
 
+def test_gloo_is_told_where_gradients_use_nccl() -> None:
+    """Ids, features and control messages go over gloo there, too."""
+    plan = make_comm_plan(make_config(**GPUS), two(network=make_network(2, resolves_to=())))
+    assert values(plan, "bbb")["GLOO_SOCKET_IFNAME"] == "eth2"
+
+
+def test_secrets_reach_the_ranks_and_nobody_else() -> None:
+    plan = make_comm_plan(make_config(comm__env={"HF_TOKEN": "hidden-value"}), two())
+    assert values(plan, "aaa")["HF_TOKEN"] == "hidden-value"
+    assert "hidden-value" not in json.dumps([plan.to_dict(), plan.rows()])
+
+
+def test_nobody_to_plan_for() -> None:
+    assert not make_comm_plan(make_config(), ()).single
+
+
 def test_nccl_is_told_the_interface_only_where_it_would_take_another() -> None:
     nodes = (make_node(), make_node("b", network=second_interface(2)))
     plan = make_comm_plan(make_config(**GPUS), nodes)
