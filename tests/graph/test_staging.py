@@ -26,6 +26,8 @@ from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import load_shard
 from raygnn.graph.staging import Stage
 from raygnn.graph.staging_entry import Draft, Entry
+from raygnn.graph.staging_parts import _write_table
+from raygnn.graph.validate import check_weights
 from tests.graphs import partitioned, typed_graph
 
 SPAN = (0, 2)
@@ -442,3 +444,33 @@ def test_a_disk_that_cannot_be_read_is_not_blamed_on_the_cache(tmp_path: Path) -
     with pytest.raises(DataError, match="No such file") as error:
         load_shard(meta, 0, 1, replicated=True, stage=Stage(tmp_path / "stage"))
     assert error.value.where == str(file)
+
+
+def test_features_that_the_dtype_can_not_hold_are_refused(tmp_path: Path) -> None:
+    class Sink:
+        def array(self, *_: object) -> Sink:
+            return self
+
+        def append(self, rows: object) -> None:
+            pass
+
+    for large, name in ((1e300, "float32"), (1e10, "float16")):
+        rows = torch.full((4, 2), 1.0, dtype=torch.float64)
+        _write_table(Sink(), [rows], getattr(torch, name))  # type: ignore[arg-type]
+        rows[2, 1] = large
+        with pytest.raises(
+            DataError, match=f"{large:g}".replace("+", r"\+") + f" do not fit {name}"
+        ):
+            _write_table(Sink(), [rows], getattr(torch, name))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_weights_that_are_no_probabilities_are_refused(bad: float) -> None:
+    weights = torch.tensor([0.0, 1.0, 3.0])
+    check_weights("w", ("_N", "_E", "_N"), weights)
+    check_weights("w", ("_N", "_E", "_N"), weights[:0])
+    weights[1] = bad
+    with pytest.raises(DataError, match="negative or not finite"):
+        check_weights("w", ("_N", "_E", "_N"), weights)
+    with pytest.raises(DataError, match="one weight for each edge"):
+        check_weights("w", ("_N", "_E", "_N"), weights.unsqueeze(1).expand(3, 2))

@@ -1,0 +1,79 @@
+"""Which batches are prepared, and when none is any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raygnn.errors import InputError
+from raygnn.sampling.loader import BatchLoader
+from raygnn.sampling.plan import SeedPlan
+
+PER_EPOCH = 3
+
+
+def make_loader(**options: Any) -> tuple[BatchLoader, list[tuple[int, int]]]:
+    """A loader over epochs of three batches, and the batches that were made, in order."""
+    made: list[tuple[int, int]] = []
+
+    class Maker:
+        plan = SeedPlan(num_seeds=30, global_batch=10, accumulate=options.pop("accumulate", 1))
+
+        def __call__(self, epoch: int, step: int) -> Any:
+            made.append((epoch, step))
+            return SimpleNamespace(epoch=epoch, step=step)
+
+    defaults: dict[str, Any] = {"prefetch": 5, "limit": 4 * PER_EPOCH}
+    return BatchLoader(Maker(), **{**defaults, **options}), made  # type: ignore[arg-type]
+
+
+def settled(made: list[Any]) -> list[Any]:
+    """What was made, once nothing is added to it any more."""
+    before = None
+    while before != len(made):
+        before = len(made)
+        time.sleep(0.3)
+    return made
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_every_batch_comes_once_and_in_order(across: bool, prefetch: int) -> None:
+    loader, made = make_loader(across=across, prefetch=prefetch, limit=2 * PER_EPOCH + 1)
+    wanted = [(epoch, step) for epoch in range(3) for step in range(PER_EPOCH)][:7]
+    got = [(batch.epoch, batch.step) for _ in range(3) for batch in loader]
+    assert got == made == wanted
+    assert loader.epochs_done == 2
+
+
+def test_batches_are_prepared_across_the_end_of_an_epoch_unless_training_may_stop_there() -> None:
+    """As Lightning does: it asks for an epoch's batches, and not for the end of them."""
+    for across, ahead in ((True, 2 * PER_EPOCH), (False, PER_EPOCH)):
+        loader, made = make_loader(across=across)
+        batches = iter(loader)
+        for _ in range(PER_EPOCH):
+            next(batches)
+        assert len(settled(made)) >= ahead
+        assert (len(made) > PER_EPOCH) is across
+        assert next(iter(loader)).epoch == 1
+        loader.close()
+
+
+def test_closing_ends_the_preparation() -> None:
+    loader, _ = make_loader()
+    next(iter(loader))
+    loader.close()
+    end = time.monotonic() + 10
+    while [t for t in threading.enumerate() if t.name == "raygnn-prefetch"]:
+        assert time.monotonic() < end, "the thread stays"
+        time.sleep(0.05)
+
+
+def test_a_position_of_other_steps_is_refused() -> None:
+    state = make_loader(accumulate=2)[0].state_dict()
+    with pytest.raises(InputError, match="accumulate 2, this run has 1"):
+        make_loader()[0].load_state_dict(state)
