@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from raygnn.preflight import comm_checks, data_checks, device_checks, node_checks, uniform_checks
-from raygnn.preflight.findings import Finding
+from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.job import Check, Job
 
 # of the nodes alone: what `raygnn check` without a job looks at
@@ -51,15 +51,13 @@ CHECKS: tuple[Check, ...] = (
     data_checks.parts_and_workers,
 )
 
-_ORDER = {"error": 0, "warn": 1, "info": 2}
-
 
 def check(job: Job, checks: tuple[Check, ...] = CHECKS) -> tuple[Finding, ...]:
     """All findings, errors first; errors that ``cluster.allow`` names become notes."""
     allowed = job.config.cluster.allow
     found = [_judged(finding, allowed) for each in checks for finding in each(job)]
     found += _unknown(allowed)
-    return tuple(sorted(found, key=lambda finding: _ORDER[finding.severity]))
+    return by_severity(found)
 
 
 def _judged(finding: Finding, allowed: list[str]) -> Finding:

@@ -51,7 +51,7 @@ class CommPlan:
 
     backend: str
     why: str
-    timeout: float
+    timeout: int
     single: bool
     rdma: bool | None
     common: tuple[Variable, ...]
@@ -74,8 +74,10 @@ class CommPlan:
         return tuple(found[name] for name in sorted(found))
 
     def everywhere(self) -> dict[str, str]:
-        """The variables that do not depend on the node, the user's last."""
-        return {variable.name: variable.value for variable in self.common} | dict(self.env)
+        """The variables that do not depend on the node, the user's last; without secrets, since
+        Ray shows what it starts workers with."""
+        found = {variable.name: variable.value for variable in self.common} | dict(self.env)
+        return {name: value for name, value in found.items() if not is_secret(name)}
 
     def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
         """A row per variable: node, name, value, reason; those of all nodes once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,6 +31,12 @@ class Finding:
     def __str__(self) -> str:
         place = f" (on {', '.join(self.nodes)})" if self.nodes else ""
         return f"{self.what}{place}"
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings, then notes; else as they are."""
+    order = {"error": 0, "warn": 1, "info": 2}
+    return tuple(sorted(findings, key=lambda finding: order[finding.severity]))
 
 
 def size(count: float | None) -> str:

@@ -50,7 +50,7 @@ def probe_local(
         question: instead of the one about the job.
     """
     facts = node_facts(question or Question.about(config, meta, token=None))
-    return Survey((facts,), _local(config))
+    return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
 
 def probe_cluster(config: Config, meta: PartitionMeta | None = None) -> Survey:
@@ -95,7 +95,7 @@ def survey(question: Question, deadline: float) -> Survey:
 def probe_resources(config: Config, local: bool) -> Resources:
     """What Ray has to give away, or will have if it is to be started here (``local``)."""
     if local:
-        return _local(config)
+        return _local(config, machine.cpus(), len(nvml.gpus()))
     alive = _alive()
     return _cluster(alive, _names(alive))
 
@@ -213,8 +213,8 @@ def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Li
                 yield Link(source, target, None, None, _last_line(error))
 
 
-def _local(config: Config) -> Resources:
-    cpus, gpus = config.cluster.num_cpus or machine.cpus(), len(nvml.gpus())
+def _local(config: Config, cpus: int, gpus: int) -> Resources:
+    cpus = config.cluster.num_cpus or cpus
     return Resources((NodeResources(socket.gethostname(), cpus, gpus),), cpus, gpus)
 
 

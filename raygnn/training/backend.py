@@ -41,8 +41,7 @@ class CommConfig(TorchConfig):
 
     @classmethod
     def of(cls, plan: CommPlan, logs: Path) -> CommConfig:
-        timeout = max(1, int(plan.timeout))
-        return cls(backend=plan.backend, timeout_s=timeout, plan=plan, logs=logs)
+        return cls(backend=plan.backend, timeout_s=plan.timeout, plan=plan, logs=logs)
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
@@ -85,7 +84,7 @@ def _verify(plan: CommPlan, logs: Path | None) -> None:
     timeout = group._get_backend(device).options._timeout.total_seconds()
     found: dict[str, Any] = {name: os.environ.get(name) for name in _given}
     found |= {"backend": dist.get_backend(), "timeout": int(timeout)}
-    planned = {**_given, "backend": plan.backend, "timeout": max(1, int(plan.timeout))}
+    planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
     if logs is not None:
         record = {"rank": rank, "world": size, "time": time.time(), "host": socket.gethostname()}
         record["node"] = ray.get_runtime_context().get_node_id()

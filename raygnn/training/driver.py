@@ -19,7 +19,7 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted
 from raygnn.preflight import report as preflight_report
-from raygnn.preflight.findings import Finding
+from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import probe_local, survey
 from raygnn.preflight.report import Report, verdict
@@ -153,7 +153,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
             f"the name {config.name!r} is taken by an earlier run",
             "choose another name, or pass --overwrite or --resume to raygnn train",
         )
-        report = replace(report, findings=(*report.findings, taken))
+        report = replace(report, findings=by_severity([*report.findings, taken]))
     _show_report(show, report)
     return report
 

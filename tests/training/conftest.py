@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,17 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         else:
             base[section] = values
     return base
+
+
+def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:
+    """Return when a command has written a step's record; it must not end before."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"step {step} did not come")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import raygnn
-from tests.training.conftest import job
+from tests.training.conftest import job, wait_for_step
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = "tests.training.models"
@@ -80,16 +80,6 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         if command.process.poll() is None:
             os.killpg(command.process.pid, signal.SIGKILL)
             command.process.wait()
-
-
-def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        if metrics.exists() and f'"step": {step},' in metrics.read_text():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"step {step} did not come")
 
 
 def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import yaml
 
 from tests.hosts import hosts, needs_hosts
 from tests.ray_cluster import Cluster, ray_cluster
-from tests.training.conftest import job
+from tests.training.conftest import job, wait_for_step
 
 pytestmark = needs_hosts()
 
@@ -37,7 +35,6 @@ class Named(DglSage):
 _PLAIN = """
 import subprocess
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -158,11 +155,3 @@ def given(run: Path, rank: int) -> list[dict[str, Any]]:
     """What a rank was given, at each of its starts."""
     lines = (run / "logs" / f"comm-rank-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
-
-
-def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:
-    end = time.monotonic() + LIMIT
-    while not (metrics.exists() and f'"step": {step},' in metrics.read_text()):
-        assert process.poll() is None, "it ended"
-        assert time.monotonic() < end, f"step {step} did not come"
-        time.sleep(0.2)
