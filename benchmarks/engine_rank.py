@@ -19,13 +19,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn.config.load import load_config
-from raygnn.models.registry import build_model
-from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.exchange import World
 from raygnn.sampling.prefetch import Prefetcher
-from raygnn.tasks.node import NodeClassification
-from raygnn.training.data import load_data
 from raygnn.training.job import Job
-from raygnn.training.precision import PRECISIONS
+from raygnn.training.node_plane import NodePlane
+from raygnn.training.ranks import Ranks
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -44,10 +42,6 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
             timeout=TIMEOUT,
         )
     world = World(rank, size)
-    data, control = (
-        Exchange(world, dist.new_group(backend="gloo", timeout=TIMEOUT) if size > 1 else None)
-        for _ in range(2)
-    )
     job = Job(
         config=config,
         partition=Path(settings["partition"]),
@@ -57,13 +51,13 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         started=time.time(),
     )
     begin = time.perf_counter()
-    plane = load_data(job, data, control)
-    torch.manual_seed(0)
-    model = build_model(config.model, plane.schema()).to(PRECISIONS[config.precision].dtype)
-    module = NodeClassification(model, config.train, size)
-    batches = plane.batches(model)
-    net = model if size == 1 else DistributedDataParallel(model, gradient_as_bucket_view=True)
-    module.model = net
+    ranks = Ranks.join(config, world, torch.device("cpu"))
+    data = ranks.data
+    plane = NodePlane.open(job, ranks)
+    module = plane.task()
+    batches = plane.batches(module)
+    if size > 1:
+        module.model = DistributedDataParallel(module.model, gradient_as_bucket_view=True)
     optimizer = module.configure_optimizers()
     ready = time.perf_counter() - begin
 

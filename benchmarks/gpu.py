@@ -32,7 +32,7 @@ from machine import load, table
 from torch import Tensor
 
 from raygnn.config.graphs import PlantedGraph
-from raygnn.config.schema import ModelConfig
+from raygnn.config.model import ModelConfig
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.shard import Rows, Shard
 from raygnn.graph.sources import planted

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from raygnn.errors import PreflightError as PreflightError
     from raygnn.errors import RaygnnError as RaygnnError
     from raygnn.errors import TrainingError as TrainingError
+    from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
     from raygnn.training.driver import check as check
     from raygnn.training.driver import partition as partition
@@ -37,6 +38,7 @@ _HOME = {
     "PreflightError": "raygnn.errors",
     "RaygnnError": "raygnn.errors",
     "TrainingError": "raygnn.errors",
+    "diagnose": "raygnn.runs.diagnose",
     "open_run": "raygnn.runs.run",
     "check": "raygnn.training.driver",
     "partition": "raygnn.training.driver",

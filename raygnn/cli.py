@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -15,11 +16,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from raygnn import __version__
-from raygnn.errors import ConfigError, Interrupted, PreflightError, RaygnnError, TrainingError
+from raygnn.errors import (
+    ConfigError,
+    InputError,
+    Interrupted,
+    PreflightError,
+    RaygnnError,
+    TrainingError,
+)
+from raygnn.runs.output import OutputLost, drop_output, open_streams, say
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
 130 interrupted"""
+
+_JSON = """print the result as JSON alone; of an error, {"ok": false, "error": {"what": …, "where":
+…, "remedy": …, "rank": …, "run": …}}"""
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IMPATIENT = 3.0  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,54 +48,89 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed, 130 interrupted.
     """
     started = time.time()
+    open_streams()
     args = _parser().parse_args(argv, argparse.Namespace(started=started))
-    try:
-        with _terminate_as_interrupt():
+    with _stoppable():
+        try:
+            _check_directory()
             code: int = args.run(args)
-            sys.stdout.flush()
+            say("", end="")
             return code
-    except RaygnnError as error:
-        return _fail(error)
-    except KeyboardInterrupt:
-        return _fail(Interrupted("interrupted"))
-    except BrokenPipeError:
-        # The reader (head, less) has gone. The interpreter flushes stdout once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception as error:
-        trace = traceback.format_exc() if getattr(args, "verbose", False) else None
-        return _fail(
-            TrainingError(
+        except OutputLost as error:
+            drop_output()
+            return error.exit_code if error.quiet else _fail(error, args)
+        except RaygnnError as error:
+            return _fail(error, args)
+        except KeyboardInterrupt:
+            return _fail(Interrupted("interrupted"), args)
+        except Exception as error:
+            trace = traceback.format_exc() if getattr(args, "verbose", False) else None
+            internal = TrainingError(
                 f"internal error: {type(error).__name__}: {error}",
                 remedy=None if trace else "this is a bug; run again with -v for its trace",
                 trace=trace,
             )
-        )
+            return _fail(internal, args)
 
 
-def _fail(error: RaygnnError) -> int:
+def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     from raygnn.runs.display import Display
 
-    sys.stdout.flush()
+    facts = {
+        name: getattr(error, name, None) for name in ("what", "where", "remedy", "rank", "run")
+    }
+    try:
+        if getattr(args, "json", False):
+            say(json.dumps({"ok": False, "error": facts}, indent=2))
+        else:
+            say("", end="")
+    except OutputLost:
+        drop_output()
     Display().error(error)
     return error.exit_code
 
 
+def _check_directory() -> None:
+    """Refuse to work where there is nothing.
+
+    Raises:
+        InputError: the working directory was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(
+            f"the working directory is gone: {error.strerror}", remedy="cd to one that exists"
+        ) from None
+
+
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM (a job manager's stop) do what Ctrl-C does."""
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM (a job manager's stop) and SIGHUP (a closed terminal) do what Ctrl-C does.
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
+    A second signal at once, from an impatient hand or one that stops all processes of a group,
+    does not disturb the way out.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    last = -math.inf
+
+    def interrupt(signum: int, frame: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > _IMPATIENT:
+            raise KeyboardInterrupt
+
+    handlers = {number: signal.getsignal(number) for number in _STOPS}
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:  # by nohup, or for a shell's background job
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,12 +144,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"raygnn {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    _job(
+    check = _job(
         verbs,
         "check",
         _check,
         "check a configuration, its input and the cluster, or the cluster alone; start nothing",
         optional=True,
+    )
+    check.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the cluster's head node, as cluster.address; without either, RAY_ADDRESS, else this "
+        "machine",
     )
     _job(
         verbs,
@@ -120,7 +176,14 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument(
         "--storage", default="runs", metavar="DIR", help="where they are (default: runs)"
     )
-    runs.add_argument("--json", action="store_true", help="print the result as JSON alone")
+    runs.add_argument("--json", action="store_true", help=_JSON)
+
+    diagnose = _verb(verbs, "diagnose", _diagnose, "say what happened to a run, and what to do")
+    diagnose.add_argument("name", metavar="RUN", help="its directory, or its name in the storage")
+    diagnose.add_argument(
+        "--storage", default="runs", metavar="DIR", help="where a name is (default: runs)"
+    )
+    diagnose.add_argument("--json", action="store_true", help=_JSON)
 
     _verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
     return parser
@@ -146,35 +209,44 @@ def _job(
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override a key, such as train.lr=0.1; may be repeated",
+        help="override a key, such as train.lr=0.1; may be repeated"
+        + ("; without CONFIG, a key of cluster" if optional else ""),
     )
     verb.add_argument(
         "-v", "--verbose", action="store_true", help="show Ray's and Lightning's logs"
     )
-    verb.add_argument("--json", action="store_true", help="print the result as JSON alone")
+    verb.add_argument("--json", action="store_true", help=_JSON)
     return verb
 
 
-def _load(args: argparse.Namespace) -> Any:
+def _load(args: argparse.Namespace, **sections: Any) -> Any:
     from raygnn.config.load import load_config
 
     # As Python does for a script, so that package.module:Class is found where the user stands.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return load_config(args.config, args.set)
+    return load_config(args.config, args.set, **sections)
 
 
 def _check(args: argparse.Namespace) -> int:
-    config = _load(args) if args.config else None
-    from raygnn.training import driver
-
     options = {"verbose": args.verbose, "display": not args.json}
-    if config is not None:
+    if args.config:
+        sections = {"cluster": {"address": args.address}} if args.address else {}
+        config = _load(args, **sections)
+        from raygnn.training import driver
+
         report = driver.check(config, **options)
-    elif args.set:
-        raise ConfigError("--set needs a CONFIG to change", remedy="name the job's YAML file")
     else:
-        report = driver.inspect(**options)
+        for override in args.set:
+            if not override.startswith("cluster."):
+                raise ConfigError(
+                    "--set needs a CONFIG to change",
+                    where=f"--set {override.partition('=')[0]}",
+                    remedy="name the job's YAML file, or set keys of cluster alone",
+                )
+        from raygnn.training import driver
+
+        report = driver.inspect(args.address, args.set, **options)
     _print_json(args, report.to_dict())
     return 0 if report.ok else PreflightError.exit_code
 
@@ -185,9 +257,10 @@ def _partition(args: argparse.Namespace) -> int:
 
     meta = driver.partition(config, verbose=args.verbose, display=not args.json)
     if args.json:
-        from raygnn.graph.manifest import table
+        from raygnn.training.inputs import table
 
-        facts = {"directory": str(meta.directory), "digest": meta.digest, "parts": table(meta)}
+        key = "collection" if config.task.of_graphs else "parts"
+        facts = {"directory": str(meta.directory), "digest": meta.digest, key: table(meta)}
         _print_json(args, facts)
     return 0
 
@@ -216,11 +289,25 @@ def _runs(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(args, runs)
     elif not runs:
-        print(f"no runs in {os.path.abspath(args.storage)}")
+        say(f"no runs in {os.path.abspath(args.storage)}")
     else:
         columns = ("name", "status", "started", "steps")
         rows = [(*(run.get(column) for column in columns), _metrics(run)) for run in runs]
         Display().table(f"runs in {os.path.abspath(args.storage)}", (*columns, "metrics"), rows)
+    return 0
+
+
+def _diagnose(args: argparse.Namespace) -> int:
+    from raygnn.runs.diagnose import diagnose
+
+    found = diagnose(args.name, args.storage)
+    if args.json:
+        _print_json(args, found.to_dict())
+    else:
+        from raygnn.runs.diagnose.text import show
+        from raygnn.runs.display import Display
+
+        show(found, Display())
     return 0
 
 
@@ -232,10 +319,10 @@ def _metrics(run: dict[str, Any]) -> str:
 def _config_schema(args: argparse.Namespace) -> int:
     from raygnn.config.schema import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    say(json.dumps(json_schema(), indent=2))
     return 0
 
 
 def _print_json(args: argparse.Namespace, facts: Any) -> None:
     if args.json:
-        print(json.dumps(facts, indent=2))
+        say(json.dumps(facts, indent=2))

@@ -73,7 +73,10 @@ class CapabilityError(PreflightError):
 
 
 class TrainingError(RaygnnError):
-    """Training failed. ``rank`` is the rank whose fault it was, ``trace`` its traceback."""
+    """Training failed. ``rank`` is the rank whose fault it was, ``trace`` its traceback.
+
+    ``run`` is the run directory, once there is one: ``raygnn diagnose`` says more of it.
+    """
 
     exit_code = 4
 
@@ -89,6 +92,15 @@ class TrainingError(RaygnnError):
         super().__init__(what, where=where, remedy=remedy)
         self.rank = rank
         self.trace = trace
+        self.run: str | None = None
+
+
+class GuardError(TrainingError):
+    """Ranks were about to do different things, or have nothing sensible left to do.
+
+    All ranks raise the same one, except where only one rank can know. ``rank`` is the odd one
+    out: of the fewest, the lowest.
+    """
 
 
 class Interrupted(RaygnnError):

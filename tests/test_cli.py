@@ -179,6 +179,16 @@ def test_trace_of_a_worker_follows_the_cause(
     assert 0 <= said.index("out of memory") < said.index("MemoryError")
 
 
+def test_an_error_ends_with_what_says_more(
+    driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = TrainingError("no", trace="Traceback …")
+    error.run = "my runs/small"
+    driver.error = error
+    assert main(["train", "job.yaml"]) == 4
+    assert capsys.readouterr().err.endswith("\n\n  → raygnn diagnose 'my runs/small'\n")
+
+
 def test_bug_shows_its_trace_only_when_asked(
     driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +294,21 @@ def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(tmp_path) in capsys.readouterr().out
     assert main(["runs", "--storage", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_diagnose(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (["first", "--storage", str(storage)], [str(storage / "first")]):
+        assert main(["diagnose", *name]) == 0
+        assert "nothing to diagnose: the run is done" in capsys.readouterr().out
+        assert main(["diagnose", *name, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["status"], found["cause"]["kind"], found["ranks"]) == ("done", "none", [])
+        assert found["first_difference"] is None
+        assert set(found["cause"]) >= {
+            *("kind", "rank", "where", "what", "remedy", "confidence", "evidence")
+        }
+    assert main(["diagnose", "fist", "--storage", str(storage)]) == 2
+    assert "first" in capsys.readouterr().err
 
 
 # ── with the real driver ─────────────────────────────────────────────────────────────────────

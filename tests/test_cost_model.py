@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raygnn.config.graphs import PlantedGraph
-from raygnn.config.schema import ModelConfig
+from raygnn.config.model import ModelConfig
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.shard import Shard, load_shard

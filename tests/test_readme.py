@@ -71,6 +71,7 @@ def _check_raygnn(arguments: list[str]) -> None:
         job = yaml.safe_load((CHECKOUT / ELSEWHERE.get(args.config, args.config)).read_text())
         job["graph"], job["model"] = _tiny_graph(), {"kind": "sage"}
         job["sampling"] = {}
+        job.pop("task", None)
         load_config(job, args.set)
 
 
@@ -80,13 +81,17 @@ def _tiny_graph() -> dict[str, Any]:
 
 def test_job_examples_load(tmp_path: Path) -> None:
     """As they are, but for the place of the data; the first shows every section."""
-    whole, theirs, shop = (yaml.safe_load(block) for block in blocks("yaml"))
+    found = [yaml.safe_load(block) for block in blocks("yaml")]
+    whole, theirs, many, shop, guard = found
     assert {"name", "storage", "graph", "precision", *SECTIONS} == set(whole)
     whole["graph"]["path"] = str(tmp_path)
     config = load_config(whole)
     assert config.name == "cora-gat"
     theirs["partition"]["path"] = str(tmp_path)
     assert load_config(theirs).graph is None
+    many["graph"]["path"] = str(tmp_path)
+    assert load_config(many).task.of_graphs
+    assert load_config({**whole, **guard}).guard == load_config({**whole, "guard": {}}).guard
     shop["partition"]["path"] = str(tmp_path)
     assert load_config(shop).model.categories == {"brand": 16}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from raygnn.config.section import Section
-from raygnn.config.types import Count, Fraction, InputPath, Text
+from raygnn.config.types import Count, Fraction, InputPath, JsonValues, Text, UserClass
 
 
 class _Graph(Section):
@@ -68,10 +68,35 @@ class PlantedGraph(_Graph):
     typed: bool = Field(False, description="Several node and edge types instead of one of each.")
 
 
-GraphConfig: TypeAlias = PlanetoidGraph | NpzGraph | DglGraph | PlantedGraph
+class ManyGraphs(_Graph):
+    """Many graphs, for tasks on whole graphs: files, or a dataset of your own."""
+
+    format: Literal["graphs"] = Field(description="Format of the input graph.")
+    path: InputPath | None = Field(
+        None,
+        description="A file that dgl.save_graphs wrote with labels, a directory of such files, or "
+        "a text file as GIN's (Xu et al., 2019).",
+    )
+    dataset: UserClass | None = Field(
+        None,
+        description="Instead of path: package.module:Class of your own dataset; dataset[i] is "
+        "(DGL graph, label), and len(dataset) how many there are.",
+    )
+    args: JsonValues = Field({}, description="Keyword arguments for your own dataset.")
+    val: Fraction = Field(0.1, lt=1, description="Share of the graphs to validate on.")
+    test: Fraction = Field(0.1, lt=1, description="Share of the graphs to test on.")
+    folds: Annotated[int, Field(ge=2, le=10**6)] | None = Field(
+        None, description="Cross-validation: test on one of so many folds, instead of a share."
+    )
+    fold: int = Field(0, ge=0, le=10**6, description="Which of the folds to test on, from 0.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+
+
+GraphConfig: TypeAlias = PlanetoidGraph | NpzGraph | DglGraph | PlantedGraph | ManyGraphs
 FORMATS: dict[str, type[Section]] = {
     "planetoid": PlanetoidGraph,
     "npz": NpzGraph,
     "dgl": DglGraph,
     "planted": PlantedGraph,
+    "graphs": ManyGraphs,
 }

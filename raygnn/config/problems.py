@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from raygnn.config.duration import Duration
 from raygnn.config.graphs import FORMATS
 from raygnn.config.schema import SECTIONS, Config
+from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.yaml_text import KeyPath
 
 # Pydantic's error types in our words; the fields are those of its context.
@@ -29,6 +30,7 @@ _EXPECTATIONS = {
     "model_type": "expected a section of keys and values",
     "model_attributes_type": "expected a section of keys and values",
     "tuple_type": "expected a list",
+    "list_type": "expected a list",
     "greater_than": "expected a number above {gt:g}",
     "greater_than_equal": "expected a number of at least {ge}",
     "less_than": "expected a number below {lt:g}",
@@ -111,6 +113,8 @@ def _problem(detail: ErrorDetails) -> Problem:
         form = detail["ctx"]["tag"]
         return Problem(("graph", "format"), f"unknown format {show(form)}", _one_of(form, FORMATS))
 
+    if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
+        key = key[:-1]
     section = _section(key)
     if key[0] == "graph" and len(key) > 1:  # ("graph", format, key, …)
         key = ("graph", *key[2:])
@@ -128,7 +132,15 @@ def _problem(detail: ErrorDetails) -> Problem:
         return Problem(key, "expected text as the key", "put the key in quotes")
     template = _EXPECTATIONS.get(kind)
     wanted = template.format(**detail.get("ctx", {})) if template else detail["msg"]
+    if key[:2] == ("comm", "env") and detail["loc"][-1] != "[key]" and _hidden(key, value):
+        return Problem(key, f"{wanted}, got {HIDDEN}", f"correct it: {field and field.description}")
     return Problem(key, f"{wanted}, got {show(value)}", _for_value(detail, field))
+
+
+def _hidden(key: KeyPath, value: Any) -> bool:
+    """Whether what was given for ``comm.env``, or for a variable in it, may hold a secret."""
+    text = value if isinstance(value, str) else ""
+    return len(key) == 2 or is_secret(str(key[2]), text)
 
 
 def _section(key: KeyPath) -> type[BaseModel]:
@@ -162,6 +174,8 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
     kind, value = detail["type"], detail["input"]
     if kind == "string_type" and isinstance(value, (bool, int, float)):
         return f'put it in quotes: "{show(value)}"'
+    if kind in ("list_type", "tuple_type") and isinstance(value, str) and value.isidentifier():
+        return f"put it in brackets: [{value}]"
     if kind in ("int_type", "float_type") and isinstance(value, str) and _is_number(value):
         return f"remove the quotes: {show(value.strip())[1:-1]}"
     if kind == "bool_type" and value in ("yes", "Yes", "on", "On", 1):

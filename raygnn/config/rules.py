@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from raygnn.config.graphs import DglGraph, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.config import comm_rules
+from raygnn.config.graph_rules import many_graphs
+from raygnn.config.graphs import DglGraph, ManyGraphs, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.config.model import ModelConfig, TaskConfig
+from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import Config, ModelConfig, SamplingConfig, TrainConfig
+from raygnn.config.schema import Config, SamplingConfig, TrainConfig
 from raygnn.config.types import MODEL_FAMILIES
 from raygnn.config.user_class import class_problem
 
 ATTENTION = ("gat", "gatv2")
+
+CLASS_METRICS = ("accuracy", "f1", "roc_auc")
+NUMBER_METRICS = ("mae", "rmse", "r2")
 
 # Keys of a section that only some kinds read: a value other than the default would be ignored.
 _ONLY_FOR = {
@@ -28,6 +36,7 @@ _ONLY_FOR = {
     "residual": MODEL_FAMILIES,
     "norm": MODEL_FAMILIES,
     "activation": MODEL_FAMILIES,
+    "readout": MODEL_FAMILIES,
 }
 
 
@@ -35,10 +44,14 @@ def contradictions(config: Config) -> list[Problem]:
     """Every pair of keys that cannot both be meant."""
     return [
         *_graph(config),
-        *_model(config.model),
-        *_sampling(config.sampling, config.model.layers),
+        *_task(config),
+        *_model(config.model, config.task),
+        *(_whole(config) if config.task.of_graphs else _sampling(config.sampling, config.model)),
         *_train(config.train),
         *_resources(config),
+        *comm_rules.communication(config),
+        *comm_rules.allowed(config),
+        *comm_rules.sizes(config),
     ]
 
 
@@ -52,13 +65,56 @@ def _graph(config: Config) -> Iterator[Problem]:
                 "add a graph section, or name an existing partition with partition.path",
             )
         return
+    if isinstance(graph, ManyGraphs):
+        yield from many_graphs(graph)
     if isinstance(graph, PlantedGraph):
         yield from _planted(graph, config)
-    elif graph.path == partition.path:
+    elif graph.path is not None and graph.path == partition.path:
         yield Problem(
             ("partition", "path"),
             f"partition.path is graph.path, {partition.path}, which is input",
             "give the partition a directory of its own, or leave partition.path out",
+        )
+
+
+def _task(config: Config) -> Iterator[Problem]:
+    task, graph = config.task, config.graph
+    if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
+        yield Problem(
+            ("task", "kind"),
+            f"{task.kind} is of many graphs, and graph.format {graph.format} is one",
+            "set graph.format to graphs, or task.kind to node_classification",
+        )
+    if not task.of_graphs and isinstance(graph, ManyGraphs):
+        yield Problem(
+            ("task", "kind"),
+            f"{task.kind} is of the nodes of one graph, and graph.format graphs gives many",
+            "set task.kind to graph_classification or graph_regression",
+        )
+    metrics = CLASS_METRICS if task.classifies else NUMBER_METRICS
+    if task.metric is not None and task.metric not in metrics:
+        yield Problem(
+            ("task", "metric"),
+            f"{task.metric} does not suit task.kind {task.kind}",
+            f"set it to {', '.join(metrics[:-1])} or {metrics[-1]}",
+        )
+    if task.loss is not None and task.classifies:
+        yield Problem(
+            ("task", "loss"),
+            f"loss {task.loss} would be ignored: classes have the cross entropy",
+            "remove task.loss, or set task.kind to graph_regression",
+        )
+    if task.ntype is not None and task.of_graphs:
+        yield Problem(
+            ("task", "ntype"),
+            f"ntype {task.ntype} would be ignored: {task.kind} is of whole graphs",
+            "remove task.ntype",
+        )
+    if config.guard.on_bad_sample == "skip" and not task.of_graphs:
+        yield Problem(
+            ("guard", "on_bad_sample"),
+            f"skip would be ignored: task.kind is {task.kind}, whose samples are nodes",
+            "remove guard.on_bad_sample",
         )
 
 
@@ -103,7 +159,7 @@ def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
         )
 
 
-def _model(model: ModelConfig) -> Iterator[Problem]:
+def _model(model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
     for key, kinds in _ONLY_FOR.items():
         value, default = getattr(model, key), ModelConfig.model_fields[key].default
         if model.kind not in kinds and value != default:
@@ -112,6 +168,17 @@ def _model(model: ModelConfig) -> Iterator[Problem]:
                 f"{key} {show(value)} would be ignored: only {' and '.join(kinds)} have {key}, "
                 f"and model.kind is {model.kind}",
                 f"remove model.{key}, or choose another model.kind (your own class has model.args)",
+            )
+    for key, of_graphs, why in (
+        ("readout", True, "only tasks on whole graphs read it"),
+        ("out_heads", False, "every layer is hidden in tasks on whole graphs"),
+    ):
+        value, default = getattr(model, key), ModelConfig.model_fields[key].default
+        if model.kind in _ONLY_FOR[key] and task.of_graphs != of_graphs and value != default:
+            yield Problem(
+                ("model", key),
+                f"{key} {show(value)} would be ignored: {why}, and task.kind is {task.kind}",
+                f"remove model.{key}, or choose another task.kind",
             )
     for name in sorted(set(model.feature_names) & set(model.categories)):
         yield Problem(
@@ -136,7 +203,21 @@ def _model(model: ModelConfig) -> Iterator[Problem]:
         yield Problem(("model", "kind"), f"{show(model.kind)}: {problem[0]}", problem[1])
 
 
-def _sampling(sampling: SamplingConfig, layers: int) -> Iterator[Problem]:
+def _whole(config: Config) -> Iterator[Problem]:
+    """Whole graphs are not sampled."""
+    for key in ("fanout", "replace", "edge_weight", "topology", "cache", "cache_policy"):
+        value, default = getattr(config.sampling, key), SamplingConfig.model_fields[key].default
+        if value != default:
+            yield Problem(
+                ("sampling", key),
+                f"{key} {show(value)} would be ignored: task.kind {config.task.kind} takes graphs "
+                "whole",
+                f"remove sampling.{key}",
+            )
+
+
+def _sampling(sampling: SamplingConfig, model: ModelConfig) -> Iterator[Problem]:
+    layers = model.layers
     if len(sampling.fanout) != layers:
         yield Problem(
             ("sampling", "fanout"),
@@ -224,8 +305,13 @@ def _input_paths(config: Config) -> Iterator[Problem]:
         yield from _input(("graph", "path"), graph.path, directory=True)
     elif isinstance(graph, (NpzGraph, DglGraph)):
         yield from _input(("graph", "path"), graph.path, directory=False)
+    elif isinstance(graph, ManyGraphs) and graph.path is not None:
+        yield from _input(("graph", "path"), graph.path, directory=None)
     if not isinstance(partition, Path):
         return  # null, or a URI: looked at by whoever can open it
+    if problem := _unseen(("partition", "path"), partition):
+        yield problem
+        return
     if graph is None and not partition.exists():
         yield _missing(("partition", "path"), partition)
     if partition.is_file() and partition.suffix != ".json":
@@ -236,30 +322,47 @@ def _input_paths(config: Config) -> Iterator[Problem]:
         )
 
 
-def _input(key: tuple[str, ...], path: Path, *, directory: bool) -> Iterator[Problem]:
-    if not path.exists():
+def _input(key: tuple[str, ...], path: Path, *, directory: bool | None) -> Iterator[Problem]:
+    """``directory``: whether it must be one; None = either."""
+    if problem := _unseen(key, path):
+        yield problem
+    elif not path.exists():
         yield _missing(key, path)
     elif directory and not path.is_dir():
         yield Problem(
             key, f"{path} is a file, expected a directory", f"name its directory, {path.parent}"
         )
-    elif not directory and not path.is_file():
+    elif directory is False and not path.is_file():
         yield Problem(key, f"{path} is a directory, expected a file", "name the file in it")
     elif not os.access(path, os.R_OK):
         yield Problem(key, f"{path} may not be read", "change its permissions, or run as its owner")
 
 
+def _unseen(key: tuple[str, ...], path: Path) -> Problem | None:
+    if (why := unreachable(path)) is None:
+        return None
+    return Problem(key, f"{path} cannot be looked at: {why}", "correct it, or its permissions")
+
+
 def _missing(key: tuple[str, ...], path: Path) -> Problem:
+    if path.is_symlink():
+        return Problem(
+            key, f"{path} is a link to {os.readlink(path)}, which does not exist", "correct it"
+        )
     parent = next(parent for parent in path.parents if parent.is_dir())
     if parent != path.parent:
         return Problem(key, f"{path} does not exist", f"nor does its directory; {parent} does")
-    names = (entry.name for entry in os.scandir(parent))
-    close = nearest(path.name, names)
-    hint = f"did you mean {parent / close}?" if close else f"check the name; {parent} exists"
-    return Problem(key, f"{path} does not exist", hint)
+    with suppress(PermissionError):  # its names may not be read
+        names = (entry.name for entry in os.scandir(parent))
+        if close := nearest(path.name, names):
+            return Problem(key, f"{path} does not exist", f"did you mean {parent / close}?")
+    return Problem(key, f"{path} does not exist", f"check the name; {parent} exists")
 
 
 def _storage(storage: Path) -> Iterator[Problem]:
+    if problem := _unseen(("storage",), storage):
+        yield problem
+        return
     there = next(path for path in (storage, *storage.parents) if path.exists())
     if not there.is_dir():
         yield Problem(

@@ -10,12 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from raygnn.config.duration import Duration
 from raygnn.config.graphs import GraphConfig
+from raygnn.config.model import ModelConfig, TaskConfig
+from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.section import Section
 from raygnn.config.types import (
+    LARGEST,
     Address,
     AutoCount,
     Count,
@@ -24,9 +27,6 @@ from raygnn.config.types import (
     Fraction,
     InputPath,
     Interval,
-    JsonValues,
-    ModelKind,
-    Names,
     PartitionPath,
     RunName,
     Storage,
@@ -47,86 +47,6 @@ class PartitionConfig(Section):
         "<storage>/partitions/<digest>. One to reuse may be a URI that pyarrow.fs opens, such as "
         "s3://BUCKET/DIRECTORY.",
     )
-
-
-class TaskConfig(Section):
-    """What is predicted and how it is measured."""
-
-    kind: Literal["node_classification"] = Field(
-        "node_classification", description="What is predicted."
-    )
-    target: Text = Field("label", description="Name of the array that holds the labels.")
-    metric: Literal["accuracy", "f1", "roc_auc"] = Field(
-        "accuracy", description="Metric that is reported and that selects the best weights."
-    )
-    ntype: Text | None = Field(
-        None, description="Node type to classify; null = the only one that has the target."
-    )
-
-
-class ModelConfig(Section):
-    """The network."""
-
-    kind: ModelKind = Field(
-        description="gcn, sage, gat, gatv2, or package.module:Class of your own torch.nn.Module."
-    )
-    hidden: Count = Field(
-        64, description="Width of a hidden layer; for gat and gatv2 over all heads."
-    )
-    layers: int = Field(2, ge=1, le=64, description="Number of message-passing layers.")
-    dropout: float = Field(0.5, ge=0, lt=1, description="Share of a layer's inputs dropped.")
-    input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None,
-        description="Share of the input features dropped; null = dropout. With 0, gcn and sage "
-        "combine the features of the first layer's neighbours without copying them out.",
-    )
-    kernels: Literal["auto", "torch", "dgl"] = Field(
-        "auto",
-        description="Message passing in plain torch or by DGL's kernels; auto = the faster one "
-        "that the device has.",
-    )
-    heads: int = Field(
-        8, ge=1, le=1024, description="Attention heads of a hidden layer (gat, gatv2)."
-    )
-    out_heads: int = Field(
-        1, ge=1, le=1024, description="Attention heads of the last layer, averaged (gat, gatv2)."
-    )
-    attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Share of attention weights dropped (gat, gatv2); null = dropout."
-    )
-    residual: bool = Field(False, description="Add a layer's input to its output.")
-    norm: Literal["none", "layer", "batch"] = Field(
-        "none", description="Normalisation after each hidden layer."
-    )
-    features: Names = Field(
-        "feat",
-        description="Name of the node array that is the input, or a list of names; a node type "
-        "takes those that it has. int8 arrays are scaled by NAME_scale if that is there.",
-    )
-    categories: dict[Text, Count] = Field(
-        {},
-        description="Node arrays of whole numbers that stand for categories: name → width of "
-        "their learned embedding, which is joined to the other features.",
-    )
-    activation: Literal["relu", "elu"] | None = Field(
-        None, description="Activation of hidden layers; null = as usual for the kind."
-    )
-    aggregator: Literal["mean", "sum", "max"] = Field(
-        "mean", description="How neighbours are combined (sage)."
-    )
-    args: JsonValues = Field(
-        {}, description="Keyword arguments for your own class (package.module:Class)."
-    )
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The input arrays, categories left out."""
-        return (self.features,) if isinstance(self.features, str) else self.features
-
-    @property
-    def first_dropout(self) -> float:
-        """Share of the input features dropped."""
-        return self.dropout if self.input_dropout is None else self.input_dropout
 
 
 class SamplingConfig(Section):
@@ -226,13 +146,52 @@ class CommConfig(Section):
     )
     static_graph: bool = Field(False, description="Every step uses the same parameters.")
     env: Environment = Field(
-        {}, description="Environment variables for every worker; win over what raygnn chooses."
+        {},
+        description="Environment variables for every worker; win over what raygnn chooses. What "
+        "looks like a secret, by its name or as a URI with a user, is `***` in what a run leaves.",
     )
     debug: bool = Field(
         False,
         description="On all ranks what an investigation needs: collectives compared before they "
         "run, NCCL's log in a file per rank, CUDA errors where they happen (slow).",
     )
+
+
+class GuardConfig(Section):
+    """That all ranks do the same: what they compare, and what happens to odd batches.
+
+    ``guard: deep`` is short for ``guard: {mode: deep}``.
+    """
+
+    mode: Literal["on", "deep", "off"] = Field(
+        "on",
+        description="on: ranks compare what they are about to do (parameters, their types, the "
+        "batch's arrays, options); deep: each collective, too, before it runs (slow); off: not.",
+    )
+    every: Count = Field(
+        100,
+        description="Steps between comparisons; the first step of every start is compared, too.",
+    )
+    nan_steps: int = Field(
+        10,
+        ge=0,
+        le=LARGEST,
+        description="Steps in a row whose gradient is not finite that all ranks leave out "
+        "together; one more fails the run.",
+    )
+    on_bad_sample: Literal["raise", "skip"] = Field(
+        "raise",
+        description="What happens when a graph of your own dataset cannot be had: the run fails, "
+        "or all ranks go on without it.",
+    )
+    bad_samples: Count = Field(
+        100, description="How many samples are left out, over a whole run, before it fails."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mode(cls, value: Any) -> Any:
+        return {"mode": value} if isinstance(value, str) else value
 
 
 class ClusterConfig(Section):
@@ -248,13 +207,16 @@ class ClusterConfig(Section):
     gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
     uniform: Literal["strict", "warn", "off"] = Field(
         "strict",
-        description="When nodes differ in software, hardware or variables: refuse, warn, ignore.",
+        description="When nodes that may hold workers differ (the checks `*_uniform` below): "
+        "refuse, warn, ignore.",
     )
     allow: list[str] = Field(
-        [], description="Names of checks whose errors are known and shall not stop the job."
+        [], description="Names of checks (see below) whose errors shall not stop the job."
     )
     probe_timeout: Duration = Field(
-        Duration(5.0), description="Longest wait for a node to say what it has."
+        Duration(5.0),
+        description="Longest wait for a node to say what it has; a Python process is started there "
+        "in this time, which takes seconds on a busy one.",
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."
@@ -295,6 +257,11 @@ class Config(Section):
     precision: Literal["fp32", "bf16", "bf16-mixed", "fp16-mixed"] = Field(
         "fp32", description="Types of weights and arithmetic; mixed keeps weights in fp32."
     )
+    guard: GuardConfig = Field(
+        GuardConfig(),
+        description="That all ranks do the same: what they compare, and what happens to odd "
+        "batches. `guard: deep` is short for `guard: {mode: deep}`.",
+    )
     comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the job runs.")
     fault: FaultConfig = Field(FaultConfig(), description="What happens when something fails.")
@@ -315,6 +282,13 @@ class Config(Section):
         """Every key with its value as JSON types; ``load_config`` reads it back as an equal job."""
         return self.model_dump(mode="json")
 
+    def recorded(self) -> dict[str, Any]:
+        """The same without the values of ``comm.env`` that look like secrets: for files."""
+        config = self.to_dict()
+        env = config["comm"]["env"]
+        env |= {name: HIDDEN for name, value in env.items() if is_secret(name, value)}
+        return config
+
 
 SECTIONS: dict[str, type[Section]] = {
     "partition": PartitionConfig,
@@ -323,6 +297,7 @@ SECTIONS: dict[str, type[Section]] = {
     "sampling": SamplingConfig,
     "staging": StagingConfig,
     "train": TrainConfig,
+    "guard": GuardConfig,
     "comm": CommConfig,
     "cluster": ClusterConfig,
     "fault": FaultConfig,

@@ -25,8 +25,9 @@ from pydantic_core import PydanticCustomError
 from raygnn.config.duration import Duration
 from raygnn.config.uri import SCHEMES, Uri
 
-MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2")
+MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin")
 LARGEST = 2**31 - 1
+_MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name
 
 # Set for every rank by Ray Train and torch; one value for the whole job would break it.
 RESERVED_ENV = frozenset(
@@ -103,13 +104,30 @@ def _to_directory(value: str) -> str:
     return unquote(uri.path)
 
 
-def _known_environment(value: dict[str, str]) -> dict[str, str]:
-    for name in value:
-        if name in RESERVED_ENV:
-            raise expected(f"no {name}, which is set for each rank by the launcher")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise expected(f"names of variables, which {name!r} is not")
+def _to_variable(value: Any) -> Any:
+    # as people write OMP_NUM_THREADS; anything else has more than one spelling
+    return str(value) if type(value) is int and value.bit_length() <= 64 else value
+
+
+def _variable(value: str) -> str:
+    """A value that a process can be started with: it would hang, or never start, otherwise."""
+    if "\0" in value:
+        raise expected("text without the character NUL")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise expected("text that can be written as UTF-8") from None
+    if size > _MAX_VARIABLE:
+        raise expected(f"at most {_MAX_VARIABLE} bytes")
     return value
+
+
+def _variable_name(name: str) -> str:
+    if name in RESERVED_ENV:
+        raise expected(f"another name: {name} is set for each rank by the launcher")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise expected("a name of letters, digits and '_'")
+    return name
 
 
 def _json_values(value: dict[str, Any]) -> dict[str, Any]:
@@ -177,8 +195,17 @@ ModelKind: TypeAlias = Annotated[
         f"{', '.join(MODEL_FAMILIES)} or package.module:Class",
     ),
 ]
+UserClass: TypeAlias = Annotated[str, _must(_CLASS.fullmatch, "package.module:Class")]
 Address: TypeAlias = Annotated[
     str, _must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]
 JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
-Environment: TypeAlias = Annotated[dict[str, str], AfterValidator(_known_environment)]
+Environment: TypeAlias = dict[
+    Annotated[str, AfterValidator(_variable_name)],
+    Annotated[
+        str,
+        BeforeValidator(_to_variable),
+        AfterValidator(_variable),
+        WithJsonSchema({"type": ["string", "integer"]}),
+    ],
+]

@@ -24,7 +24,8 @@ import numpy as np
 from raygnn.config.uri import Uri
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.partjson import Fields, IntArray, find_config, read_json
+from raygnn.graph.partjson import Fields, IntArray, find_config
+from raygnn.graph.partmanifest import check_manifest, read_manifest
 from raygnn.graph.remote import AnyPath, RemotePath, any_path, within
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     if isinstance(directory, RemotePath):  # one look rather than several at each file
         directory = directory.listed()
         path = directory if path == directory else directory / path.name
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory / MANIFEST, LAYOUT_VERSION)
     config_file = find_config(directory, MANIFEST) if path.is_dir() else path
     fields = Fields(config_file)
 
@@ -167,7 +168,7 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     if manifest is not None:
         _check_sizes(directory, manifest)
     files = [PartFiles(*fields.part_files(part)) for part in range(num_parts)]
-    return PartitionMeta(
+    meta = PartitionMeta(
         directory=directory,
         config_file=config_file,
         graph_name=str(fields.values.get("graph_name", config_file.stem)),
@@ -182,6 +183,8 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
         manifest=manifest,
         digest=manifest["digest"] if manifest else _foreign_digest(config_file, files),
     )
+    check_manifest(directory / MANIFEST, meta)
+    return meta
 
 
 def load_part(meta: PartitionMeta, part: int) -> Part:
@@ -201,26 +204,6 @@ def typewise(homogeneous: IntArray) -> IntArray:
     sizes = homogeneous[:, 1] - homogeneous[:, 0]
     ends = np.cumsum(sizes)
     return np.stack([ends - sizes, ends], axis=1)
-
-
-def _read_manifest(directory: AnyPath) -> dict[str, Any] | None:
-    path = directory / MANIFEST
-    if not path.exists():
-        return None
-    manifest = read_json(path)
-    if manifest.get("layout") != LAYOUT_VERSION:
-        raise DataError(
-            f"is of layout version {manifest.get('layout')!r}; this is version {LAYOUT_VERSION}",
-            where=str(path),
-            remedy="make the partition again with this version of raygnn",
-        )
-    if not isinstance(manifest.get("digest"), str) or not isinstance(manifest.get("files"), dict):
-        raise DataError(
-            "does not say what the partition is",
-            where=str(path),
-            remedy="the file is damaged: make the partition again",
-        )
-    return manifest
 
 
 def _check_sizes(directory: AnyPath, manifest: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raygnn.config.paths import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.atomic import new_directory, publish, remove_stale
@@ -128,6 +129,7 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         there = None if _vacant(place) else read_meta(place)
     if there is None:
         assert isinstance(place, Path)
+        _check_writable(config, place)
         return Missing(place, config.graph, parts, config.partition.method, digest, source)
     if there.digest != digest:
         raise ConfigError(
@@ -201,7 +203,24 @@ def partition_graph(
 
 
 def _vacant(place: AnyPath) -> bool:
-    return not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    try:
+        return not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    except OSError as error:
+        raise DataError(
+            f"cannot be looked at: {error.strerror or error}",
+            where=str(place),
+            remedy="correct the path, or the permissions of its directories",
+        ) from error
+
+
+def _check_writable(config: Config, place: Path) -> None:
+    """Refuse a ``partition.path`` where nothing can be made, before the graph is read."""
+    if config.partition.path is not None and (why := unwritable(place)) is not None:
+        raise ConfigError(
+            f"no partition can be made in {place}: {why}",
+            where=_where(config, "partition.path"),
+            remedy="name a directory that can be made and written",
+        )
 
 
 def _the_same(place: Path, digest: str) -> PartitionMeta:

@@ -1,8 +1,8 @@
 """The convolutions: one edge type of one layer each. Shape suffixes as in `models.kernels.native`.
 
-GCN and GraphSAGE are *linear*: first the sources are combined per destination, then `finish` makes
-of that the rows which the layer's weight matrix is applied to. Both steps do without parameters,
-so the first can be done elsewhere, while a batch is made.
+GCN, GraphSAGE and GIN (`raygnn.models.gin`) are *linear*: first the sources are combined per
+destination, then `finish` makes of that the rows which the layer's weight matrix is applied to. The
+first step does without parameters, so it can be done elsewhere, while a batch is made.
 """
 
 from __future__ import annotations

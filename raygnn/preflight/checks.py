@@ -6,11 +6,16 @@ a node or imports torch, dgl or ray.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
 from dataclasses import replace
 
-from raygnn.preflight import comm_checks, data_checks, device_checks, node_checks, uniform_checks
+from raygnn.preflight import (
+    comm_checks,
+    data_checks,
+    device_checks,
+    network_checks,
+    node_checks,
+    uniform_checks,
+)
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.job import Check, Job
 
@@ -47,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     data_checks.nodes_to_train_on,
     node_checks.memory_fits,
     node_checks.disk_space,
+    node_checks.cache_usable,
     node_checks.cache_space,
     data_checks.parts_and_workers,
 )
@@ -55,27 +61,21 @@ CHECKS: tuple[Check, ...] = (
 def check(job: Job, checks: tuple[Check, ...] = CHECKS) -> tuple[Finding, ...]:
     """All findings, errors first; errors that ``cluster.allow`` names become notes."""
     allowed = job.config.cluster.allow
-    found = [_judged(finding, allowed) for each in checks for finding in each(job)]
-    found += _unknown(allowed)
-    return by_severity(found)
+    return by_severity(_judged(finding, allowed) for each in checks for finding in each(job))
+
+
+def described() -> dict[str, str]:
+    """The name of each finding that there may be → what is looked at, one sentence."""
+    links = (network_checks.network_reach, network_checks.network_latency)
+    checks = [each for each in CHECKS if each is not comm_checks.network_links]
+    found = {}
+    for each in (*checks, *links, network_checks.network_bandwidth):
+        sentence = (each.__doc__ or "").split("\n\n")[0]
+        found[each.__name__] = " ".join(sentence.split())
+    return found
 
 
 def _judged(finding: Finding, allowed: list[str]) -> Finding:
     if finding.check not in allowed or finding.severity != "error":
         return finding
-    return replace(finding, severity="info", what=f"{finding.what} (allowed)")
-
-
-def _unknown(allowed: list[str]) -> Iterator[Finding]:
-    # those of the links are named by what is measured
-    names = {each.__name__ for each in CHECKS} - {"network_links"}
-    names |= {"network_reach", "network_latency", "network_bandwidth"}
-    for name in allowed:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            yield Finding(
-                "allow_known",
-                "error",
-                f"cluster.allow names {name!r}, which is no check",
-                f"did you mean {near[0]}?" if near else f"checks are: {', '.join(sorted(names))}",
-            )
+    return replace(finding, severity="info", what=f"{finding.what} (allowed)", remedy="")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from raygnn.preflight.facts import Interface
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
 from raygnn.preflight.network_checks import network_findings
@@ -13,11 +14,13 @@ _FILES = 4096
 
 
 def host_name_resolves(job: Job) -> Iterator[Finding]:
-    """A name that leads to the node itself makes every rank there unreachable for the others."""
+    """A node's own name does not lead to loopback, where no other node reaches it."""
     addresses = {node.network.address for node in job.holding}
-    if len(addresses) < 2 or "GLOO_SOCKET_IFNAME" in job.config.comm.env:
+    if len(addresses) < 2:
         return
     for node in job.holding:
+        if "GLOO_SOCKET_IFNAME" in {**node.environment, **job.config.comm.env}:
+            continue  # the name does not matter then
         loopback = [a for a in node.network.resolves_to if a.startswith("127.")]
         if loopback:
             address = node.network.address
@@ -33,12 +36,15 @@ def host_name_resolves(job: Job) -> Iterator[Finding]:
 
 
 def interfaces_there(job: Job) -> Iterator[Finding]:
-    """Every interface that a variable names exists, and Ray's address belongs to one."""
-    if len(job.holding) < 2:
-        return
+    """Every interface that `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` names is there and can
+    be used, and Ray's address belongs to one."""
+    several = len({node.network.address for node in job.holding}) > 1
+    gpus = job.config.cluster.gpus_per_worker
     for node in job.holding:
-        names = {each.name for each in node.network.interfaces}
-        if names and node.network.interface is None:
+        names = {each.name: each for each in node.network.interfaces}
+        if not names:
+            continue
+        if several and node.network.interface is None:
             yield Finding(
                 "interfaces_there",
                 "warn",
@@ -47,49 +53,74 @@ def interfaces_there(job: Job) -> Iterator[Finding]:
                 "start Ray there with --node-ip-address of the interface to train over",
                 nodes=(node.node,),
             )
-        gpus = job.config.cluster.gpus_per_worker
         for variable in ("GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if gpus else [])):
-            value = job.config.comm.env.get(variable, node.environment.get(variable, ""))
-            wanted = [name for name in value.split(",") if name]
-            if names and wanted and not any(_matches(variable, name, names) for name in wanted):
+            given = {**node.environment, **job.config.comm.env}.get(variable)
+            gloo = variable == "GLOO_SOCKET_IFNAME"
+            if given is None:
+                continue
+            problem = _gloo_problem(given, names, several) if gloo else _nccl_problem(given, names)
+            if problem:
+                whose = "comm.env" if variable in job.config.comm.env else "that node's environment"
                 yield Finding(
                     "interfaces_there",
                     "error",
-                    f"{variable} is {value}, and the node has {', '.join(sorted(names))}",
-                    "remove it: raygnn finds the interface of each node itself",
+                    f"{variable} is {given!r}: {problem}",
+                    f"remove it from {whose}: raygnn finds the interface of each node itself",
                     nodes=(node.node,),
-                    values={variable: value, "interfaces": sorted(names)},
+                    values={variable: given, "interfaces": sorted(names)},
                 )
 
 
-def _matches(variable: str, wanted: str, names: set[str]) -> bool:
-    """As gloo and NCCL read it: NCCL takes prefixes, ``=`` for the whole name, ``^`` for not."""
-    if variable == "GLOO_SOCKET_IFNAME":
-        return wanted in names
-    if wanted.startswith("^"):
-        return True
-    if wanted.startswith("="):
-        return wanted[1:] in names
-    return any(name.startswith(wanted) for name in names)
+def _gloo_problem(given: str, names: Mapping[str, Interface], several: bool) -> str | None:
+    """Gloo opens a device on each of the names, and takes them as they are."""
+    for name in given.split(","):
+        if name not in names:
+            return f"there is no interface {name!r}; there are: {', '.join(sorted(names))}"
+        if not names[name].up:
+            return f"{name} is down"
+        if not names[name].addresses:
+            return f"{name} has no IPv4 address"
+        if several and names[name].loopback:
+            return f"{name} reaches nothing but the node itself"
+    return None
+
+
+def _nccl_problem(given: str, names: Mapping[str, Interface]) -> str | None:
+    """NCCL takes prefixes, ``=`` for whole names, ``^`` for all but those; any that is there."""
+    wanted = [name for name in given.lstrip("=").split(",") if name]
+    if given.startswith("^") or not wanted:
+        return None
+    whole = given.startswith("=")
+    if any(name == each if whole else name.startswith(each) for name in names for each in wanted):
+        return None
+    return f"there is no such interface; there are: {', '.join(sorted(names))}"
 
 
 def debug_level_safe(job: Job) -> Iterator[Finding]:
-    """torch wraps the default process group then, and DDP's logger dies on what it wraps."""
+    """`TORCH_DISTRIBUTED_DEBUG` is a level that torch knows, and not the one that DDP dies of."""
     name = "TORCH_DISTRIBUTED_DEBUG"
-    there = tuple(n.node for n in job.holding if n.environment.get(name, "").upper() == "DETAIL")
     own = job.config.comm.env.get(name)
-    own = own and own.upper()  # as torch does
-    if own == "DETAIL" or (there and own is None):
+    found: dict[str, list[str]] = {}
+    for node in job.holding:
+        level = (own if own is not None else node.environment.get(name, "OFF")).upper()
+        found.setdefault(level, []).append(node.node)  # as torch reads it
+    for level, nodes in found.items():
+        if level in ("OFF", "INFO"):
+            continue
+        # torch wraps the default process group then, and DDP's logger dies on what it wraps
+        fatal = "DistributedDataParallel dies of a segmentation fault with it"
         yield Finding(
             "debug_level_safe",
             "error",
-            f"{name} is DETAIL: DistributedDataParallel dies of a segmentation fault with it",
+            f"{name} is {level or 'empty'}: "
+            + (fatal if level == "DETAIL" else "torch knows OFF, INFO and DETAIL"),
             "unset it, and set comm.debug to true: collectives are compared then, too",
-            nodes=() if own else there,
+            nodes=() if own is not None else tuple(nodes),
         )
 
 
 def clocks_agree(job: Job) -> Iterator[Finding]:
+    """Nodes' clocks are within 5 s of this machine's."""
     for node in job.nodes:
         if node.clock is not None and abs(node.clock) > _CLOCK:
             ahead = "ahead of" if node.clock > 0 else "behind"
@@ -103,7 +134,7 @@ def clocks_agree(job: Job) -> Iterator[Finding]:
 
 
 def open_files(job: Job) -> Iterator[Finding]:
-    """Ray and the process groups hold a socket per peer."""
+    """Enough files may be open on a node: Ray and the process groups hold a socket per peer."""
     if len(job.holding) < 2:
         return
     for node in job.holding:
@@ -119,6 +150,8 @@ def open_files(job: Job) -> Iterator[Finding]:
 
 
 def network_links(job: Job) -> Iterator[Finding]:
+    """The links between the nodes; what is found is named ``network_reach``, ``…_latency`` or
+    ``…_bandwidth``."""
     config = job.config
     yield from network_findings(
         job.links,

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raygnn.config.schema import Config
+from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.preflight.facts import Network, NodeFacts
-from raygnn.preflight.machine import is_secret
 
 # containers' and virtual machines' bridges, which NCCL leaves out on its own
 _BRIDGES = ("docker", "virbr")
-HIDDEN = "***"
+_THERE = "it is set there already"
 _RECORDED = 2000  # collectives that NCCL's flight recorder keeps
 _RECORDED_DEBUG = 20_000
 
@@ -31,8 +31,8 @@ class Variable:
     reason: str
 
     def shown(self) -> Variable:
-        """The same for people and files: what a name calls a secret is not told."""
-        return replace(self, value=HIDDEN) if is_secret(self.name) else self
+        """The same for people and files: a secret is not told."""
+        return replace(self, value=HIDDEN) if is_secret(self.name, self.value) else self
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,29 @@ class CommPlan:
 
         Args:
             network: the node's.
-            there: what is set on the node already, which only ``env`` replaces.
+            there: what is set on the node already; of the network's, only ``env`` replaces it.
         """
-        found = {variable.name: variable for variable in self.common}
-        found |= {v.name: v for v in self._of_node(network) if v.name not in there}
+        found: dict[str, Variable] = {}
+        for variable in self.common:
+            before = there.get(variable.name, variable.value)
+            instead = "" if before == variable.value else f", instead of {before}"
+            found[variable.name] = replace(variable, reason=variable.reason + instead)
+        for variable in self._of_node(network):
+            own = there.get(variable.name)
+            kept = None if own is None else replace(variable, value=own, reason=_THERE)
+            found[variable.name] = kept or variable
         for name, value in self.env.items():
-            hidden = name not in found or is_secret(name)
-            instead = "" if hidden else f", instead of {found[name].value}"
+            planned = found.get(name)
+            hidden = planned is None or planned.value == value or is_secret(name, value)
+            instead = "" if hidden or planned is None else f", instead of {planned.value}"
             found[name] = Variable(name, value, f"comm.env says so{instead}")
         return tuple(found[name] for name in sorted(found))
 
     def everywhere(self) -> dict[str, str]:
         """The variables that do not depend on the node, the user's last; without secrets, since
-        Ray shows what it starts workers with."""
+        Ray shows what it starts workers with, and without what Ray would expand (``$NAME``)."""
         found = {variable.name: variable.value for variable in self.common} | dict(self.env)
-        return {name: value for name, value in found.items() if not is_secret(name)}
+        return {n: v for n, v in found.items() if not is_secret(n, v) and "$" not in v}
 
     def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
         """A row per variable: node, name, value, reason; those of all nodes once.

@@ -12,8 +12,12 @@ from raygnn.preflight.job import Job
 
 
 def partition_visible(job: Job) -> Iterator[Finding]:
+    """Every node sees the same partition, whole and as it was written."""
     if not job.partition.directory:
         return  # not made yet
+    remedy = "put the partition where every node sees it (partition.path), or copy it there whole"
+    if len(job.nodes) == 1:
+        remedy = f"restore the file, or delete {job.partition.directory} and make it again"
     for node in job.nodes:
         expected, seen = job.partition.files, node.partition_files
         missing = sorted(expected.keys() - seen.keys())
@@ -36,14 +40,16 @@ def partition_visible(job: Job) -> Iterator[Finding]:
             "partition_visible",
             "error",
             f"{job.partition.directory}: {what}",
-            "put the partition where every node sees it (partition.path), or copy it there whole",
+            remedy,
             nodes=(node.node,),
             values={"missing": missing, "wrong": wrong, "damaged": dict(node.damaged)},
         )
 
 
 def parts_agree(job: Job) -> Iterator[Finding]:
-    """The same array must have one dtype and one row shape in every part."""
+    """An array has one dtype and one row shape in every part."""
+    if job.partition.alike:
+        return
     for ntype, arrays in job.partition.columns.items():
         for name, columns in arrays.items():
             kinds = sorted(set(columns))
@@ -63,14 +69,16 @@ def parts_agree(job: Job) -> Iterator[Finding]:
 
 
 def arrays_usable(job: Job) -> Iterator[Finding]:
-    """The features and the target are there, and of a kind that can be trained on."""
+    """Features and target are there, and of a kind that can be trained on."""
     task = job.config.task
-    if job.ntype is None:
+    if job.ntype is None and not task.of_graphs:
         yield _no_type(job)
         return
     columns, there = job.columns, ", ".join(sorted(job.columns)) or "none"
     for ntype, arrays in job.partition.columns.items():
         yield from _inputs(job, ntype, arrays)
+    if task.of_graphs:
+        return  # the targets are no arrays of nodes; reading them has seen to them
     if task.target not in columns:
         yield Finding(
             "arrays_usable",
@@ -138,7 +146,7 @@ def inputs_exist(job: Job) -> Iterator[Finding]:
     wanted = (*model.feature_names, *model.categories)
     there = {name for arrays in job.partition.columns.values() for name in arrays}
     if there.isdisjoint(wanted):
-        return  # said for each node type already
+        return  # said for each node type already, or not known
     for name in wanted:
         if name not in there:
             key = "model.categories" if name in model.categories else "model.features"
@@ -152,20 +160,27 @@ def inputs_exist(job: Job) -> Iterator[Finding]:
 
 
 def nodes_to_train_on(job: Job) -> Iterator[Finding]:
+    """There is something to train on, to validate on and to test on."""
     splits, select = job.partition.splits, job.config.train.select
+    graphs = job.config.task.of_graphs
+    seeds, whole = ("graphs", "collection") if graphs else ("nodes", "partition")
+    mask = (
+        "leave {0} graphs: see graph.val and graph.test" if graphs else "give the graph a {0}_mask"
+    )
     train = splits.get("train")
     if train == 0:
         yield Finding(
             "nodes_to_train_on",
             "error",
-            "the partition has no training nodes",
-            "give the graph a train_mask with nodes in it, and make the partition again",
+            f"the {whole} has no training {seeds}",
+            mask.format("train")
+            + ("" if graphs else " with nodes in it, and make the partition again"),
         )
     elif train is not None and train < job.workers:
         yield Finding(
             "nodes_to_train_on",
             "warn",
-            f"{job.workers} workers share {train} training nodes: some have nothing to do",
+            f"{job.workers} workers share {train} training {seeds}: some have nothing to do",
             "lower cluster.workers",
         )
     if splits.get("val") == 0:
@@ -173,15 +188,19 @@ def nodes_to_train_on(job: Job) -> Iterator[Finding]:
         yield Finding(
             "nodes_to_train_on",
             "warn",
-            f"the partition has no validation nodes{untold}",
-            "give the graph a val_mask, or set train.select to last",
+            f"the {whole} has no validation {seeds}{untold}",
+            mask.format("val") + ", or set train.select to last",
         )
     if splits.get("test") == 0:
-        yield Finding("nodes_to_train_on", "warn", "the partition has no test nodes to report on")
+        told = f"the {whole} has no test {seeds} to report on"
+        yield Finding("nodes_to_train_on", "warn", told)
 
 
 def parts_and_workers(job: Job) -> Iterator[Finding]:
+    """Parts divide evenly between the workers."""
     parts = job.partition.num_parts
+    if job.config.task.of_graphs:
+        return  # every rank has all graphs in reach
     if parts % job.workers and job.workers % parts:
         yield Finding(
             "parts_and_workers",

@@ -11,7 +11,7 @@ _BF16 = (8, 0)  # compute capability
 
 
 def devices_suit(job: Job) -> Iterator[Finding]:
-    """Precision, backend and torch's build against the GPUs that there are."""
+    """Precision, backend and torch's build suit the GPUs that there are."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     if config.precision == "fp16-mixed" and not (gpus and job.resources.gpus):
         yield Finding(
@@ -64,6 +64,7 @@ def _dgl_suits(job: Job) -> Iterator[Finding]:
 
 
 def bf16_is_there(job: Job) -> Iterator[Finding]:
+    """The processors or GPUs can compute in bf16, where `precision` says so."""
     if job.config.precision not in ("bf16", "bf16-mixed"):
         return
     if not job.config.cluster.gpus_per_worker:
@@ -92,7 +93,7 @@ def bf16_is_there(job: Job) -> Iterator[Finding]:
 
 
 def gpus_are_there(job: Job) -> Iterator[Finding]:
-    """As many as Ray was told of, and none of them twice: two ranks on one GPU hang in NCCL."""
+    """There are as many GPUs as Ray was told of, and none twice: two ranks on one hang in NCCL."""
     if not job.config.cluster.gpus_per_worker:
         return
     facts = {node.node: node for node in job.nodes}
@@ -124,6 +125,7 @@ def gpus_are_there(job: Job) -> Iterator[Finding]:
 
 
 def gpus_are_free(job: Job) -> Iterator[Finding]:
+    """No other process uses the GPUs."""
     if not job.config.cluster.gpus_per_worker:
         return
     for node in job.holding:

@@ -91,10 +91,12 @@ class NodeFacts:
         environment: variables of communication and threads that are set there already.
         clock: how far its clock is ahead of the driver's, seconds.
         shm_free, shm_total: of ``/dev/shm``.
-        cache_free: free where the node keeps its copies of parts.
+        cache: why the node cannot keep copies of parts where it should; None = it can.
+        cache_free: free there.
         disk_free: free where ``storage`` lies.
         storage: whether ``storage`` is the driver's and writable: ``"ok"``, ``"missing"``,
-            ``"other"`` (a directory of that name, but not the driver's) or ``"readonly"``.
+            ``"other"`` (a directory of that name, but not the driver's) or ``"readonly"`` (it can
+            be neither made nor written).
         partition_files: path within the partition → size, of the files that it sees.
         partition_fingerprint: SHA-256 over the partition's json files.
         damaged: path within the partition → what is wrong with its content, of the files that
@@ -119,6 +121,7 @@ class NodeFacts:
     clock: float | None = None
     shm_free: int | None = None
     shm_total: int | None = None
+    cache: str | None = None
     cache_free: int | None = None
     disk_free: int | None = None
     storage: str = "ok"
@@ -191,9 +194,10 @@ class PartitionFacts:
         files: path within it → size.
         fingerprint: SHA-256 over its json files; None before it is made.
         nodes: node type → how many.
-        columns: node type → array → one column per part.
+        columns: node type → array → one column per part, or a single one where ``alike``.
         splits: ``train``, ``val``, ``test`` → how many nodes of the type to classify; only those
             that are known.
+        alike: every part has the same arrays, since they come, or will come, from one array each.
     """
 
     directory: str
@@ -204,3 +208,4 @@ class PartitionFacts:
     nodes: Mapping[str, int]
     columns: Mapping[str, Mapping[str, tuple[Column, ...]]]
     splits: Mapping[str, int]
+    alike: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,14 +30,21 @@ class Finding:
     values: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        place = f" (on {', '.join(self.nodes)})" if self.nodes else ""
-        return f"{self.what}{place}"
+        named = (rf"(\b(on|from|to)|,) {re.escape(node)}(?![\w.-])" for node in self.nodes)
+        if all(re.search(pattern, self.what) for pattern in named):
+            return self.what  # which names them already, if there are any
+        return f"{self.what} (on {', '.join(self.nodes)})"
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Errors first, then warnings, then notes; else as they are."""
     order = {"error": 0, "warn": 1, "info": 2}
     return tuple(sorted(findings, key=lambda finding: order[finding.severity]))
+
+
+def some(number: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
 def size(count: float | None) -> str:

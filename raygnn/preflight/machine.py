@@ -19,6 +19,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
+from raygnn.config.secret import is_secret
 from raygnn.preflight.facts import Interface, Network
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
@@ -36,10 +37,6 @@ _ARM = {
 _VARIABLES = re.compile(
     r"(NCCL|GLOO|OMP|MKL|KMP|TORCH_DISTRIBUTED|TORCH_NCCL|TORCH_FR|UCX|FI)_.*"
     r"|CUDA_LAUNCH_BLOCKING|CUDA_VISIBLE_DEVICES"
-)
-# Whole words where they are part of harmless ones: NCCL_IB_PKEY is a number.
-_SECRETS = re.compile(
-    r"SECRET|TOKEN|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)(KEYS?|AUTH|PASS|PWD)(_|$)", re.I
 )
 
 _RESOLVE = 2.0  # seconds for a name to be resolved
@@ -119,13 +116,8 @@ def environment() -> dict[str, str]:
     return {
         name: os.fsencode(value).decode(errors="replace")  # fit to be written anywhere
         for name, value in sorted(os.environ.items())
-        if _VARIABLES.fullmatch(name) and not is_secret(name)
+        if _VARIABLES.fullmatch(name) and not is_secret(name, value)
     }
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is not for others' eyes."""
-    return bool(_SECRETS.search(name))
 
 
 def code_digest() -> str:

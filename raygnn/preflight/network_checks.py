@@ -29,12 +29,13 @@ def network_findings(
         compression, accumulate, bucket_cap_mb: as configured.
         gradient_bytes: of one worker's gradients in 32-bit floats; None where that is unknown.
     """
-    yield from _reach(links)
-    yield from _latency(links, accumulate, bucket_cap_mb, gradient_bytes)
-    yield from _bandwidth(links, compression, accumulate, gradient_bytes)
+    yield from network_reach(links)
+    yield from network_latency(links, accumulate, bucket_cap_mb, gradient_bytes)
+    yield from network_bandwidth(links, compression, accumulate, gradient_bytes)
 
 
-def _reach(links: Sequence[Link]) -> Iterator[Finding]:
+def network_reach(links: Sequence[Link]) -> Iterator[Finding]:
+    """Each node reaches the next one around a ring by TCP, with small and large messages."""
     # A link on which nothing came back is worse than one that carries small messages.
     bad = sorted((link for link in links if link.problem), key=lambda link: bool(link.latency_ms))
     if not bad:
@@ -60,9 +61,10 @@ def _reach(links: Sequence[Link]) -> Iterator[Finding]:
     )
 
 
-def _latency(
+def network_latency(
     links: Sequence[Link], accumulate: int, bucket_cap_mb: int, gradient_bytes: int | None
 ) -> Iterator[Finding]:
+    """A message to the next node and back takes at most 5 ms."""
     links = [link for link in links if not link.local]
     slow = {link: link.latency_ms for link in links if link.latency_ms is not None}
     bad = sorted((link for link in slow if slow[link] > HIGH_LATENCY_MS), key=lambda x: -slow[x])
@@ -83,9 +85,10 @@ def _latency(
     )
 
 
-def _bandwidth(
+def network_bandwidth(
     links: Sequence[Link], compression: str, accumulate: int, gradient_bytes: int | None
 ) -> Iterator[Finding]:
+    """One connection to the next node carries what a line of 10 Gbit/s does."""
     nodes = len(_nodes(links))
     links = [link for link in links if not link.local]
     rate = {link: link.mbits for link in links if link.mbits is not None}
@@ -136,7 +139,7 @@ def _way(link: Link) -> str:
 
 def _others(bad: Sequence[Link], links: Sequence[Link]) -> str:
     """How many links there are like the one that the sentence is about."""
-    return f" (so {len(bad)} of {len(links)} links)" if len(bad) > 1 else ""
+    return f"; it is so on {len(bad)} of {len(links)} links" if len(bad) > 1 else ""
 
 
 def _nodes(links: Sequence[Link]) -> tuple[str, ...]:

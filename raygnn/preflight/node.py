@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import raygnn
+from raygnn.config.paths import nearest, unwritable
 from raygnn.config.schema import Config
 from raygnn.preflight import machine, nvml
 from raygnn.preflight.facts import NodeFacts
-from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
+from raygnn.preflight.partition import fingerprint, stored_digests, stored_files, stored_jsons
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import AnyPath, PartitionMeta
+    from raygnn.graph.layout import AnyPath
+    from raygnn.preflight.partition import Stored
 
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
@@ -38,8 +41,9 @@ class Question:
 
     Attributes:
         storage: the directory of runs, absolute; None = do not look for one.
-        token: the name of a file that the driver has put into it; None where there is one node.
-        cache: where a node keeps its copies of parts.
+        token: a file that the driver has put into it, or into the nearest directory above it that
+            exists; None where there is one node.
+        cache: where a node keeps its copies of parts; None = in its temporary directory.
         partition: the partition's directory; None where it has not been made yet.
         files: the partition's files, relative to it.
         jsons: those of them that say what the partition is.
@@ -57,20 +61,19 @@ class Question:
     share: tuple[int, int] = (0, 1)
 
     @classmethod
-    def about(cls, config: Config, meta: PartitionMeta | None, token: str | None) -> Question:
+    def about(cls, config: Config, meta: Stored | None, token: str | None) -> Question:
         storage = str(Path(config.storage).absolute())
         cache = None if config.staging.path is None else str(config.staging.path)
         if meta is None:
             return cls(storage, token, cache)
-        known = meta.manifest["files"] if meta.manifest else {}
         return cls(
             storage=storage,
             token=token,
             cache=cache,
             partition=meta.directory,
-            files=tuple(partition_files(meta)),
-            jsons=partition_jsons(meta),
-            digests={name: facts["sha256"] for name, facts in known.items()},
+            files=tuple(stored_files(meta)),
+            jsons=stored_jsons(meta),
+            digests=stored_digests(meta),
         )
 
 
@@ -87,6 +90,7 @@ def node_facts(
     partition = question.partition or Path(os.devnull)
     shm_free, shm_total = machine.space(Path("/dev/shm"))
     storage = question.storage and Path(question.storage)
+    cache = Path(question.cache or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}")
     damaged, read = _damaged(partition, question)
     return NodeFacts(
         node=node or socket.gethostname(),
@@ -105,8 +109,9 @@ def node_facts(
         environment=machine.environment(),
         shm_free=shm_free,
         shm_total=shm_total,
-        cache_free=machine.space(_nearest(Path(question.cache or "/tmp")))[0],
-        disk_free=machine.space(_nearest(storage))[0] if storage else None,
+        cache=_unusable(cache),
+        cache_free=_free(cache),
+        disk_free=_free(storage) if storage else None,
         storage=_storage(storage, question.token) if storage else "ok",
         partition_files=_sizes(partition, question.files),
         partition_fingerprint=fingerprint(partition, question.jsons),
@@ -117,14 +122,16 @@ def node_facts(
 
 def _storage(storage: Path, token: str | None) -> str:
     if token is None:  # it will be made there
-        there = _nearest(storage)
-        usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-        return "ok" if usable else "readonly" if there.is_dir() else "missing"
-    if not storage.is_dir():
+        return "readonly" if unwritable(storage) else "ok"
+    there = Path(token)
+    try:
+        if not there.parent.is_dir():
+            return "missing"
+        if not there.exists():
+            return "other"
+    except OSError:  # it may not be looked at
         return "missing"
-    if not (storage / token).exists():
-        return "other"
-    own = storage / f"{token}-{uuid.uuid4().hex}"
+    own = there.with_name(f"{there.name}-{uuid.uuid4().hex}")
     try:
         own.write_text(token)
         same = own.read_text() == token
@@ -136,9 +143,20 @@ def _storage(storage: Path, token: str | None) -> str:
     return "ok" if same else "other"
 
 
-def _nearest(path: Path) -> Path:
-    """The path, or the nearest directory above it that exists: it will be made there."""
-    return next(part for part in (path, *path.parents) if part.exists())
+def _unusable(cache: Path) -> str | None:
+    """Why this user cannot keep copies of parts there; see `raygnn.graph.staging`."""
+    with contextlib.suppress(OSError):
+        owner = cache.stat().st_uid
+        if owner != os.getuid():
+            return f"it belongs to another user (id {owner})"
+    return unwritable(cache)
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return machine.space(nearest(path))[0]
+    except OSError:
+        return None
 
 
 def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:

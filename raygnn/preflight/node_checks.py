@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from raygnn.preflight.findings import Finding, size
+from raygnn.preflight.findings import Finding, size, some
 from raygnn.preflight.job import Job
 
 # package → (oldest, first that is too new); the ranges of pyproject.toml
@@ -25,6 +25,18 @@ _DISK_NONE = 64 * 2**20
 
 
 def nodes_answer(job: Job) -> Iterator[Finding]:
+    """Every living node says what it has, within `cluster.probe_timeout`."""
+    problems = {node.problem for node in job.silent}
+    if not job.nodes and len(problems) == 1:  # the fault is hardly each one's own
+        yield Finding(
+            "nodes_answer",
+            "error",
+            f"none of {some(len(job.silent), 'node')} gave facts: {problems.pop()}",
+            "raise cluster.probe_timeout if the machines are busy or start Python slowly; else "
+            "look whether Ray can run anything there",
+            nodes=tuple(node.node for node in job.silent[:20]),
+        )
+        return
     for node in job.silent:
         yield Finding(
             "nodes_answer",
@@ -36,6 +48,7 @@ def nodes_answer(job: Job) -> Iterator[Finding]:
 
 
 def versions_supported(job: Job) -> Iterator[Finding]:
+    """Python and the packages are of versions that raygnn works with."""
     for name, (oldest, limit) in SUPPORTED.items():
         bad: dict[str, list[str]] = {}
         for node in job.nodes:
@@ -55,6 +68,7 @@ def versions_supported(job: Job) -> Iterator[Finding]:
 
 
 def resources_fit(job: Job) -> Iterator[Finding]:
+    """Ray has room for all workers; with less it would wait without end."""
     cluster, ray = job.config.cluster, job.resources
     cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
     asked = f"{job.workers} × {cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
@@ -67,13 +81,15 @@ def resources_fit(job: Job) -> Iterator[Finding]:
         yield Finding(
             "resources_fit",
             "error",
-            f"{asked} do not fit: Ray has {has} on {len(ray.nodes)} node(s), room for {fit} "
-            "such workers",
+            f"{asked} do not fit: Ray has {has} on {some(len(ray.nodes), 'node')}, room for "
+            f"{some(fit, 'such worker')}",
             f"lower cluster.workers or cluster.{scarce}_per_worker"
             + (", or let more workers share the CPUs with cluster.num_cpus" if local else ""),
             values=values,
         )
-    elif job.workers * cpus > ray.free_cpus or job.workers * gpus > ray.free_gpus:
+    elif not job.silent and (  # what a node that has just died had is not free either
+        job.workers * cpus > ray.free_cpus or job.workers * gpus > ray.free_gpus
+    ):
         yield Finding(
             "resources_fit",
             "warn",
@@ -85,6 +101,7 @@ def resources_fit(job: Job) -> Iterator[Finding]:
 
 
 def cpus_are_there(job: Job) -> Iterator[Finding]:
+    """Ray was told of no more CPUs than a node has."""
     told = {node.node: node.cpus for node in job.nodes}
     for node in job.resources.nodes:
         real = told.get(node.node, 0)
@@ -100,10 +117,11 @@ def cpus_are_there(job: Job) -> Iterator[Finding]:
 
 
 def storage_visible(job: Job) -> Iterator[Finding]:
+    """`storage` is one directory for all nodes, and can be written on each."""
     said = {
         "missing": "does not exist there",
         "other": "is another directory there than here",
-        "readonly": "cannot be written there",
+        "readonly": "cannot be made or written there",
     }
     for state, text in said.items():
         nodes = tuple(node.node for node in job.nodes if node.storage == state)
@@ -150,6 +168,7 @@ def memory_fits(job: Job) -> Iterator[Finding]:
 
 
 def shared_memory(job: Job) -> Iterator[Finding]:
+    """`/dev/shm` has room for Ray and NCCL."""
     for node in job.holding:
         if node.shm_free is None or node.shm_free >= _SHM_SMALL:
             continue
@@ -166,7 +185,10 @@ def shared_memory(job: Job) -> Iterator[Finding]:
 
 
 def disk_space(job: Job) -> Iterator[Finding]:
+    """`storage` has room for checkpoints."""
     for node in job.nodes:
+        if node.storage != "ok":
+            continue  # /proc and others of its kind have no room either
         if node.disk_free is not None and node.disk_free < _DISK_LOW:
             yield Finding(
                 "disk_space",
@@ -177,11 +199,29 @@ def disk_space(job: Job) -> Iterator[Finding]:
             )
 
 
+def cache_usable(job: Job) -> Iterator[Finding]:
+    """A node can write to the place of its own copy of the partition, `staging.path`."""
+    if job.config.task.of_graphs:
+        return  # which are read where they lie
+    place = job.config.staging.path or "the temporary directory (staging.path is null)"
+    for node in job.holding:
+        if node.cache is not None:
+            yield Finding(
+                "cache_usable",
+                "error",
+                f"copies of the partition cannot be kept in {place}: {node.cache}",
+                "set staging.path to a directory of your own, which need not exist",
+                nodes=(node.node,),
+            )
+
+
 def cache_space(job: Job) -> Iterator[Finding]:
-    """A node copies its share of the partition to its own disk, unless it has done so before."""
+    """A node has room for its own copy of its share of the partition."""
+    if job.config.task.of_graphs:
+        return  # which are read where they lie
     for node in job.holding:
         share = job.partition.bytes / max(1, min(len(job.holding), job.workers))
-        if node.cache_free is not None and node.cache_free < share:
+        if node.cache is None and node.cache_free is not None and node.cache_free < share:
             yield Finding(
                 "cache_space",
                 "warn",

@@ -12,10 +12,40 @@ from raygnn.graph.data import SPLITS
 from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:
+    from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.data import GraphData
     from raygnn.graph.layout import AnyPath, PartitionMeta
 
+Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
+
+
+def stored_files(meta: Stored) -> dict[str, int]:
+    """Path within the directory → size in bytes, of every file a node needs."""
+    from raygnn.graph.collection import CollectionMeta
+
+    if isinstance(meta, CollectionMeta):
+        files = {name: file.bytes for name, file in meta.manifest.files.items()}
+        return files | {n: (meta.directory / n).stat().st_size for n in stored_jsons(meta)}
+    return partition_files(meta)
+
+
+def stored_jsons(meta: Stored) -> tuple[str, ...]:
+    """The files that say what it is."""
+    from raygnn.graph.collection import CollectionMeta
+    from raygnn.graph.collection.data import MANIFEST
+
+    return (MANIFEST,) if isinstance(meta, CollectionMeta) else partition_jsons(meta)
+
+
+def stored_digests(meta: Stored) -> dict[str, str]:
+    """SHA-256 of the files, as far as they are known."""
+    from raygnn.graph.collection import CollectionMeta
+
+    if isinstance(meta, CollectionMeta):
+        return {name: file.sha256 for name, file in meta.manifest.files.items()}
+    known = meta.manifest["files"] if meta.manifest else {}
+    return {name: facts["sha256"] for name, facts in known.items()}
 
 
 def partition_files(meta: PartitionMeta) -> dict[str, int]:
@@ -35,6 +65,35 @@ def partition_jsons(meta: PartitionMeta) -> tuple[str, ...]:
     return (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
 
 
+def collection_facts(
+    meta: CollectionMeta, splits: Mapping[str, int], *, stored: bool
+) -> PartitionFacts:
+    """Those of a collection of graphs.
+
+    Args:
+        splits: how many graphs there are in each.
+        stored: whether it lies where the ranks will look for it.
+    """
+    return PartitionFacts(
+        directory=str(meta.directory) if stored else "",
+        num_parts=1,
+        bytes=meta.bytes,
+        files=stored_files(meta) if stored else {},
+        fingerprint=fingerprint(meta.directory, stored_jsons(meta)) if stored else None,
+        nodes={ntype: nodes.num for ntype, nodes in meta.nodes.items()},
+        columns={
+            ntype: {n: (Column(c.dtype, tuple(c.shape)),) for n, c in nodes.data.items()}
+            for ntype, nodes in meta.nodes.items()
+        },
+        splits=splits,
+    )
+
+
+def dataset_facts() -> PartitionFacts:
+    """Those of a dataset of the user's own: the ranks will see."""
+    return PartitionFacts("", 1, 0, {}, None, {}, {}, {})
+
+
 def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The node type to classify: ``task.ntype``, or the only one that has the target.
 
@@ -42,9 +101,12 @@ def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str 
         columns: node type → what is keyed by the names of its arrays.
 
     Returns:
-        None when there is no such type, or when several have the target.
+        None when there is no such type, when several have the target, or when graphs are what is
+        predicted.
     """
     task = config.task
+    if task.of_graphs:
+        return None
     if task.ntype is not None:
         return task.ntype if task.ntype in columns else None
     having = [ntype for ntype, arrays in columns.items() if task.target in arrays]
@@ -71,13 +133,14 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
         columns=columns,
         splits=splits,
+        alike=meta.manifest is not None,
     )
 
 
 def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFacts:
     """The same facts of a graph in memory, as they will be once it has ``parts`` parts."""
     columns = {
-        ntype: {name: (_column(array),) * parts for name, array in frame.data.items()}
+        ntype: {name: (_column(array),) for name, array in frame.data.items()}
         for ntype, frame in data.nodes.items()
     }
     ntype = task_ntype(config, columns)
@@ -93,6 +156,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
         nodes={ntype: frame.num for ntype, frame in data.nodes.items()},
         columns=columns,
         splits=_splits(data.nodes[ntype].data) if ntype else {},
+        alike=True,
     )
 
 
@@ -115,8 +179,7 @@ def _from_manifest(
     for key, facts in manifest["features"].items():
         kind, _, name = key.rpartition("/")
         if kind in columns:
-            column = Column(facts["dtype"], tuple(facts["shape"]))
-            columns[kind][name] = (column,) * manifest["num_parts"]
+            columns[kind][name] = (Column(facts["dtype"], tuple(facts["shape"])),)
     ntype = task_ntype(config, columns)
     if ntype is None:
         return columns, {}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raygnn.config.paths import nearest, unwritable
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.preflight import machine, nvml
@@ -25,7 +26,7 @@ from raygnn.preflight.network import Link, Responder, measure, pairs
 from raygnn.preflight.node import Question, node_facts
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import PartitionMeta
+    from raygnn.preflight.partition import Stored
 
 _NETWORK = 8.0  # seconds for one round of measurements between nodes
 _CLOCKS = 64  # nodes whose clocks are compared with the driver's, one after the other
@@ -41,7 +42,7 @@ class Survey:
 
 
 def probe_local(
-    config: Config, meta: PartitionMeta | None = None, *, question: Question | None = None
+    config: Config, meta: Stored | None = None, *, question: Question | None = None
 ) -> Survey:
     """Facts of this machine, and what a Ray that is started here will have to give away.
 
@@ -53,7 +54,7 @@ def probe_local(
     return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
 
-def probe_cluster(config: Config, meta: PartitionMeta | None = None) -> Survey:
+def probe_cluster(config: Config, meta: Stored | None = None) -> Survey:
     """Facts of every living node of the Ray that this process is connected to.
 
     A node that does not answer within ``cluster.probe_timeout`` is one with a ``problem``.
@@ -231,26 +232,25 @@ def _cluster(alive: Sequence[dict[str, Any]], names: dict[str, str]) -> Resource
 
 @contextmanager
 def _token(storage: Path) -> Iterator[str]:
-    """A file in the storage that only a node which has the same storage can see."""
-    made = [part for part in (storage, *storage.parents) if not part.exists()]
-    file = storage / f".probe-{uuid.uuid4().hex}"
+    """A file that only a node which has the same storage can see.
+
+    Where there is no such directory yet it lies in the nearest one above: of several commands that
+    look at once, none makes or removes what another needs.
+    """
     try:
-        storage.mkdir(parents=True, exist_ok=True)
+        file = nearest(storage) / f".probe-{uuid.uuid4().hex}"
         file.touch()
     except OSError as error:
+        why = unwritable(storage) or error.strerror
         raise InputError(
-            f"it cannot be written: {error.strerror}",
+            f"it cannot be made or written: {why}",
             where=str(storage),
             remedy="make it writable for this user, or change storage",
         ) from error
     try:
-        yield file.name
+        yield str(file)
     finally:
         file.unlink(missing_ok=True)
-        for directory in made:
-            if any(directory.iterdir()):
-                break
-            directory.rmdir()
 
 
 def _alive() -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from raygnn.config.schema import Config
@@ -13,7 +13,7 @@ from raygnn.errors import PreflightError
 from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
-from raygnn.preflight.findings import Finding, size
+from raygnn.preflight.findings import Finding, size, some
 from raygnn.preflight.job import Check, Job
 from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype
@@ -25,19 +25,23 @@ class Report:
     """The outcome of a preflight.
 
     Attributes:
-        seconds: how long the checks took.
+        comm: how the ranks will communicate.
+        seconds: how long the checks took, without looking at the nodes.
+        of_job: whether it is about a job; else about the nodes alone, where ``comm`` is made up.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("node", "address", "python", "torch", "dgl", "ray", "processor", "CPUs", "GPUs"),
-        *("memory", "disk", "link"),
+        *("memory", "disk", "link to the next"),
     )
+    COMPARED: ClassVar[range] = range(2, 9)  # python … GPUs
 
     findings: tuple[Finding, ...]
     nodes: tuple[NodeFacts, ...]
     links: tuple[Link, ...]
     comm: CommPlan
     seconds: float
+    of_job: bool = True
 
     @property
     def ok(self) -> bool:
@@ -46,10 +50,10 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One line: ``ready``, or how many things refuse the job."""
+        """One line: ``ready`` or ``refused``, and how many findings there are of each kind."""
         counts = Counter[str](finding.severity for finding in self.findings)
-        told = {"error": "to mend", "warn": "to know", "info": "to note"}
-        listed = ", ".join(f"{counts[s]} {text}" for s, text in told.items() if counts[s])
+        told = {"error": "error", "warn": "warning", "info": "note"}
+        listed = ", ".join(some(counts[s], noun) for s, noun in told.items() if counts[s])
         return ("ready" if self.ok else "refused") + (f": {listed}" if listed else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,25 +67,27 @@ class Report:
             ],
             "nodes": [_plain(asdict(node)) for node in self.nodes],
             "links": [asdict(link) for link in self.links],
-            "communication": self.comm.to_dict(),
+            "communication": self.comm.to_dict() if self.of_job else None,
         }
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row per node, under :attr:`COLUMNS`, what differs from most of the nodes after a "≠".
 
-        Memory and disk are what is free of them, the link is the one to the next node.
+        Memory and disk are what is free of them; the link is the one to the next node around a
+        ring, over one TCP connection. What is not known, or not looked at, is empty.
         """
         links = {link.source: link for link in self.links}
         rows = [_row(node, links.get(node.node)) for node in self.nodes]
         answered = [row for node, row in zip(self.nodes, rows) if not node.problem]
         usual = [Counter(column).most_common(1)[0][0] for column in zip(*answered)]
-        compared = range(2, 9)  # python … GPUs
         return [
-            tuple(
-                f"≠ {cell}" if i in compared and row in answered and cell != usual[i] else cell
+            row
+            if node.problem
+            else tuple(
+                f"≠ {cell}" if i in self.COMPARED and cell != usual[i] else cell
                 for i, cell in enumerate(row)
             )
-            for row in rows
+            for node, row in zip(self.nodes, rows)
         ]
 
 
@@ -94,10 +100,12 @@ def verdict(findings: Sequence[Finding], config: Config) -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     where = str(config.file) if config.file else None
     if len(errors) == 1:
-        raise PreflightError(str(errors[0]), where=where, remedy=errors[0].remedy or None)
+        what = f"{errors[0]} [{errors[0].check}]"
+        raise PreflightError(what, where=where, remedy=errors[0].remedy or None)
     if errors:
         lines = [f"{len(errors)} things stop this job"]
-        lines += [f"  {item}" + (f"; {item.remedy}" if item.remedy else "") for item in errors]
+        for item in errors:
+            lines.append(f"  {item} [{item.check}]" + f"\n    → {item.remedy}" * bool(item.remedy))
         raise PreflightError("\n".join(lines), where=where)
 
 
@@ -116,7 +124,7 @@ def inspect(config: Config, found: Survey) -> Report:
     """Judge the nodes alone, whatever job may run on them; of ``config`` only ``cluster`` and
     ``comm`` matter."""
     nothing = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
-    return _report(config, nothing, found, CLUSTER_CHECKS)
+    return replace(_report(config, nothing, found, CLUSTER_CHECKS), of_job=False)
 
 
 def _report(
@@ -152,7 +160,7 @@ def _row(node: NodeFacts, link: Link | None) -> tuple[str, ...]:
     models = Counter(gpu.model for gpu in node.gpus)
     return (
         node.node,
-        node.network.address or "local",
+        node.network.address or "",
         node.python,
         *versions,
         _short(node.cpu or ""),

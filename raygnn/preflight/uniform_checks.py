@@ -20,6 +20,7 @@ _OWN = (
 
 
 def versions_uniform(job: Job) -> Iterator[Finding]:
+    """Nodes have the same versions of Python (minor) and of packages and native libraries."""
     names = ["python", *sorted({name for node in job.holding for name in node.versions})]
     for name in names:
         # Python's patch releases understand each other; everything else has to be the same.
@@ -33,7 +34,7 @@ def versions_uniform(job: Job) -> Iterator[Finding]:
 
 
 def code_uniform(job: Job) -> Iterator[Finding]:
-    """The same version of raygnn may still be another checkout."""
+    """Nodes have the same source of raygnn: one version may still be another checkout."""
     yield from _differ(
         job,
         "code_uniform",
@@ -44,6 +45,7 @@ def code_uniform(job: Job) -> Iterator[Finding]:
 
 
 def hardware_uniform(job: Job) -> Iterator[Finding]:
+    """Nodes have the same processor and instructions, GPU models, GPU driver and ECC."""
     aspects: tuple[tuple[str, Callable[[NodeFacts], str | None]], ...] = (
         ("the processor", lambda node: node.cpu),
         ("processor instructions", lambda node: " ".join(node.cpu_flags)),
@@ -58,7 +60,8 @@ def hardware_uniform(job: Job) -> Iterator[Finding]:
 
 
 def environment_uniform(job: Job) -> Iterator[Finding]:
-    """Variables that are set on the nodes already, but for those that the job sets itself."""
+    """Nodes have the same variables of communication and threads set already (`NCCL_*`, `OMP_*`,
+    …), but for those that name a node's own devices and those in `comm.env`."""
     names = {name for node in job.holding for name in node.environment}
     for name in sorted(names.difference(_OWN, job.config.comm.env)):
         yield from _differ(

@@ -7,12 +7,14 @@ ASCII in place of what it cannot show.
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from rich import box
 from rich.console import Console
@@ -21,15 +23,17 @@ from rich.table import Table
 from rich.text import Text
 
 from raygnn.errors import RaygnnError
+from raygnn.runs.output import Output
 from raygnn.runs.progress import Progress
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
 _FILE_WIDTH = 200
+_NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 
 
 class Display:
-    """Shows one command.
+    """Shows one command. Any method raises `OutputLost` where nobody can be shown anything.
 
     Args:
         console: where to; standard output by default.
@@ -63,7 +67,7 @@ class Display:
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
         """A long step. Yields a function that says what it is at, shown on a terminal.
 
-        Leaves one line with its seconds.
+        Leaves one line with its seconds, if it took any.
         """
         start = time.monotonic()
         try:
@@ -76,7 +80,8 @@ class Display:
         except BaseException:
             self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
             raise
-        self._line(f"{text}: {time.monotonic() - start:.1f} s")
+        if (seconds := time.monotonic() - start) >= _NOTHING:
+            self._line(f"{text}: {seconds:.1f} s")
 
     @contextmanager
     def progress(
@@ -143,7 +148,8 @@ class Display:
         self.header(rows)
 
     def error(self, error: RaygnnError) -> None:
-        """The cause first, where and the remedy, then the trace if the error carries one."""
+        """The cause first, where and the remedy, then the trace if the error carries one, and at
+        the end what tells more."""
         self._line(("error: ", "bold red"), error.what, to=self.error_console)
         if error.where:
             self._line(f"  at {error.where}", to=self.error_console)
@@ -153,6 +159,9 @@ class Display:
         if trace:
             self._line("", to=self.error_console)
             self._line((str(trace).rstrip(), "dim"), to=self.error_console)
+        if run := getattr(error, "run", None):
+            self._line("", to=self.error_console)
+            self._line(f"  → raygnn diagnose {shlex.quote(run)}", to=self.error_console)
 
     def _line(self, *parts: str | tuple[str, str], to: Console | None = None) -> None:
         """Print text as it is: no markup, never cut or folded where the output is a file."""
@@ -175,7 +184,8 @@ class NullDisplay(Display):
 
 
 def _console(stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+    output = Output(sys.stderr, loud=False) if stderr else Output(sys.stdout)
+    console = Console(file=cast(IO[str], output), stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console

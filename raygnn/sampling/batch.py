@@ -1,4 +1,4 @@
-"""What a model sees of a graph: blocks, features and seeds of one minibatch.
+"""What a model sees of a graph: blocks, features and seeds of one minibatch, or whole graphs.
 
 Shape suffixes: S source nodes, D destination nodes, E edges of a block, B seeds, F features.
 A block's destination nodes are the first of its source nodes, per node type, so ``h[:D]`` of a
@@ -7,15 +7,18 @@ layer's input are the nodes that it computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.dgl import dgl, require
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # models know the graph, and DGL, through this module alone
 __all__ = [
@@ -24,6 +27,8 @@ __all__ = [
     "Batch",
     "Block",
     "EdgeType",
+    "GraphBatch",
+    "Share",
     "dgl",
     "etype_str",
     "require",
@@ -92,9 +97,45 @@ class Block:
         return dgl().create_block(data, self.num_src, self.num_dst)
 
 
-@dataclass
-class Batch:
-    """One rank's share of one step.
+@dataclass(kw_only=True)
+class Share:
+    """One rank's share of one step, whatever it consists of.
+
+    Attributes:
+        seeds: int64 ``[B]``: reshuffled global ids of nodes, positions of edges, or numbers of
+            graphs.
+        y: targets of the seeds, ``[B, …]``.
+        weight: float32 ``[B]``, 1 for a real seed and 0 for padding.
+        total: number of real seeds of this batch over all ranks.
+        window: the same over all batches that make one optimizer step together, as planned.
+        epoch, step: which batch this is; ``step`` counts within the epoch.
+        skipped: seeds of this batch that were left out, on all ranks, since they could not be
+            made; ``total`` does not count them, ``window`` does.
+        seconds: what it cost to make: ``sample``, ``features``.
+    """
+
+    seeds: Tensor
+    y: Tensor
+    weight: Tensor
+    total: int
+    window: int
+    epoch: int
+    step: int
+    skipped: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Self:
+        """The same share on ``device``; ``seeds`` stay. Called by Lightning's transfer hook."""
+        if device.type == "cpu":
+            return self
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: _moved(value, device) for name, value in values.items() if name != "seeds"}
+        return replace(self, **moved)
+
+
+@dataclass(kw_only=True)
+class Batch(Share):
+    """Seeds with the blocks around them.
 
     Attributes:
         blocks: from the input nodes to the seeds, one per layer.
@@ -106,15 +147,8 @@ class Batch:
         degree: edge type → number of in-edges, in the whole graph, of the input nodes of its
             destination type, int32 ``[S_0]``; empty unless the model asks for it.
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
-        seeds: int64 ``[B]``: reshuffled global ids of nodes, or positions of edges.
         pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
             numbers of the last block's destinations of their types; else None.
-        y: targets of the seeds, ``[B, …]``.
-        weight: float32 ``[B]``, 1 for a real seed and 0 for padding.
-        total: number of real seeds of this batch over all ranks.
-        window: the same over all batches that make one optimizer step together.
-        epoch, step: which batch this is; ``step`` counts within the epoch.
-        seconds: what it cost to make: ``sample``, ``features``.
     """
 
     blocks: list[Block]
@@ -122,36 +156,65 @@ class Batch:
     combined: dict[EdgeType, Tensor]
     degree: dict[EdgeType, Tensor]
     categories: dict[str, dict[str, Tensor]]
-    seeds: Tensor
-    pairs: Tensor | None
-    y: Tensor
-    weight: Tensor
-    total: int
-    window: int
-    epoch: int
-    step: int
-    seconds: dict[str, float] = field(default_factory=dict)
+    pairs: Tensor | None = None
 
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``. Called by Lightning's transfer hook."""
-        if device.type == "cpu":
-            return self
-        return Batch(
-            blocks=[block.to(device) for block in self.blocks],
-            x={t: v.to(device, non_blocking=True) for t, v in self.x.items()},
-            combined={e: v.to(device, non_blocking=True) for e, v in self.combined.items()},
-            degree={e: v.to(device) for e, v in self.degree.items()},
-            categories={
-                t: {name: v.to(device) for name, v in named.items()}
-                for t, named in self.categories.items()
-            },
-            seeds=self.seeds,
-            pairs=None if self.pairs is None else self.pairs.to(device),
-            y=self.y.to(device),
-            weight=self.weight.to(device),
-            total=self.total,
-            window=self.window,
-            epoch=self.epoch,
-            step=self.step,
-            seconds=self.seconds,
-        )
+
+@dataclass(kw_only=True)
+class GraphBatch(Share):
+    """Whole graphs, joined into one: the seeds are graphs. N nodes, E edges of all of them.
+
+    The nodes and edges of graph ``i`` come after those of graph ``i - 1``, in its own order.
+
+    Attributes:
+        sizes: node type → nodes of each graph, int64 ``[B]``.
+        edge_sizes: edge type → edges of each graph, int64 ``[B]``.
+        edges: edge type → sources and destinations, int64 ``[E]`` each, numbered through.
+        x: node type → features ``[N, F]``, in the compute dtype.
+        categories: node type → name → category numbers, int64 ``[N]``.
+        node_data: node type → name → ``[N, …]``: the graphs' other arrays, numbers with a
+            fraction in the compute dtype, all others as they are; for a user's own module.
+        edge_data: edge type → name → ``[E, …]``, likewise.
+    """
+
+    sizes: dict[str, Tensor]
+    edge_sizes: dict[EdgeType, Tensor]
+    edges: dict[EdgeType, tuple[Tensor, Tensor]]
+    x: dict[str, Tensor]
+    categories: dict[str, dict[str, Tensor]]
+    node_data: dict[str, dict[str, Tensor]]
+    edge_data: dict[EdgeType, dict[str, Tensor]]
+
+    @cached_property
+    def block(self) -> Block:
+        """All graphs as one block whose destinations are all of its nodes, for every layer."""
+        nums = {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
+        adj = {}
+        for etype, (src, dst) in self.edges.items():
+            indptr = torch.zeros(nums[etype[2]] + 1, dtype=torch.int64, device=dst.device)
+            torch.cumsum(torch.bincount(dst, minlength=nums[etype[2]]), 0, out=indptr[1:])
+            adj[etype] = Adjacency(indptr, src.index_select(0, torch.argsort(dst, stable=True)))
+        return Block(adj, nums, nums)
+
+    def to_dgl(self) -> Any:
+        """The same as ``dgl.batch`` of the graphs, with ``node_data`` and ``edge_data`` in it."""
+        counts = {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
+        graph = dgl().heterograph(dict(self.edges), counts)
+        graph.set_batch_num_nodes(dict(self.sizes))
+        graph.set_batch_num_edges(dict(self.edge_sizes))
+        for ntype, data in self.node_data.items():
+            graph.nodes[ntype].data.update(data)
+        for etype, data in self.edge_data.items():
+            graph.edges[etype].data.update(data)
+        return graph
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Block):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(inner, device) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(inner, device) for inner in value)
+    return value

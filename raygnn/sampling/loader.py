@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType
 from raygnn.sampling.alarm import Alarm
-from raygnn.sampling.batch import Batch, Block
+from raygnn.sampling.batch import Batch, Block, Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.features import FeatureStore, Rows, degree_column
@@ -21,6 +22,17 @@ from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.prefetch import Prefetcher
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import Seeds, Start
+
+T = TypeVar("T", bound=Share, covariant=True)
+
+
+class Maker(Protocol[T]):
+    """What makes the batches of one rank; collective. `BatchMaker`, or that of whole graphs."""
+
+    @property
+    def plan(self) -> SeedPlan: ...
+
+    def __call__(self, epoch: int, step: int) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ class BatchMaker:
         return blocks, rows, combined, sampled
 
 
-class BatchLoader:
+class BatchLoader(Generic[T]):
     """The training batches of one rank, resumable at any step.
 
     The position is where the *next* batch to train on stands; batches that were prepared ahead
@@ -110,7 +122,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        make: BatchMaker,
+        make: Maker[T],
         *,
         prefetch: int,
         limit: int,
@@ -122,14 +134,14 @@ class BatchLoader:
         self._alarm = alarm
         self._limit = limit
         self._across = across
-        self._batches: Generator[Batch, None, None] | None = None  # from the position on
+        self._batches: Generator[T, None, None] | None = None  # from the position on
         self.epoch = 0
         self.step = 0
 
     def __len__(self) -> int:
         return self._make.plan.steps_per_epoch
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[T]:
         """The batches of the rest of this epoch, or of the next one at the end of one."""
         # a generator: nothing happens before the first batch is asked for, since Lightning makes
         # one iterator too many before it restores the position
@@ -146,7 +158,7 @@ class BatchLoader:
             self.step += 1
             yield batch
 
-    def _from(self, number: int) -> Generator[Batch, None, None]:
+    def _from(self, number: int) -> Generator[T, None, None]:
         length = len(self)
         last = self._limit
         if not self._across:

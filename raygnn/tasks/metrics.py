@@ -1,7 +1,8 @@
-"""Classification metrics, exact over all ranks, from torchmetrics."""
+"""Metrics, exact over all ranks, from torchmetrics."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -12,7 +13,49 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
 
+from raygnn.config.model import TaskConfig
 from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.losses import Loss, make_loss
+
+LOWER_IS_BETTER = ("mae", "rmse", "loss")
+
+
+def measure(
+    outputs: Tensor, targets: Tensor, config: TaskConfig, exchange: Exchange
+) -> dict[str, float]:
+    """The metrics of a task; see `classification_metrics` and `regression_metrics`. Collective."""
+    if config.classifies:
+        return classification_metrics(outputs, targets, config.chosen_metric, exchange)
+    return regression_metrics(outputs, targets, make_loss(config), exchange)
+
+
+def regression_metrics(
+    outputs: Tensor, targets: Tensor, loss: Loss, exchange: Exchange
+) -> dict[str, float]:
+    """Metrics over the numbers of all ranks. Collective.
+
+    Args:
+        outputs: float32 ``[n, K]`` of this rank's seeds; n may be 0.
+        targets: ``[n]`` or ``[n, K]``.
+
+    Returns:
+        ``"mae"``, ``"rmse"`` and ``"r2"`` over all ``n · K`` numbers, and ``"loss"``, the mean
+        loss of a seed. ``"r2"`` is NaN where there are fewer than two, or all are alike.
+    """
+    truth = targets.double().reshape(outputs.shape)
+    error = outputs.double() - truth
+    own = [error.abs().sum(), error.square().sum(), truth.sum(), loss(outputs, targets).sum()]
+    counts = [torch.tensor(float(truth.numel())), torch.tensor(float(len(truth)))]
+    sums = exchange.sum(torch.stack([value.double() for value in (*own, *counts)]))
+    absolute, squares, total, lost, numbers, seeds = sums.tolist()
+    spread = float(exchange.sum((truth - total / numbers).square().sum()))
+    r2 = 1 - squares / spread if numbers > 1 and spread > 0 else math.nan
+    return {
+        "mae": absolute / numbers,
+        "rmse": math.sqrt(squares / numbers),
+        "r2": r2,
+        "loss": lost / seeds,
+    }
 
 
 def classification_metrics(

@@ -21,9 +21,10 @@ import torch.distributed as dist
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
+from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
-from raygnn.preflight.comm_plan import HIDDEN, CommPlan
+from raygnn.preflight.comm_plan import CommPlan
 
 
 @dataclass
@@ -104,4 +105,4 @@ def _verify(plan: CommPlan, logs: Path | None) -> None:
 
 
 def _shown(name: str, value: Any) -> Any:
-    return HIDDEN if machine.is_secret(name) else value
+    return HIDDEN if is_secret(name, str(value)) else value

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from raygnn.config.duration import Duration
 from raygnn.runs.metrics import MetricsWriter
-from raygnn.sampling.batch import Batch
+from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
-from raygnn.tasks.node import NodeClassification
+from raygnn.tasks.metrics import LOWER_IS_BETTER
+from raygnn.tasks.task import Task
 from raygnn.training import checkpoint
 
 PARTS = ("sample", "features", "compute", "wait")
@@ -55,12 +56,12 @@ class Records(pl.Callback):
             elapsed = round(time.time() - self._started, 3)
             self._writer.write({"step": step, "epoch": epoch, "time": elapsed, **values})
 
-    def on_train_start(self, trainer: pl.Trainer, module: NodeClassification) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
         self._mark = self._window_start = time.perf_counter()
         self._logged = trainer.global_step
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, module: NodeClassification, batch: Batch, batch_idx: int
+        self, trainer: pl.Trainer, module: Task, batch: Share, batch_idx: int
     ) -> None:
         now = time.perf_counter()
         module.window.spend("wait", now - self._mark)
@@ -69,9 +70,9 @@ class Records(pl.Callback):
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
-        module: NodeClassification,
+        module: Task,
         outputs: Any,
-        batch: Batch,
+        batch: Share,
         batch_idx: int,
     ) -> None:
         now = time.perf_counter()
@@ -81,7 +82,7 @@ class Records(pl.Callback):
         if step != self._logged and (self.first_step is None or step % self._log_every == 0):
             self._flush(trainer, module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: NodeClassification) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
         if trainer.global_step != self._logged and module.window.steps:
             self._flush(trainer, module)
 
@@ -91,7 +92,7 @@ class Records(pl.Callback):
         self._window_start += now - self._mark
         self._mark = now
 
-    def _flush(self, trainer: pl.Trainer, module: NodeClassification) -> None:
+    def _flush(self, trainer: pl.Trainer, module: Task) -> None:
         now = time.perf_counter()
         window = module.window
         local = [window.loss, *(window.seconds.get(name, 0.0) for name in PARTS)]
@@ -123,7 +124,7 @@ class Evaluation(pl.Callback):
 
     Args:
         evaluate: split → metrics; collective.
-        metric: what "best" means: the highest value of it.
+        metric: what "best" means: its highest value, or its lowest (`LOWER_IS_BETTER`).
         patience: epochs without improvement before training stops; None = never.
     """
 
@@ -131,7 +132,7 @@ class Evaluation(pl.Callback):
         self,
         evaluate: Callable[[str], dict[str, float]],
         records: Records,
-        loader: BatchLoader,
+        loader: BatchLoader[Share],
         *,
         metric: str,
         every: int,
@@ -173,6 +174,8 @@ class Evaluation(pl.Callback):
             return
         values = self._evaluate("val")
         score = values[self._metric]
+        if self._metric in LOWER_IS_BETTER:
+            score = -score
         if self.best is None or score > self.best or math.isnan(self.best):
             self.best, self.best_epoch = score, epoch
             self.best_weights = {

@@ -8,25 +8,31 @@ background.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import logging
 import os
 import secrets
 import shutil
-import socket
+import signal
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine, nvml
+from raygnn.training.reach import Knock
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
 
 _START = 180.0  # seconds for a Ray to start, or to let us in
-_REACH = 10.0  # seconds for a head node to accept a connection
+_END = 60.0  # seconds for it to end
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -70,6 +76,7 @@ class RayCluster:
         self._ready = threading.Event()
         self._done = threading.Event()
         self._error: BaseException | None = None
+        self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self.ours = False  # it goes, or we leave it, when the job ends
 
@@ -83,6 +90,16 @@ class RayCluster:
     def address(self) -> str:
         """What to call it."""
         return self._address or "this process's connection"
+
+    @property
+    def ready(self) -> bool:
+        """Whether Ray is there."""
+        return self._ready.is_set() and self._error is None
+
+    @property
+    def logs(self) -> Path | None:
+        """Where a local Ray writes its logs."""
+        return Path(self._directory, "session_latest", "logs") if self._directory else None
 
     def start(self) -> None:
         """Begin to start or connect, in the background; only the first call does something."""
@@ -103,11 +120,17 @@ class RayCluster:
             raise self._as_preflight_error(self._error)
 
     def close(self) -> None:
-        """End what `start` began: the Ray that was started, or the connection."""
+        """End what `start` began: the Ray that was started, or the connection. Ctrl-C does not
+        stop this halfway."""
         self._done.set()
-        if self._thread is not None:
-            # one that still tries to connect goes with the process
-            self._thread.join(None if self._ready.is_set() or self.local else 0)
+        if self._knock is not None:
+            self._knock.close()
+        # one that still tries to connect goes with the process
+        wait = self._ready.is_set() or self.local
+        deadline = time.monotonic() + (_END if wait else 0)
+        while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._thread.join(1)
 
     def _run(self) -> None:
         # The thread stays until the end: Ray's processes are killed when the thread that
@@ -119,12 +142,14 @@ class RayCluster:
             self._error = error
         self._ready.set()
         self._done.wait()
-        if self.ours:
-            import ray
+        try:
+            if self.ours:
+                import ray
 
-            ray.shutdown()
-        if self._directory and self._error is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+                ray.shutdown()
+        finally:
+            if self._directory and self._error is None:
+                _remove(self._directory)
         # what was set for Ray is not meant for another one, later in this process
         for name in os.environ.keys() - before.keys():
             if name.startswith("RAY_"):
@@ -135,14 +160,22 @@ class RayCluster:
             os.environ.setdefault(name, value)
         # its default is to wait for ever for a rank that does not report
         os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._timeout))
+        # its default is to wait a minute for what other jobs hold
+        wait = max(60, self._timeout)
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(wait))
         if self.local:
             for name, value in _LOCAL.items():
                 os.environ.setdefault(name, value)
         if self.local and "RAY_AUTH_MODE" not in os.environ:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        import ray
+        connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+        if self._address and not self.local and not connected:
+            self._knock = Knock(self._address)
+        import ray  # which takes as long as the answer
 
+        if self._knock is not None:
+            self._knock.wait()
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
 
@@ -155,22 +188,25 @@ class RayCluster:
         }
         self.ours = True
         if not self.local:
-            _reach(self._address)
-            ray.init(address=self._address, **common)
+            with _our_sigterm():
+                ray.init(address=self._address, **common)
             return
         self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
-        ray.init(
-            address="local",
-            num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with
-            num_gpus=len(nvml.gpus()),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=self._directory,
-            **common,
-        )
+        with _our_sigterm(), _own_session():
+            ray.init(
+                address="local",
+                num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with
+                num_gpus=len(nvml.gpus()),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=self._directory,
+                **common,
+            )
         _start_coordinator()
 
     def _as_preflight_error(self, error: BaseException) -> RaygnnError:
+        if isinstance(error, RaygnnError):
+            return error
         if self.local:
             logs = self._directory or tempfile.gettempdir()
             return PreflightError(
@@ -180,21 +216,54 @@ class RayCluster:
         return PreflightError(
             f"no connection to Ray: {type(error).__name__}: {error}",
             where=f"cluster.address: {self._address}",
-            remedy="check that the head node runs, the address, and RAY_AUTH_MODE and the token",
+            remedy="check that the head node runs, and that it has the same versions of Python "
+            "and Ray as this machine",
         )
 
 
-def _reach(address: str | None) -> None:
-    """See that somebody listens there: Ray itself tries for ten minutes.
+@contextlib.contextmanager
+def _our_sigterm() -> Iterator[None]:
+    """Keep what SIGTERM does: Ray has it print a stack of C++ first.
 
-    Raises:
-        OSError: the name does not resolve, or nobody answers.
+    Through Python's C interface, since only the main thread may use `signal.signal`.
     """
-    if "://" in (address or ""):
-        raise OSError("an address of Ray's client; the one of the head node is HOST:PORT")
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH).close()
+    get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+    get.restype = put.restype = ctypes.c_void_p
+    put.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    before = get(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        put(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _own_session() -> Iterator[None]:
+    """Let what Ray starts have a session of its own.
+
+    What a terminal or a job manager sends to all of us would end Ray's processes first, and us
+    in the middle of waiting for them.
+    """
+    from ray._private import services
+
+    popen = getattr(services, "ConsolePopen", None)
+    if popen is None:  # not in every version
+        yield
+        return
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def _remove(directory: str) -> None:
+    """Remove it, while a process of Ray's may be writing its last line there."""
+    for _ in range(10):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.exists(directory):
+            return
+        time.sleep(0.2)
 
 
 def _start_coordinator() -> None:

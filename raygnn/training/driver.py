@@ -8,35 +8,37 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
-from raygnn.config.graphs import PlantedGraph
+from raygnn.config.graphs import ManyGraphs, PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import InputError, Interrupted
+from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
+from raygnn.preflight import text
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import probe_local, survey
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
+from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
 from raygnn.runs.store import Mode, RunDir, is_run
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import RESULT, STOP, Job
+from raygnn.training.inputs import read_input, table
+from raygnn.training.job import LENGTH, RESULT, STOP, Job
 from raygnn.training.launch import Launch
-from raygnn.training.plan import Plan, count_workers, make_plan, read_input
+from raygnn.training.plan import Plan, count_workers, make_plan
+from raygnn.training.watch import watch
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import PartitionMeta
-
-_POLL = 0.2  # seconds between looks at the records
+    from raygnn.preflight.partition import Stored
 
 
 def train(
@@ -79,24 +81,26 @@ def train(
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
         given = read_input(config, workers, show)
-        if not cluster.local:
+        if not cluster.local or config.task.of_graphs:
             given = given.made(show)  # so that every node can be asked whether it sees it
         plan = make_plan(config, cluster, workers, given)
         verdict(plan.report.findings, config)
         if resume:
             _check_resumable(config, plan, run)
-        run.begin(config.to_dict())
+        run.begin(config.recorded())
         run.write_preflight(plan.report.to_dict())
         if not cluster.local:
             _show_nodes(show, plan.report)
         for finding in plan.report.findings:
-            show.note(_told(finding))
+            _show_finding(show, finding)
         if resume:
             show.note(_continuation(run))
         try:
             result = _fit(config, plan, run, cluster, show, started)
+        except Interrupted:
+            raise
         except Exception as error:
-            run.update_summary(status="failed", error=str(error))
+            _note_failure(run, error)
             raise
         finally:
             shutil.rmtree(run.path / ".ray", ignore_errors=True)
@@ -105,15 +109,15 @@ def train(
             **result,
             status="done",
             workers=plan.workers,
-            topology="replicated" if plan.replicated else "partitioned",
+            topology=plan.topology(config),
             versions={"raygnn": __version__, **plan.report.nodes[0].versions},
         )
     show.closing(run.summary, run.path)
     return Run(run.path)
 
 
-def partition(config: Config, *, verbose: bool = False, display: bool = True) -> PartitionMeta:
-    """Partition the graph, unless that has been done, and show the parts.
+def partition(config: Config, *, verbose: bool = False, display: bool = True) -> Stored:
+    """Partition the graph, or store the graphs, unless that has been done, and show the outcome.
 
     With ``partition.parts: auto`` there is a part for each worker that fits.
 
@@ -122,11 +126,17 @@ def partition(config: Config, *, verbose: bool = False, display: bool = True) ->
     """
     show = _display(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        meta = read_input(config, count_workers(config, cluster), show).made(show).meta
-    from raygnn.graph.manifest import table
-
+        given = read_input(config, count_workers(config, cluster), show).made(show)
+    meta = given.meta
+    if meta is None:
+        raise ConfigError(
+            "a dataset of your own is not stored: every rank opens it",
+            where="graph.dataset",
+            remedy="start with raygnn train",
+        )
     rows = table(meta)
-    show.table(f"partition {meta.directory}", list(rows[0]), [list(row.values()) for row in rows])
+    kind = "collection" if config.task.of_graphs else "partition"
+    show.table(f"{kind} {meta.directory}", list(rows[0]), [list(row.values()) for row in rows])
     return meta
 
 
@@ -158,13 +168,21 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
     return report
 
 
-def inspect(address: str | None = None, *, verbose: bool = False, display: bool = True) -> Report:
+def inspect(
+    address: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    verbose: bool = False,
+    display: bool = True,
+) -> Report:
     """Look at the nodes of a cluster, whatever job may run on them; nothing is written.
 
     Args:
         address: of the head node; None = as ``cluster.address: auto`` finds it.
+        overrides: such as ``cluster.probe_timeout=20``.
 
     Raises:
+        ConfigError: an override is wrong.
         PreflightError: no connection to the cluster.
     """
     show = _display(display, verbose)
@@ -174,7 +192,8 @@ def inspect(address: str | None = None, *, verbose: bool = False, display: bool 
             "graph": {"format": "planted", "nodes": 1000},
             "model": {"kind": "gcn"},
             "cluster": {"address": address or "auto"},
-        }
+        },
+        overrides,
     )
     with RayCluster(config, verbose=verbose) as cluster:
         question = Question(storage=None, token=None, cache=None)
@@ -191,20 +210,18 @@ def inspect(address: str | None = None, *, verbose: bool = False, display: bool 
 def _show_report(show: Display, report: Report) -> None:
     _show_nodes(show, report)
     for finding in report.findings:
-        show.note(_told(finding))
+        _show_finding(show, finding)
     show.note(report.verdict)
 
 
 def _show_nodes(show: Display, report: Report) -> None:
-    show.table("nodes", Report.COLUMNS, report.rows())
-    comm, names = report.comm, {node.id: node.node for node in report.nodes}
-    columns = ("node", "variable", "value", "reason")
-    show.table(f"communication: {comm.backend}, {comm.why}", columns, comm.rows(names))
+    for block in text.nodes(report, show.console.width):
+        show.note(block) if isinstance(block, str) else show.table(*block)
 
 
-def _told(finding: Finding) -> str:
-    remedy = f"\n  → {finding.remedy}" if finding.remedy else ""
-    return f"{finding.severity}: {finding}{remedy}"
+def _show_finding(show: Display, finding: Finding) -> None:
+    width = show.console.width if show.console.is_terminal else None
+    show.note(text.finding(finding, width))
 
 
 def _display(display: bool, verbose: bool) -> Display:
@@ -214,17 +231,20 @@ def _display(display: bool, verbose: bool) -> Display:
 def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]:
     graph = config.graph
     source = f"the partition in {config.partition.path}"
-    if graph is not None:
+    if isinstance(graph, ManyGraphs):
+        source = f"many graphs, {graph.dataset or graph.path}"
+    elif graph is not None:
         source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
         source += f", {config.partition.method} partition"
     model = config.model.kind
     if ":" not in model:
         model += f", {config.model.layers} layers × {config.model.hidden}"
-    fanout = ", ".join(map(_fanout, config.sampling.fanout))
+    if not config.task.of_graphs:
+        model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     return {
         "run": f"{config.name} → {config.run_dir}",
         "graph": source,
-        "model": f"{model}, fanout {fanout}, {config.precision}",
+        "model": f"{model}, {config.precision}",
         "training": f"{config.train.epochs} epochs, batch {config.sampling.batch_size} × {workers} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
@@ -243,8 +263,10 @@ def _check_resumable(config: Config, plan: Plan, run: RunDir) -> None:
     Raises:
         InputError: the run is done, or went further than the configuration now says.
     """
-    state, steps = checkpoint.latest(run.checkpoints), config.train.epochs
-    steps *= plan.steps_per_epoch(config)
+    state, per_epoch = checkpoint.latest(run.checkpoints), plan.steps_per_epoch(config)
+    if per_epoch is None:
+        return  # the ranks will see
+    steps = config.train.epochs * per_epoch
     if config.train.max_steps is not None:
         steps = min(steps, config.train.max_steps)
     done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
@@ -280,11 +302,11 @@ def _fit(
     started: float,
 ) -> dict[str, Any]:
     """Train, showing the records as they come; a missing partition is made while Ray starts."""
-    assert plan.ntype is not None  # preflight has seen to it
+    assert plan.ntype is not None or config.task.of_graphs  # preflight has seen to it
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
     faults.clear(run.path)
-    for name in (RESULT, STOP):
+    for name in (RESULT, STOP, LENGTH):
         (run.path / name).unlink(missing_ok=True)
     job = Job(
         config=config,
@@ -296,7 +318,7 @@ def _fit(
     )
     launch = Launch(job, plan.workers, plan.report.comm, cluster)
     try:
-        parts = _watch(config, plan, run, show, launch, tail)
+        parts = watch(config, plan, run, show, launch, tail)
     except BaseException:
         if not cluster.ours:  # a Ray that goes on would go on training
             launch.stop()
@@ -304,45 +326,12 @@ def _fit(
     return {**launch.result(), "parts": parts}
 
 
-def _watch(
-    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
-) -> int:
-    """Make the partition if there is none, then show the records; returns the parts."""
-    parts = plan.input.made(show).meta.num_parts
-    with show.stage("Ray and workers"):
-        records = _first_records(tail, launch.running)
-    train = config.train
-    steps = plan.steps_per_epoch(config)
-    told = 0.0
-    with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
-        while True:
-            running = launch.running()
-            for record in records:
-                progress.update(record)
-            if not running:
-                break
-            told = _tell_failures(show, run, told)
-            time.sleep(_POLL)
-            records = tail.poll()
-    return parts
-
-
-def _tell_failures(show: Display, run: RunDir, since: float) -> float:
-    """Say what a rank died of while it happens; returns the time up to which that is told."""
-    news = [f for f in faults.recorded(run.path) if f.time > since and not f.is_consequence]
-    if not news:
-        return since
-    show.note(f"rank {news[0].rank} failed: {news[0].what}")
-    return max(failure.time for failure in news)
-
-
-def _first_records(tail: MetricsTail, running: Callable[[], bool]) -> list[dict[str, Any]]:
-    """Wait until training writes its first records, or ends without."""
-    while running():
-        if records := tail.poll():
-            return records
-        time.sleep(_POLL)
-    return tail.poll()
+def _note_failure(run: RunDir, error: Exception) -> None:
+    """Say so in the summary, which a full disk must not turn into another error."""
+    with suppress(TrainingError):
+        run.update_summary(status="failed", error=str(error))
+    if isinstance(error, TrainingError):
+        error.run = str(run.path)
 
 
 @contextmanager
@@ -350,6 +339,10 @@ def _interruptible(run: RunDir) -> Iterator[None]:
     """Turn Ctrl-C into our error, and note it in the run, if one began."""
     try:
         yield
+    except OutputLost:
+        if run.begun:
+            run.update_summary(status="interrupted")
+        raise
     except KeyboardInterrupt:
         what = "interrupted before training began; nothing was written"
         if run.begun:

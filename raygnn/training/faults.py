@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import IO
 
 from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
+from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
+from raygnn.runs.files import json_text, write_atomic
+
+_LONGEST = 4000  # characters of an error's text
 
 # how torch, gloo and our alarm word it when another rank has gone: a consequence, never the cause
 _CONSEQUENCES = (
@@ -33,6 +37,9 @@ class Failure:
     Attributes:
         reached: the newest checkpoint at that time.
         final: a new start would meet it again, so there shall be none.
+        kind: name of the exception's class.
+        attempt: which start of the run it ended.
+        blamed: the rank whose fault the error itself says it is.
     """
 
     rank: int
@@ -44,6 +51,9 @@ class Failure:
     exit_code: int = TrainingError.exit_code
     reached: str = ""
     final: bool = False
+    kind: str = ""
+    attempt: int = 0
+    blamed: int | None = None
 
     @property
     def is_consequence(self) -> bool:
@@ -67,7 +77,8 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
             again, without a new checkpoint in between, is final; bad input is so at once.
     """
     trace = traceback.format_exc()
-    found = Failure(rank, time.time(), f"{type(error).__name__}: {error}", trace, reached=reached)
+    kind = type(error).__name__
+    found = Failure(rank, time.time(), f"{kind}: {error}", trace, reached=reached, kind=kind)
     if isinstance(error, RaygnnError):
         found = replace(
             found,
@@ -76,6 +87,7 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
             where=error.where,
             exit_code=error.exit_code,
             final=isinstance(error, (InputError, PreflightError)),
+            blamed=getattr(error, "rank", None),
         )
     same = any((e.rank, e.what, e.reached) == (rank, found.what, reached) for e in earlier)
     return replace(found, final=found.final or (same and not found.is_consequence))
@@ -84,22 +96,53 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
 def record(run_dir: Path, failure: Failure) -> None:
     """Leave the failure in ``logs/rank-<r>.failure.json``; a full disk must not hide the cause."""
     with contextlib.suppress(OSError):
-        path = run_dir / "logs" / f"rank-{failure.rank}.failure.json"
+        path = file_of(run_dir / "logs", failure.rank, FAILURE)
         path.write_text(json.dumps(failure.__dict__))
 
 
 def recorded(run_dir: Path) -> list[Failure]:
     """The failures that the ranks left, causes first, then by time."""
     found = []
-    for path in (run_dir / "logs").glob("rank-*.failure.json"):
+    for path in (run_dir / "logs").glob(f"rank-*{FAILURE}"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             found.append(Failure(**json.loads(path.read_text())))
     return sorted(found, key=lambda failure: (failure.is_consequence, failure.time))
 
 
+def record_driver(
+    run_dir: Path, error: TrainingError, cause: BaseException | None, oom_kills: int
+) -> None:
+    """Leave in ``logs/driver.json`` what Ray Train says of workers that could say nothing.
+
+    Args:
+        error: what the user is told.
+        cause: what Ray Train raised.
+        oom_kills: processes that the driver's machine killed for memory during the run.
+    """
+    workers = getattr(cause, "worker_failures", {})
+    facts = {
+        "time": time.time(),
+        "error": error.what[:_LONGEST],
+        "rank": error.rank,
+        "ray": {"type": type(cause).__name__, "text": str(cause)[:_LONGEST]} if cause else None,
+        "workers": {
+            str(rank): {
+                "type": type(failure).__name__,
+                "text": str(failure)[:_LONGEST],
+                "said": isinstance(failure, RaygnnError),
+            }
+            for rank, failure in workers.items()
+        },
+        "oom_kills": oom_kills,
+    }
+    with contextlib.suppress(OSError):
+        write_atomic(run_dir / "logs" / DRIVER, json_text(facts))
+
+
 def clear(run_dir: Path) -> None:
-    """Forget the failures of an earlier start."""
-    for path in (run_dir / "logs").glob("rank-*.failure.json"):
+    """Forget the failures of an earlier command."""
+    logs = run_dir / "logs"
+    for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), logs / DRIVER):
         path.unlink(missing_ok=True)
 
 
@@ -110,11 +153,13 @@ class _Tee:
         self._stream, self._log = stream, log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
+        with contextlib.suppress(OSError):  # a full disk shall not fail what prints
+            self._log.write(text)
         return self._stream.write(text)
 
     def flush(self) -> None:
-        self._log.flush()
+        with contextlib.suppress(OSError):
+            self._log.flush()
         self._stream.flush()
 
     def __getattr__(self, name: str) -> object:
@@ -122,9 +167,20 @@ class _Tee:
 
 
 @contextlib.contextmanager
+def _appending(path: Path) -> Iterator[IO[str]]:
+    """The file, by lines; what a full disk has no room for is lost, and hides no other error."""
+    file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Send this rank's logging, warnings and prints to ``path``, too."""
-    with open(path, "a", encoding="utf-8", buffering=1) as file:
+    with _appending(path) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         root, ours = logging.getLogger(), logging.getLogger("raygnn")

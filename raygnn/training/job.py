@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
 
 STOP = ".stop"  # in the run directory: the driver wants the ranks to end
+LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 
 
@@ -21,16 +22,17 @@ class Job:
 
     Attributes:
         config: of the run.
-        partition: directory of the partition; it may appear after the ranks have started.
+        partition: directory of the partition, or of a collection of graphs; it may appear after
+            the ranks have started. None for a dataset of the user's own.
         run_dir: of the run, visible on every node.
-        ntype: the node type to classify.
+        ntype: the node type to classify; None where the seeds are graphs.
         replicated: whether every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
     """
 
     config: Config
-    partition: AnyPath
+    partition: AnyPath | None
     run_dir: Path
-    ntype: str
+    ntype: str | None
     replicated: bool
     started: float

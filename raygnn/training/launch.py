@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import RaygnnError, TrainingError
 from raygnn.preflight.comm_plan import CommPlan
+from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
-from raygnn.training import faults
+from raygnn.training import blackbox, faults
+from raygnn.training.blackbox import memory
 from raygnn.training.cluster import RayCluster
 from raygnn.training.job import RESULT, STOP, Job
+from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
 _LONGEST_STOP = 60.0  # seconds
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# what the text of a cause says of how to mend it
+_REMEDIES = (
+    (
+        "Unable to find address for",
+        "let GLOO_SOCKET_IFNAME name an interface that is up and has an address on every node",
+    ),
+    (
+        "worker group startup timed out",
+        "see what else runs on the cluster, lower cluster.workers, or raise comm.timeout",
+    ),
+)
 
 
 class Launch:
@@ -32,6 +49,7 @@ class Launch:
         self._comm = comm
         self._cluster = cluster
         self._error: BaseException | None = None
+        self._oom_kills = memory.oom_kills()
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         cluster.start()
         self._thread.start()
@@ -43,6 +61,10 @@ class Launch:
 
     def running(self) -> bool:
         return self._thread.is_alive()
+
+    def startup(self, show: Display) -> Startup:
+        """What to look at until the workers are there."""
+        return Startup(self._job.config, self._workers, self._cluster, show)
 
     def result(self) -> dict[str, Any]:
         """What rank 0 left for the summary; waits for the end.
@@ -58,9 +80,13 @@ class Launch:
         file = self._job.run_dir / RESULT
         # without an error and without a result, the ranks found a failure recorded: see train_loop
         if self._error is not None or not file.exists():
-            raise explain(self._error, failures) from self._error
+            error = explain(self._error, failures)
+            killed = memory.oom_kills() - self._oom_kills
+            faults.record_driver(self._job.run_dir, error, self._error, killed)
+            raise error from self._error
         result = read_json(file)
         file.unlink()
+        blackbox.tidy(self._job.run_dir / "logs")
         return result
 
     def _run(self) -> None:
@@ -120,9 +146,11 @@ def explain(error: BaseException | None, failures: list[faults.Failure]) -> Trai
     dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
     if dead:
         rank, cause = dead[0]
-        text = str(cause).strip() or type(cause).__name__
+        if isinstance(cause, TrainingError):  # there was no room to record it
+            return cause
+        text = plain(cause)
         return TrainingError(
-            f"a worker died: {text.splitlines()[0]}",
+            f"a worker died: {_cause_line(text)}",
             where=f"rank {rank}",
             remedy="if it was killed for memory, use more workers or a smaller batch; see logs/",
             rank=rank,
@@ -130,7 +158,38 @@ def explain(error: BaseException | None, failures: list[faults.Failure]) -> Trai
         )
     if failures:
         return failures[0].as_error()
+    root = _root(error)
+    if isinstance(root, TrainingError):
+        return root
+    text = plain(root)
+    remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
     return TrainingError(
-        f"Ray Train failed: {type(error).__name__}: {error}",
-        remedy="run again with -v to see Ray's own messages",
+        f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}",
+        remedy=(remedies or ["run again with -v to see Ray's own messages"])[0],
+        trace=plain(error),
     )
+
+
+def plain(error: BaseException | None) -> str:
+    """The text of an error of Ray's, without what colours it in a terminal."""
+    return _ESCAPES.sub("", str(error)).strip() or type(error).__name__
+
+
+def _root(error: BaseException | None) -> BaseException | None:
+    """What an error of Ray's was made of."""
+    for _ in range(10):
+        inner = getattr(error, "controller_failure", None) or getattr(error, "cause", None)
+        inner = inner or getattr(error, "__cause__", None)
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error
+
+
+def _cause_line(text: str) -> str:
+    """The line that says it: the first, or the last one that is not indented of a traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not any(line.startswith(("Traceback", "ray::")) for line in lines):
+        return lines[0]
+    flush = [line for line in lines if not line[0].isspace()]
+    return flush[-1] if flush else lines[-1].strip()

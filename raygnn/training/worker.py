@@ -13,12 +13,16 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
-from raygnn.training import checkpoint, faults
+from raygnn.training import blackbox, checkpoint, faults
 from raygnn.training.job import RESULT, STOP, Job
 
 if TYPE_CHECKING:
@@ -50,26 +54,72 @@ def train_loop(job: Job) -> None:
             return
         if (job.run_dir / STOP).exists():
             return
-        threading.Thread(target=_watch, args=(job.run_dir / STOP,), daemon=True).start()
-        try:
+        with recorded(job, rank, size, earlier):
             _run(job, rank, size)
-        except Exception as error:
-            reached = checkpoint.newest(job.run_dir / "checkpoints")
-            failure = faults.describe(error, rank, reached, earlier)
-            log.error("failed\n%s", failure.trace)
-            faults.record(job.run_dir, failure)
-            raise failure.as_error() from None
 
 
-def _watch(stop: Path) -> None:
+@contextmanager
+def recorded(job: Job, rank: int, size: int, earlier: list[faults.Failure]) -> Iterator[None]:
+    """Leave behind what happens in the block: see `raygnn.training.blackbox`.
+
+    Raises:
+        TrainingError: in place of any exception, when the other ranks had time to say what they
+            were doing: Ray Train ends them as soon as it hears of it.
+    """
+    attempt = _attempt(job.run_dir)
+    recorder = blackbox.start(
+        job.run_dir / "logs",
+        rank=rank,
+        world=size,
+        attempt=attempt,
+        command=job.started,
+        timeout=job.config.comm.timeout.seconds,
+        own=_own_packages(job.config),
+    )
+    watch = threading.Thread(
+        target=_watch, args=(job.run_dir / STOP, recorder), name="raygnn-watch", daemon=True
+    )
+    watch.start()
+    try:
+        yield
+    except Exception as error:
+        reached = checkpoint.newest(job.run_dir / "checkpoints")
+        failure = faults.describe(error, rank, reached, earlier)
+        failure = replace(failure, attempt=attempt)
+        log.error("failed\n%s", failure.trace)
+        faults.record(job.run_dir, failure)
+        recorder.write(failure.what, final=True)
+        recorder.await_others()
+        raise failure.as_error() from None
+    recorder.close()
+
+
+def _watch(stop: Path, recorder: blackbox.Recorder) -> None:
     """End this process when the driver asks for it, whatever collective it waits in."""
     while not stop.exists():
+        recorder.watch()
         time.sleep(1)
     os._exit(1)
 
 
+def _attempt(run_dir: Path) -> int:
+    """Which start of the run this is: before each, the backend left a line for rank 0."""
+    try:
+        with open(run_dir / "logs" / "comm-rank-0.jsonl", "rb") as file:
+            return max(1, sum(1 for _ in file))
+    except OSError:
+        return 1
+
+
+def _own_packages(config: Config) -> set[str]:
+    """Top-level packages of the user's own classes."""
+    classes = (config.model.kind, getattr(config.graph, "dataset", None))
+    return {name.partition(".")[0] for name in classes if name and ":" in name}
+
+
 def _run(job: Job, rank: int, size: int) -> None:
     start = time.perf_counter()
+    blackbox.note("imports")
     gc.disable()  # imports make no garbage
     _import_torchmetrics()
     import ray.train.lightning
@@ -81,13 +131,16 @@ def _run(job: Job, rank: int, size: int) -> None:
 
     gc.enable()
     log.info("imports took %.1f s", time.perf_counter() - start)
-    _await_partition(job.partition, job.config.comm.timeout.seconds)
+    blackbox.note("partition")
+    if job.partition is not None:
+        _await_partition(job.partition, job.config.comm.timeout.seconds)
     runtime = Runtime(
         world=World(rank, size),
         device=ray.train.torch.get_device(),
         strategy=ray.train.lightning.RayDDPStrategy,
         environment=ray.train.lightning.RayLightningEnvironment(),
     )
+    blackbox.note("setup")
     result = Rank(job, runtime).run()
     if rank == 0:
         write_atomic(job.run_dir / RESULT, json_text(result))

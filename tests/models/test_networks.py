@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.schema import ModelConfig
+from raygnn.config.model import ModelConfig
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
 from raygnn.models.dropout import Dropout
-from raygnn.models.network import Network, Schema, _norm
+from raygnn.models.network import Network, Schema
+from raygnn.models.norm import norm
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
@@ -36,8 +37,11 @@ FAMILIES = [
     {"kind": "sage", "aggregator": "max", "residual": True, "hidden": 6},
     {"kind": "gat", "heads": 2},
     {"kind": "gatv2", "heads": 2, "norm": "batch"},
+    {"kind": "gin", "hidden": 3},
+    {"kind": "gin", "norm": "batch", "residual": True, "hidden": 6},
+    {"kind": "gin", "norm": "layer", "activation": "elu"},
 ]
-LINEAR = [family for family in FAMILIES if family["kind"] in ("gcn", "sage")]
+LINEAR = [family for family in FAMILIES if family["kind"] in ("gcn", "sage", "gin")]
 names = {"ids": lambda f: "-".join(map(str, f.values()))}
 
 
@@ -187,6 +191,7 @@ def test_first_combine() -> None:
 
     assert of(kind="gcn") == "gcn"
     assert [of(kind="sage", aggregator=a) for a in ("mean", "sum", "max")] == ["mean", "sum", "max"]
+    assert of(kind="gin") == "sum"
     assert of(kind="gat", heads=2) is None
     assert of(kind="gatv2", heads=2) is None
     # what is dropped of a source is another share for each of its edges' batches
@@ -342,10 +347,14 @@ def test_linear_is_torchs_on_any_processor(emulated: bool, monkeypatch: pytest.M
         )
 
 
-def test_batch_normalisation_takes_a_single_row() -> None:
-    norm = _norm("batch", 4).train()
-    x = torch.randn(1, 4, requires_grad=True)
-    norm(x).sum().backward()
+@pytest.mark.parametrize("rows", [0, 1])
+def test_batch_normalisation_takes_a_single_row_or_none(rows: int) -> None:
+    module = norm("batch", 4).train()
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    x = torch.randn(rows, 4, requires_grad=True)
+    module(x).sum().backward()
     assert x.grad is not None
+    assert all(p.grad is not None for p in module.parameters())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
     many = torch.randn(9, 4)
-    assert torch.equal(norm(many), torch.nn.BatchNorm1d(4)(many))
+    assert torch.equal(module(many), torch.nn.BatchNorm1d(4)(many))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raygnn.config.schema import ModelConfig
+from raygnn.config.model import ModelConfig
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import PartitionMeta
 from raygnn.models.network import Schema

@@ -13,8 +13,11 @@ import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from raygnn.config.graphs import ManyGraphs
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
+from raygnn.graph.collection import ensure_collection
+from raygnn.graph.layout import AnyPath
 from raygnn.graph.partition import ensure_partition
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir
@@ -122,15 +125,24 @@ def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
     return Rank(job, runtime).run()
 
 
+def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
+    """Where the data lie, and the node type to classify."""
+    if not config.task.of_graphs:
+        meta = ensure_partition(config, workers)
+        return meta.directory, "item" if "item" in meta.ntypes else meta.ntypes[0]
+    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
+        return None, None
+    return ensure_collection(config).directory, None
+
+
 def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:
     """Train as `raygnn.train` does, with forked ranks in place of Ray's workers."""
     workers = config.cluster.workers
     assert isinstance(workers, int)
-    meta = ensure_partition(config, workers)
+    place, ntype = _data(config, workers)
     with RunDir.create(config.storage, config.name, mode="resume" if resume else "new") as run:
         run.begin(config.to_dict())
-        ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
-        job = Job(config, meta.directory, run.path, ntype, replicated, time.time())
+        job = Job(config, place, run.path, ntype, replicated, time.time())
         result, *others = run_ranks(workers, _train, job)
         assert all(other["metrics"] == result["metrics"] for other in others)
         run.update_summary(status="done", **result)

@@ -111,7 +111,7 @@ def _disagree(exchange: Exchange, job: Job) -> str:
     rank = Rank(job, runtime)
     dtype = torch.bfloat16 if exchange.world.rank else torch.float16
     try:
-        dist.all_reduce(torch.ones(4, dtype=dtype), group=rank.data.group)
+        dist.all_reduce(torch.ones(4, dtype=dtype), group=rank.ranks.data.group)
     except RuntimeError as error:
         return str(error)
     return ""

@@ -1,26 +1,27 @@
-"""A rank's data plane: shard → inputs → model's schema → store, cache, sampler → batches."""
+"""The data plane of one partitioned graph: shard → inputs → model → store, sampler → batches."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
+from raygnn.graph.dgl import dgl
 from raygnn.graph.layout import read_meta
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
 from raygnn.graph.validate import check_weights
 from raygnn.models.network import Network, Schema
-from raygnn.models.registry import needs_degree
+from raygnn.models.registry import FAMILIES, build_model, needs_degree
 from raygnn.preflight.machine import memory
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
@@ -31,35 +32,112 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import NodeSeeds, gather_seeds, owned_nodes
+from raygnn.tasks.inference import Inference
+from raygnn.tasks.losses import make_loss
+from raygnn.tasks.metrics import measure
+from raygnn.tasks.node import NodeTask
+from raygnn.tasks.task import Task
 from raygnn.training.job import Job
+from raygnn.training.plane import Traffic
 from raygnn.training.precision import PRECISIONS
+from raygnn.training.ranks import Ranks
 
 log = logging.getLogger("raygnn")
 
 
-@dataclass(frozen=True)
-class DataPlane:
-    """What one rank trains on.
+@dataclass
+class NodePlane:
+    """A shard of one graph, whose nodes are the seeds.
 
     Attributes:
-        exchange: the collectives of batches; control: those of everything else.
+        ntype: the type of the seeds.
         inputs: node type → the arrays that the model reads.
     """
 
     job: Job
+    ranks: Ranks
     shard: Shard
-    exchange: Exchange
-    control: Exchange
+    ntype: str
     inputs: dict[str, Inputs]
+    _store: FeatureStore | None = field(default=None, init=False)
+
+    @classmethod
+    def open(cls, job: Job, ranks: Ranks) -> NodePlane:
+        """Map this rank's share of the partition.
+
+        Raises:
+            DataError: the partition, or this node's copy of it, can not be read or written.
+        """
+        start = time.perf_counter()
+        config, world = job.config, ranks.world
+        assert job.partition is not None
+        assert job.ntype is not None
+        shard = load_shard(
+            read_meta(job.partition),
+            world.rank,
+            world.size,
+            replicated=job.replicated,
+            stage=Stage.of(config.staging),
+            edge_arrays=[config.sampling.edge_weight] if config.sampling.edge_weight else (),
+        )
+        model = config.model
+        inputs = {
+            t: choose_inputs(arrays, model.feature_names, list(model.categories))
+            for t, arrays in shard.node_data.items()
+        }
+        _check_scales(shard, inputs)
+        _check_weights(shard, config)
+        log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
+        return cls(job, ranks, shard, job.ntype, inputs)
 
     @property
     def config(self) -> Config:
         return self.job.config
 
+    @property
+    def control(self) -> Exchange:
+        return self.ranks.control
+
+    def task(self) -> NodeTask:
+        """See `Plane`."""
+        config = self.config
+        schema = self.schema()
+        if config.model.kind not in FAMILIES:
+            dgl()  # so that "import dgl" in the user's module finds one that works
+        torch.manual_seed(config.train.seed)
+        model = build_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
+        return NodeTask(model, make_loss(config.task), config.train, self.ranks.world.size)
+
+    @property
+    def traffic(self) -> Traffic:
+        """See `Plane`."""
+        store = self._store
+        return Traffic() if store is None else Traffic(store.remote, store.hits)
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """See `Plane`."""
+        owned = owned_nodes(self.shard, self.ntype, split, self.labels)
+        first = self.shard.first(self.ntype)
+        outputs = self._inference.outputs(task.model, self.ntype, owned + first)
+        wanted = self.labels[torch.from_numpy(owned)]
+        return measure(outputs, wanted, self.config.task, self.control)
+
+    @cached_property
+    def _inference(self) -> Inference:
+        return Inference(
+            self.shard,
+            self.control,
+            self.store(self.control),
+            self.inputs,
+            num_layers=self.config.model.layers,
+            batch_size=self.config.sampling.eval_batch_size,
+            device=self.ranks.device,
+        )
+
     @cached_property
     def labels(self) -> Tensor:
         """Classes of the owned nodes, int64 ``[owned]``."""
-        return self.shard.node_data[self.job.ntype][self.config.task.target].long().flatten()
+        return self.shard.node_data[self.ntype][self.config.task.target].long().flatten()
 
     def schema(self) -> Schema:
         """What the model must know. Collective."""
@@ -71,7 +149,7 @@ class DataPlane:
                 for t, i in self.inputs.items()
             },
             etypes=self.shard.etypes,
-            target=self.job.ntype,
+            target=self.ntype,
             out_features=max(2, self.control.max(highest + 1)),
             categories={
                 t: {n: (self._count(t, n), model.categories[n]) for n in i.categories}
@@ -100,13 +178,13 @@ class DataPlane:
             ring=ring,
         )
 
-    def batches(self, model: nn.Module) -> BatchMaker:
-        """What makes the training batches for ``model``. Collective."""
-        config, world = self.config, self.exchange.world
-        seeds = gather_seeds(self.shard, self.control, self.job.ntype, self.labels)
+    def batches(self, task: Task) -> BatchMaker:
+        """See `Plane`."""
+        config, world, model = self.config, self.ranks.world, task.model
+        seeds = gather_seeds(self.shard, self.control, self.ntype, self.labels)
         if not seeds.num:
             raise DataError(
-                f"no node of {self.job.ntype} is in train_mask and has a label",
+                f"no node of {self.ntype} is in train_mask and has a label",
                 where=str(self.job.partition),
                 remedy="check task.target and the masks",
             )
@@ -114,8 +192,8 @@ class DataPlane:
         if all(i.one_table for i in self.inputs.values()) and isinstance(model, Network):
             how = model.first_combine
         ring = config.sampling.prefetch + 3  # queued, being made, being trained on
-        store = self.store(
-            self.exchange, weighted=how == "gcn", resident=self._resident(), ring=ring
+        store = self._store = self.store(
+            self.ranks.data, weighted=how == "gcn", resident=self._resident(), ring=ring
         )
         fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)
         if config.sampling.cache and world.size > 1:
@@ -135,7 +213,7 @@ class DataPlane:
             world=world,
             sampler=NeighborSampler(
                 self.shard,
-                self.exchange,
+                self.ranks.data,
                 seed=config.train.seed,
                 replace=config.sampling.replace,
                 weight=config.sampling.edge_weight,
@@ -148,8 +226,8 @@ class DataPlane:
         )
 
     def count(self, split: str) -> int:
-        """Nodes of all ranks in a split. Collective."""
-        owned = len(owned_nodes(self.shard, self.job.ntype, split, self.labels))
+        """See `Plane`."""
+        owned = len(owned_nodes(self.shard, self.ntype, split, self.labels))
         return int(self.control.sum(torch.tensor(owned)))
 
     def _resident(self) -> bool:
@@ -167,13 +245,13 @@ class DataPlane:
             for t, arrays in self.shard.node_data.items()
         )
         # how many of the ranks are on this node is not known here: at most so many
-        neighbours = min(self.exchange.world.size, os.cpu_count() or 1)
+        neighbours = min(self.ranks.world.size, os.cpu_count() or 1)
         _, free = memory()
         return large_pages() and free is not None and 4 * rows * neighbours <= free
 
     def _scores(self, seeds: NodeSeeds, fanouts: list[Fanout]) -> Scores:
         """How much each node's row is worth keeping."""
-        sampling, ntype = self.config.sampling, self.job.ntype
+        sampling, ntype = self.config.sampling, self.ntype
         if sampling.cache_policy == "degree":
             return degrees(self.shard)
         first = self.shard.first(ntype)
@@ -194,33 +272,6 @@ class DataPlane:
                 remedy="number the categories from 0, or leave it out of model.categories",
             )
         return self.control.max(int(values.max()) + 1 if len(values) else 0)
-
-
-def load_data(job: Job, exchange: Exchange, control: Exchange) -> DataPlane:
-    """Map this rank's share of the partition.
-
-    Raises:
-        DataError: the partition, or this node's copy of it, can not be read or written.
-    """
-    start = time.perf_counter()
-    config, world = job.config, exchange.world
-    shard = load_shard(
-        read_meta(job.partition),
-        world.rank,
-        world.size,
-        replicated=job.replicated,
-        stage=Stage.of(config.staging),
-        edge_arrays=[config.sampling.edge_weight] if config.sampling.edge_weight else (),
-    )
-    model = config.model
-    inputs = {
-        t: choose_inputs(arrays, model.feature_names, list(model.categories))
-        for t, arrays in shard.node_data.items()
-    }
-    _check_scales(shard, inputs)
-    _check_weights(shard, config)
-    log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
-    return DataPlane(job, shard, exchange, control, inputs)
 
 
 def _check_scales(shard: Shard, inputs: dict[str, Inputs]) -> None:

@@ -1,0 +1,77 @@
+"""What the variables of communication and the checks to pass over must be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from raygnn.config.checks import ALLOWABLE, BINDING
+from raygnn.config.problems import Problem, nearest, show
+from raygnn.config.schema import Config
+from raygnn.config.secret import HIDDEN
+
+DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
+MAX_PARTS = 1 << 20  # that a partition may have
+
+_SHORTEST = 1.0  # seconds: torch's store fails with less before all ranks are there
+
+
+def communication(config: Config) -> Iterator[Problem]:
+    """``comm.timeout`` and what is known of variables in ``comm.env``."""
+    comm = config.comm
+    if comm.timeout.seconds < _SHORTEST:
+        yield Problem(
+            ("comm", "timeout"),
+            f"{comm.timeout} is shorter than ranks need to meet",
+            "set it to 1s or longer; minutes are usual",
+        )
+    for name, value in comm.env.items():
+        if value == HIDDEN:
+            yield Problem(
+                ("comm", "env", name),
+                f"{HIDDEN} stands for a value that a run's config.yaml does not keep",
+                f"give the value, with --set comm.env.{name}=… or in your own file",
+            )
+        elif name == "OMP_NUM_THREADS" and not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
+            yield Problem(
+                ("comm", "env", name),
+                f"expected a whole number from 1, got {show(value)}",
+                "correct it or leave it out: it is cluster.cpus_per_worker then",
+            )
+        elif name == "TORCH_DISTRIBUTED_DEBUG" and value.upper() not in DEBUG_LEVELS:
+            yield Problem(
+                ("comm", "env", name),
+                f"torch knows no such level, {show(value)}; there are: {', '.join(DEBUG_LEVELS)}",
+                "remove it, and set comm.debug to true for what an investigation needs",
+            )
+
+
+def allowed(config: Config) -> Iterator[Problem]:
+    """``cluster.allow`` names checks, and none whose errors are the job's end anyway."""
+    names = dict.fromkeys(config.cluster.allow)
+    unknown = [name for name in names if name not in (*ALLOWABLE, *BINDING)]
+    if unknown:
+        near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
+        listed = f"checks are: {', '.join(sorted(ALLOWABLE))}"
+        yield Problem(
+            ("cluster", "allow"),
+            f"there is no check {', '.join(map(show, unknown))}",
+            f"did you mean {', '.join(dict.fromkeys(near))}?" if near else listed,
+        )
+    binding = [name for name in names if name in BINDING]
+    if binding:
+        yield Problem(
+            ("cluster", "allow"),
+            f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
+            "for ever",
+            "remove it, and mend what the check says",
+        )
+
+
+def sizes(config: Config) -> Iterator[Problem]:
+    """As many parts, one for each worker unless ``partition.parts`` says so, as can be written."""
+    counts = {("partition", "parts"): config.partition.parts}
+    counts["cluster", "workers"] = config.cluster.workers
+    for key, count in counts.items():
+        if count != "auto" and count > MAX_PARTS:
+            yield Problem(key, f"{count} is more than {MAX_PARTS}", f"lower {'.'.join(key)}")

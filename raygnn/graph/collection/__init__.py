@@ -1,0 +1,61 @@
+"""Datasets of many graphs: collections on disk, and datasets of the user's own.
+
+Neither torch nor dgl is loaded until graphs are to be read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raygnn.config.graphs import ManyGraphs
+from raygnn.errors import ConfigError
+from raygnn.graph.collection.data import CollectionMeta, read_collection, verify
+from raygnn.graph.collection.splits import split_graphs
+from raygnn.graph.collection.store import MissingCollection, ensure_collection, find_collection
+from raygnn.graph.remote import RemotePath
+
+if TYPE_CHECKING:
+    from raygnn.config.schema import Config
+    from raygnn.graph.remote import AnyPath
+    from raygnn.graph.sample import Samples
+
+__all__ = [
+    "CollectionMeta",
+    "MissingCollection",
+    "ensure_collection",
+    "find_collection",
+    "open_samples",
+    "read_collection",
+    "split_graphs",
+    "verify",
+]
+
+
+def open_samples(config: Config, directory: AnyPath | None) -> Samples:
+    """The graphs that a job is about.
+
+    Args:
+        directory: where their collection lies; None for a dataset of the user's own, or to have
+            it found, or packed.
+
+    Raises:
+        ConfigError: the user's dataset cannot be imported or made, or the labels are not what
+            the task predicts.
+        DataError: the graphs cannot be read.
+    """
+    graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
+    if graph.dataset is not None:
+        from raygnn.graph.collection.user import UserSamples
+
+        return UserSamples(graph.dataset, graph.args, graph, target=config.task.target)
+    if isinstance(directory, RemotePath):
+        raise ConfigError(
+            f"{directory} is not on a disk of this machine",
+            where="partition.path",
+            remedy="copy the collection to a directory that every node sees",
+        )
+    from raygnn.graph.collection.mapped import Collection
+
+    meta = ensure_collection(config) if directory is None else read_collection(directory)
+    meta.check_target(config.task)
+    return Collection(meta, config.task.target, graph)

@@ -1,0 +1,279 @@
+"""What a collection holds, as its ``collection.json`` says.
+
+A collection is a directory of plain ``.npy`` arrays: per node type, per edge type and per graph,
+each array of all graphs in one file, one graph after the other. bfloat16, which ``.npy`` has no
+name for, is stored as int16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from raygnn.config.model import TaskConfig
+from raygnn.config.section import Section
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.data import EdgeType
+
+MANIFEST = "collection.json"
+VERSION: Literal[1] = 1
+
+REMEDY = "delete the directory: it is made again from the graphs"
+_CHUNK = 1 << 20
+
+_Natural = Annotated[int, Field(ge=0)]
+DtypeName = Literal[
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+]
+
+
+class Column(Section):
+    """One array of all graphs: its file, the dtype of its elements and the shape of a row."""
+
+    file: str
+    dtype: DtypeName
+    shape: Annotated[tuple[_Natural, ...], Field(strict=False)] = ()
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """What the file says that the elements are."""
+        return np.dtype("int16" if self.dtype == "bfloat16" else self.dtype)
+
+
+class GraphColumn(Column):
+    """An array with one row for each graph.
+
+    ``low`` and ``high`` are the least and greatest of whole numbers, else None; ``nonfinite`` is
+    the first graph with an infinity or NaN.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    nonfinite: int | None = None
+
+
+class Nodes(Section):
+    """The nodes of one type: how many in all and in the largest graph; ``offsets`` int64
+    ``[G+1]`` are where each graph's rows of ``data`` begin."""
+
+    num: _Natural
+    largest: _Natural
+    offsets: Column
+    data: dict[str, Column]
+
+
+class Edges(Section):
+    """The edges of one type, likewise; ``src`` and ``dst`` are numbers of nodes within their own
+    graph."""
+
+    etype: Annotated[tuple[str, str, str], Field(strict=False)]
+    num: _Natural
+    largest: _Natural
+    offsets: Column
+    src: Column
+    dst: Column
+    data: dict[str, Column]
+
+
+class File(Section):
+    """What a file must look like: bytes, and SHA-256 in hex."""
+
+    bytes: _Natural
+    sha256: str
+
+
+class Manifest(Section):
+    """The contents of ``collection.json``; ``source`` says what it was made from, ``values`` what
+    renumbered labels and tags were called."""
+
+    version: Literal[1]
+    digest: str
+    source: dict[str, Any]
+    num_graphs: Annotated[int, Field(ge=1)]
+    nodes: dict[str, Nodes]
+    edges: list[Edges]
+    graphs: dict[str, GraphColumn]
+    values: dict[str, list[int]]
+    files: dict[str, File]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CollectionMeta:
+    """A collection: where it lies and what it holds."""
+
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def digest(self) -> str:
+        return self.manifest.digest
+
+    @property
+    def num_graphs(self) -> int:
+        return self.manifest.num_graphs
+
+    @property
+    def nodes(self) -> Mapping[str, Nodes]:
+        return self.manifest.nodes
+
+    @cached_property
+    def edges(self) -> Mapping[EdgeType, Edges]:
+        return {edges.etype: edges for edges in self.manifest.edges}
+
+    @property
+    def graphs(self) -> Mapping[str, GraphColumn]:
+        """The arrays with one row for each graph, such as labels."""
+        return self.manifest.graphs
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(nodes.num for nodes in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        return sum(edges.num for edges in self.edges.values())
+
+    @property
+    def bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(file.bytes for file in self.manifest.files.values())
+
+    def target(self, name: str) -> GraphColumn:
+        """The labels of this name. Raises ConfigError if there are none, naming those there."""
+        if name not in self.graphs:
+            there = ", ".join(map(repr, sorted(self.graphs))) or "none at all"
+            raise ConfigError(
+                f"the graphs have no labels {name!r}; there are {there}",
+                where="task.target",
+                remedy="set task.target to one of them"
+                if self.graphs
+                else "save the graphs with labels: dgl.save_graphs(file, graphs, {name: array})",
+            )
+        return self.graphs[name]
+
+    def classes(self, name: str) -> int | None:
+        """How many classes labels of whole numbers stand for: the greatest + 1; else None."""
+        high = self.target(name).high
+        return None if high is None else high + 1
+
+    def check_target(self, task: TaskConfig) -> None:
+        """Refuse labels that are not what the task predicts.
+
+        Raises:
+            ConfigError: there are none of this name, or not of this kind.
+            DataError: a class below 0, or a number that is not finite.
+        """
+        column = self.target(task.target)
+        where = f"{self.directory}: labels {task.target!r}"
+        kind = f"they are {column.dtype} of shape {[self.num_graphs, *column.shape]}"
+        if len(column.shape) > 1:
+            raise DataError(
+                kind, where=where, remedy="give each graph one label, or one row of them"
+            )
+        if task.classifies:
+            if column.high is None or column.shape not in ((), (1,)):
+                raise ConfigError(
+                    f"{kind}, not one class number for each graph",
+                    where=f"task.target ({where})",
+                    remedy="save them as integers from 0, or set task.kind to graph_regression",
+                )
+            if column.low is not None and column.low < 0:
+                raise DataError(
+                    f"the lowest class is {column.low}",
+                    where=where,
+                    remedy="number the classes from 0, and leave out graphs without a class",
+                )
+        elif column.nonfinite is not None:
+            raise DataError(
+                "the label is infinite or not a number",
+                where=f"{where}, graph {column.nonfinite}",
+                remedy="leave out graphs whose label is not known",
+            )
+
+
+def read_collection(directory: Path) -> CollectionMeta:
+    """Read what a collection holds, not its arrays.
+
+    Raises:
+        DataError: there is none, its manifest is damaged or of another version, or a file is
+            missing or of another size than it says.
+    """
+    path = directory / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no collection of graphs here: {MANIFEST} is missing",
+            where=str(directory),
+            remedy="name another directory, or delete this one",
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"cannot be read: {error.strerror or error}", where=str(path), remedy=REMEDY
+        ) from None
+    except (ValueError, RecursionError):
+        raise DataError("it is damaged: no JSON", where=str(path), remedy=REMEDY) from None
+    if isinstance(content, dict) and content.get("version") != VERSION:
+        raise DataError(
+            f"it is of version {content.get('version')!r}; only {VERSION} can be read",
+            where=str(path),
+            remedy=REMEDY,
+        )
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"it is damaged: {key}: {first['msg']}", where=str(path), remedy=REMEDY
+        ) from None
+    for name, file in manifest.files.items():
+        _check_size(directory / name, file.bytes)
+    return CollectionMeta(directory, manifest)
+
+
+def verify(meta: CollectionMeta) -> None:
+    """Compare every file's SHA-256; raises DataError naming the first that has changed."""
+    for name, file in meta.manifest.files.items():
+        path = meta.directory / name
+        _check_size(path, file.bytes)
+        if sha256(path) != file.sha256:
+            raise DataError("has changed since it was written", where=str(path), remedy=REMEDY)
+
+
+def sha256(path: Path) -> str:
+    """Of a file, in hex; raises OSError as reading does."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(
+            f"cannot be read: {error.strerror}", where=str(path), remedy=REMEDY
+        ) from None
+    if size != expected:
+        raise DataError(f"has {size} bytes, expected {expected}", where=str(path), remedy=REMEDY)

@@ -1,0 +1,136 @@
+"""The graphs of a collection, each read out of the files' pages when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.config.graphs import ManyGraphs
+from raygnn.errors import DataError
+from raygnn.graph.collection.data import REMEDY, CollectionMeta, Column, Edges, Nodes
+from raygnn.graph.collection.splits import split_graphs
+from raygnn.graph.data import EdgeType
+from raygnn.graph.sample import Sample
+
+_Array = np.ndarray[Any, Any]
+
+
+class Collection:
+    """All graphs of a collection, mapped read only. See `raygnn.graph.sample.Samples`.
+
+    Attributes:
+        num_classes: the greatest target + 1 where targets are whole numbers, else None.
+    """
+
+    def __init__(self, meta: CollectionMeta, target: str, graph: ManyGraphs):
+        """Map the files.
+
+        Args:
+            target: which labels are ``y``; one number for each graph is ``[]``, whether it was
+                saved as ``[G]`` or as ``[G, 1]``.
+            graph: how to split the graphs. Whole numbers are spread evenly over the splits.
+
+        Raises:
+            ConfigError: there are no such labels, or more folds than graphs.
+            DataError: a file is missing, cut short or no such array.
+        """
+        self.meta = meta
+        self.num = meta.num_graphs
+        column = meta.target(target)
+        labels = _map(meta, column, self.num)
+        if column.shape == (1,):
+            labels = labels[:, 0]
+        self._y = labels, column.dtype
+        self.num_classes = meta.classes(target)
+        self._nodes = {ntype: _Frames(meta, nodes) for ntype, nodes in meta.nodes.items()}
+        self._edges = {etype: _Frames(meta, edges) for etype, edges in meta.edges.items()}
+        classes = labels if column.high is not None and labels.ndim == 1 else None
+        self.splits: Mapping[str, _Array] = split_graphs(self.num, classes, graph)
+
+    def __getitem__(self, number: int) -> Sample:
+        if not 0 <= number < self.num:
+            raise IndexError(f"graph {number} of {self.num}")
+        edges: dict[EdgeType, tuple[Tensor, Tensor]] = {}
+        edge_data: dict[EdgeType, dict[str, Tensor]] = {}
+        for etype, frames in self._edges.items():
+            src, dst = frames.ends
+            first, last = frames.rows(number)
+            edges[etype] = (
+                torch.from_numpy(src[first:last].astype(np.int64)),
+                torch.from_numpy(dst[first:last].astype(np.int64)),
+            )
+            edge_data[etype] = frames.data(first, last)
+        num_nodes: dict[str, int] = {}
+        node_data: dict[str, dict[str, Tensor]] = {}
+        for ntype, frames in self._nodes.items():
+            first, last = frames.rows(number)
+            num_nodes[ntype] = last - first
+            node_data[ntype] = frames.data(first, last)
+        labels, dtype = self._y
+        y = _copied(labels[number : number + 1], dtype)[0]
+        return Sample(num_nodes, edges, node_data, edge_data, y)
+
+
+class _Frames:
+    """The mapped arrays of one node or edge type."""
+
+    def __init__(self, meta: CollectionMeta, kind: Nodes | Edges):
+        self.offsets = _map(meta, kind.offsets, meta.num_graphs + 1)
+        if (
+            self.offsets[0] != 0
+            or self.offsets[-1] != kind.num
+            or (self.offsets[1:] < self.offsets[:-1]).any()
+        ):
+            raise _damaged(
+                meta.directory / kind.offsets.file, f"its rows do not rise from 0 to {kind.num}"
+            )
+        ends = (kind.src, kind.dst) if isinstance(kind, Edges) else ()
+        self.ends = [_map(meta, column, kind.num) for column in ends]
+        self.columns = {
+            name: (_map(meta, column, kind.num), column.dtype) for name, column in kind.data.items()
+        }
+
+    def rows(self, number: int) -> tuple[int, int]:
+        return int(self.offsets[number]), int(self.offsets[number + 1])
+
+    def data(self, first: int, last: int) -> dict[str, Tensor]:
+        return {
+            name: _copied(array[first:last], dtype) for name, (array, dtype) in self.columns.items()
+        }
+
+
+def _copied(rows: _Array, dtype: str) -> Tensor:
+    """A tensor of its own, so that who writes to it changes no file."""
+    tensor = torch.from_numpy(rows.copy())
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def _map(meta: CollectionMeta, column: Column, rows: int) -> _Array:
+    path = meta.directory / column.file
+    file = meta.manifest.files.get(column.file)
+    if file is None:
+        raise _damaged(path, "the manifest does not say what it must look like")
+    try:
+        if path.stat().st_size != file.bytes:
+            raise _damaged(path, f"has {path.stat().st_size} bytes, expected {file.bytes}")
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, f"is no array file: {error}") from error
+    expected = (rows, *column.shape)
+    if mapped.shape != expected or mapped.dtype != column.stored:
+        raise _damaged(
+            path,
+            f"holds {mapped.dtype} of shape {list(mapped.shape)}, expected {column.dtype} of "
+            f"shape {list(expected)}",
+        )
+    # as a plain array: slices of a memmap cost many times as much
+    return np.asarray(mapped)
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(what, where=str(path), remedy=REMEDY)

@@ -1,0 +1,62 @@
+"""Which graphs are for training, for validation and for test."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raygnn.config.graphs import ManyGraphs
+from raygnn.errors import ConfigError
+
+
+def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dict[str, np.ndarray]:
+    """Divide graphs at random, by ``graph.seed``, each class as evenly as whole numbers allow.
+
+    With ``graph.folds`` the graphs to test on are fold ``graph.fold`` of so many, all folds being
+    disjoint and of nearly one size, and ``graph.val`` is a share of the others. Otherwise
+    ``graph.val`` and ``graph.test`` are shares of all. A share above 0 is one graph at least,
+    where that leaves one to train on.
+
+    Args:
+        num: how many graphs there are, from 1.
+        classes: integers ``[num]`` to spread evenly; None where there are none.
+
+    Returns:
+        "train", "val" and "test" → numbers of graphs, int64, ascending; together each is there
+        once.
+
+    Raises:
+        ConfigError: more folds than graphs.
+    """
+    # RandomState, as its stream is the same in every version of NumPy
+    order = np.random.RandomState(graph.seed).permutation(num)
+    if classes is not None:
+        # the members of a class side by side: equal steps through them take equal shares of each
+        order = order[np.argsort(classes[order], kind="stable")]
+    if graph.folds is None:
+        test, rest = _take(order, _count(graph.test, num, len(order)))
+        val, train = _take(rest, _count(graph.val, num, len(rest)))
+    else:
+        if graph.folds > num:
+            raise ConfigError(
+                f"{num} graphs cannot be divided into {graph.folds} folds",
+                where="graph.folds",
+                remedy="lower graph.folds",
+            )
+        mine = np.arange(num) % graph.folds == graph.fold
+        test, rest = order[mine], order[~mine]
+        val, train = _take(rest, _count(graph.val, len(rest), len(rest)))
+    parts = {"train": train, "val": val, "test": test}
+    return {name: np.sort(part).astype(np.int64) for name, part in parts.items()}
+
+
+def _count(share: float, whole: int, there: int) -> int:
+    """``share`` of ``whole``, rounded; at least 1 if above 0, and leaving 1 of those there."""
+    wanted = max(int(share * whole + 0.5), 1) if share else 0
+    return min(wanted, there - 1)
+
+
+def _take(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` elements at equal steps, and the others."""
+    taken = np.zeros(len(order), np.bool_)
+    taken[(2 * np.arange(count) + 1) * len(order) // (2 * max(count, 1))] = True
+    return order[taken], order[~taken]

@@ -1,0 +1,216 @@
+"""Collections: packed once, found again by digest, and never half there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.config.graphs import ManyGraphs
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.atomic import new_directory, publish, remove_stale
+from raygnn.graph.collection.columns import sync
+from raygnn.graph.collection.data import MANIFEST, VERSION, CollectionMeta, read_collection
+from raygnn.graph.collection.pack import pack
+from raygnn.graph.sources import gin, shards
+from raygnn.graph.sources.files import check_file, update_digest
+from raygnn.graph.sources.many import GraphSet
+
+if TYPE_CHECKING:
+    from raygnn.config.schema import Config
+
+Progress = Callable[[str], object]
+
+_SUFFIXES = (".bin", ".dgl")
+
+
+def ensure_collection(config: Config, progress: Progress | None = None) -> CollectionMeta:
+    """The collection that a job needs; packed if it is not there yet.
+
+    It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
+    stands for the contents of the input files and what is made of them; how the graphs are split
+    is no part of it. What is there is reused.
+
+    Args:
+        progress: called with ``"pack"``.
+
+    Raises:
+        ConfigError: ``partition.path`` holds something else than asked for.
+        DataError: a graph or the collection is damaged, or it cannot be written.
+    """
+    found = find_collection(config)
+    return found if isinstance(found, CollectionMeta) else found.make(progress)
+
+
+@dataclass(frozen=True)
+class MissingCollection:
+    """A collection that is yet to be packed.
+
+    Attributes:
+        place: the directory where it will lie.
+        files: what to read for it, in this order.
+        normalize: how to scale the features.
+    """
+
+    place: Path
+    files: tuple[Path, ...]
+    normalize: str
+    digest: str
+    source: dict[str, Any]
+
+    def make(self, progress: Progress | None = None) -> CollectionMeta:
+        """Pack it. Raises ConfigError and DataError as `ensure_collection` does."""
+        place = self.place.absolute()
+        if progress is not None:
+            progress("pack")
+        several = len(self.files) > 1
+        with _saying_where(place), new_directory(place) as directory:
+            manifest = pack(
+                (_open(file, several) for file in self.files),
+                directory,
+                method=self.normalize,
+                digest=self.digest,
+                source=self.source,
+            )
+            file = directory / MANIFEST
+            file.write_text(manifest.model_dump_json(indent=1))
+            sync(file)
+            publish(directory, place)  # where another process was first, its result is the same
+        there = read_collection(place)
+        if there.digest != self.digest:
+            raise DataError(
+                "another collection is here already",
+                where=str(place),
+                remedy="name another directory, or delete this one",
+            )
+        return there
+
+
+def find_collection(config: Config) -> CollectionMeta | MissingCollection:
+    """The collection that is there already, or else what is to be packed.
+
+    Raises:
+        ConfigError, DataError: as `ensure_collection`; also if there are no input files.
+    """
+    place, graph = config.partition.path, config.graph
+    if place is not None and not isinstance(place, Path):
+        raise ConfigError(
+            f"{place} is not on a disk of this machine, where a collection of graphs must be",
+            where=_where(config, "partition.path"),
+            remedy="name a directory, or leave partition.path out",
+        )
+    there = read_collection(place) if place is not None and not _vacant(place) else None
+    if graph is None:
+        if there is None:
+            raise ConfigError(
+                f"there is no collection at {place}, and no graphs to make one from",
+                where=_where(config, "partition.path"),
+                remedy="correct partition.path, or add a graph section",
+            )
+        return there
+    assert isinstance(graph, ManyGraphs)
+    assert graph.path is not None
+    files = _input_files(graph.path)
+    normalize = graph.normalize or "none"
+    made_from = {"content": _digest(files), "normalize": normalize, "version": VERSION}
+    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    if place is None:
+        place = Path(config.storage) / "partitions" / digest[:16]
+        there = None if _vacant(place) else read_collection(place)
+    if there is None:
+        source = {"path": str(graph.path), "made_from": made_from}
+        return MissingCollection(place, files, normalize, digest, source)
+    if there.digest != digest:
+        before = there.manifest.source.get("made_from", {})
+        old, new = before.get("normalize"), normalize
+        difference = (
+            f"graph.normalize is {old!r} there and {new!r} here"
+            if old != new
+            else "it was made from other files, or from these before they changed"
+        )
+        raise ConfigError(
+            f"{place} holds another collection: {difference}",
+            where=_where(config, "partition.path"),
+            remedy="name another directory, or delete this one to have it made again",
+        )
+    with contextlib.suppress(OSError):  # a directory that is read only
+        remove_stale(place)
+    return there
+
+
+def _input_files(path: Path) -> tuple[Path, ...]:
+    if not path.is_dir():
+        return (path,)
+    try:
+        found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+    except OSError as error:
+        raise DataError(
+            f"the directory cannot be read: {error.strerror}",
+            where=str(path),
+            remedy="check the rights of the directory",
+        ) from None
+    if not found:
+        raise DataError(
+            f"there are no files *{' or *'.join(_SUFFIXES)} in this directory",
+            where=str(path),
+            remedy="name the directory, or the file, that holds the graphs",
+        )
+    return tuple(found)
+
+
+def _digest(files: tuple[Path, ...]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        content = hashlib.sha256()
+        update_digest(content, file)
+        total.update(content.digest())
+    return total.hexdigest()
+
+
+def _open(file: Path, several: bool) -> AbstractContextManager[GraphSet]:
+    """Graphs of either format, told apart by the first bytes; of several files all are DGL's."""
+    check_file(file)
+    with file.open("rb") as stream:
+        head = stream.read(len(shards.MAGIC))
+    if head == shards.MAGIC:
+        return shards.read(file)
+    if several or not head.split()[:1] or not head.split()[0].isdigit():
+        raise DataError(
+            "it is neither a file that dgl.save_graphs wrote"
+            + ("" if several else " nor text as GIN's, which begins with the number of graphs"),
+            where=str(file),
+            remedy="check graph.path, or save the graphs with dgl.save_graphs",
+        )
+    return gin.read(file)
+
+
+def _vacant(place: Path) -> bool:
+    return not place.exists() or (place.is_dir() and not any(place.iterdir()))
+
+
+def _where(config: Config, key: str) -> str:
+    return f"{config.file}: {key}" if config.file else key
+
+
+@contextlib.contextmanager
+def _saying_where(place: Path) -> Iterator[None]:
+    """Turn errors of the file system into ours."""
+    try:
+        yield
+    except OSError as error:
+        remedies = {
+            errno.ENOSPC: "free some space, or set storage or partition.path to a larger disk",
+            errno.EDQUOT: "raise the quota, or set storage or partition.path to another disk",
+            errno.EACCES: "make it writable, or set storage or partition.path elsewhere",
+        }
+        raise DataError(
+            f"the collection of graphs cannot be written: {error.strerror or error}",
+            where=str(place),
+            remedy=remedies.get(error.errno or 0, "set storage or partition.path elsewhere"),
+        ) from error

@@ -1,0 +1,71 @@
+"""Networks for tasks on whole graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from raygnn.config.model import ModelConfig
+from raygnn.models.network import Stack, Typed
+from raygnn.models.readout import members, pool
+from raygnn.models.typed import Family, Hidden, join, stack
+from raygnn.sampling.batch import Adjacency, EdgeType, GraphBatch
+
+
+@dataclass(frozen=True)
+class GraphSchema(Typed):
+    """The data of a task on whole graphs.
+
+    Attributes:
+        in_features: node type → width of its input features; 0 where it has none.
+        etypes: all edge types.
+        out_features: width of a graph's output (number of classes, or of targets).
+        categories: node type → name → number of categories and width of their embedding.
+    """
+
+    in_features: dict[str, int]
+    etypes: Sequence[EdgeType]
+    out_features: int
+    categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+
+
+class GraphNetwork(Stack):
+    """All layers on whole graphs, then a readout of the input and of every layer.
+
+    A graph's output is the sum of a linear transform of the pooled nodes of each layer and node
+    type, as in GIN (Xu et al., ICLR 2019; "jumping knowledge", Xu et al., ICML 2018), which is one
+    linear layer of all of them side by side. ``model.dropout`` is applied to what goes into it.
+    All parameters are used by every batch, also by one without nodes or edges.
+    """
+
+    def __init__(self, config: ModelConfig, family: Family, schema: GraphSchema):
+        widths, num = schema.widths, config.layers
+        layers = stack(family, schema.etypes, widths, [set(widths)] * num, config.hidden)
+        super().__init__(config, family, schema, layers, num)
+        self.pooling = config.readout or ("sum" if config.kind == "gin" else "mean")
+        self.kernels = config.kernels
+        # what is pooled, the input first: node types in a fixed order
+        self._pooled = [sorted(widths), *(self.computes(number) for number in range(num))]
+        wide = sum(widths.values()) + config.hidden * sum(map(len, self._pooled[1:]))
+        self.readout = nn.Linear(wide, schema.out_features)
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        """Outputs of the graphs, ``[B, out_features]``."""
+        block = batch.block
+        # no neighbour is left out, so the block's degrees are the graphs'
+        degree = {etype: adj.degree for etype, adj in block.adj.items()}
+        graphs = {t: members(sizes) for t, sizes in batch.sizes.items()}
+        h = self.inputs(batch.x, batch.categories)
+        rows = self._pool(0, graphs, h)
+        for number in range(self.num_layers):
+            h = self.layer(number, block, h, degree)
+            rows += self._pool(number + 1, graphs, h)
+        # a sum over a graph's nodes may be more than fp16 holds
+        with torch.autocast(rows[0].device.type, enabled=False):
+            return self.readout(self.dropout(join(rows)).to(self.readout.weight.dtype))
+
+    def _pool(self, number: int, graphs: Mapping[str, Adjacency], h: Hidden) -> list[Tensor]:
+        return [pool(graphs[t], h[t], self.pooling, self.kernels) for t in self._pooled[number]]

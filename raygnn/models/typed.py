@@ -1,0 +1,192 @@
+"""One layer on a typed graph: a convolution per edge type, added up at each node type.
+
+A homogeneous graph has one edge type and goes the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from raygnn.models.head import with_head
+from raygnn.models.layers import Combine, LinearConv
+from raygnn.models.linear import linear
+from raygnn.sampling.batch import Block, EdgeType
+
+Degrees = Mapping[EdgeType, Tensor]
+Combined = Mapping[EdgeType, Tensor]
+Hidden = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer: its widths and place in the stack.
+
+    Attributes:
+        in_features: node type → width of what goes in.
+        out_features: width of what comes out.
+        last: its outputs are the network's own.
+    """
+
+    in_features: dict[str, int]
+    out_features: int
+    last: bool
+
+
+# etype, spec → the convolution of that edge type
+ConvFactory = Callable[[EdgeType, LayerSpec], nn.Module]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What tells one built-in family from the others.
+
+    Attributes:
+        conv: makes the convolutions.
+        own: they leave the node itself out.
+        activation: of hidden layers, where the config names none.
+        combine: how all convolutions of the first layer combine sources; None for those that
+            need the sources themselves.
+        inner: width of the convolutions' sum in every layer; None: the layer's own.
+        rest: the layer's ``out_features`` → what the sum then goes through.
+    """
+
+    conv: ConvFactory
+    own: bool
+    activation: str
+    combine: Combine | None = None
+    inner: int | None = None
+    rest: Callable[[int], nn.Module] | None = None
+
+
+class TypedLayer(nn.Module):
+    """One convolution per edge type, summed per destination type, plus the node itself.
+
+    Args:
+        self_types: node types that get a linear transform of the node itself: all for families
+            whose convolution leaves it out, else those without an edge type onto themselves.
+    """
+
+    def __init__(
+        self,
+        etypes: Sequence[EdgeType],
+        spec: LayerSpec,
+        family: Family,
+        self_types: Sequence[str],
+    ):
+        super().__init__()
+        self.width = spec.out_features
+        inner = family.inner or self.width
+        self.etypes = list(etypes)
+        self.convs = nn.ModuleDict({key(*e): family.conv(e, spec) for e in etypes})
+        self.own = nn.ModuleDict(
+            {key(t): nn.Linear(spec.in_features[t], inner, bias=False) for t in self_types}
+        )
+        self.self_types = list(self_types)
+        joined = {e[2] for e in etypes if isinstance(self.convs[key(*e)], LinearConv)}
+        self.bias = nn.ParameterDict(
+            {key(t): nn.Parameter(torch.zeros(inner)) for t in sorted(joined | set(self_types))}
+        )
+        rest = {} if family.rest is None else {t: family.rest(self.width) for t in self.outputs()}
+        self.rest = nn.ModuleDict({key(t): module for t, module in rest.items()})
+
+    def forward(
+        self,
+        block: Block,
+        h: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+    ) -> Hidden:
+        # What weights are applied to is joined, so that one matrix product and no sum of its
+        # results makes a node type's output.
+        rows: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}
+        weights: dict[str, list[Tensor]] = {t: [] for t in rows}
+        messages: dict[str, list[Tensor]] = {t: [] for t in rows}
+        h, h_dst = dict(h), {}
+        for ntype in rows:
+            if ntype in h:
+                h[ntype], h_dst[ntype] = with_head(h[ntype], block.num_dst[ntype])
+        for ntype in self.self_types:
+            rows[ntype].append(h_dst[ntype])
+            weights[ntype].append(cast("nn.Linear", self.own[key(ntype)]).weight)
+        for etype in self.etypes:
+            source, _, target = etype
+            conv, adj, degrees = self.convs[key(*etype)], block.adj[etype], degree.get(etype)
+            if combined:
+                done = combined[etype]
+            elif isinstance(conv, LinearConv) and not conv.weight_first(adj, h[source]):
+                done = conv.combine(adj, h[source], degrees)
+            else:
+                messages[target].append(conv(adj, h[source], h_dst[target], degrees))
+                continue
+            assert isinstance(conv, LinearConv)
+            rows[target].append(conv.finish(done, adj, h_dst[target], degrees))
+            weights[target].append(conv.weight)
+        out = {t: self._sum(t, rows[t], weights[t], messages[t]) for t in rows}
+        return {t: self.rest[key(t)](v) for t, v in out.items()} if self.rest else out
+
+    def _sum(
+        self, ntype: str, rows: list[Tensor], weights: list[Tensor], messages: list[Tensor]
+    ) -> Tensor:
+        bias = self.bias.get(key(ntype), None)
+        if rows:
+            out = linear(join(rows), join(weights), bias)
+        else:
+            out, messages = messages[0], messages[1:]
+            if bias is not None:
+                out = out + bias.to(out.dtype)
+        for message in messages:
+            out = out + message
+        return out
+
+    def outputs(self) -> list[str]:
+        """The node types that come out of this layer."""
+        return sorted({e[2] for e in self.etypes} | set(self.self_types))
+
+    def inputs(self) -> list[str]:
+        """The node types that go into it."""
+        return sorted({e[0] for e in self.etypes} | set(self.outputs()))
+
+
+def stack(
+    family: Family,
+    etypes: Sequence[EdgeType],
+    widths: dict[str, int],
+    wanted: Sequence[set[str]],
+    hidden: int,
+    out_features: int | None = None,
+) -> list[TypedLayer]:
+    """Layers, each on top of the one before.
+
+    Args:
+        widths: node type → width of the first layer's input; all node types of the graph.
+        wanted: the node types that each layer computes.
+        hidden: width of a layer's output.
+        out_features: of the last layer, whose outputs are then the network's own; None: hidden.
+    """
+    with_loop = {e[2] for e in etypes if e[0] == e[2]}
+    self_types = {t for t in widths if family.own or t not in with_loop}
+    layers = []
+    for number, targets in enumerate(wanted):
+        spec = LayerSpec(widths, hidden, False)
+        if out_features is not None and number == len(wanted) - 1:
+            spec = LayerSpec(widths, out_features, True)
+        into = [e for e in etypes if e[2] in targets]
+        layer = TypedLayer(into, spec, family, sorted(self_types & targets))
+        layers.append(layer)
+        widths = dict.fromkeys(layer.outputs(), layer.width)
+    return layers
+
+
+def join(columns: list[Tensor]) -> Tensor:
+    """``[N, F_i]`` side by side."""
+    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+
+def key(*names: str) -> str:
+    """Of a module: without dots, and never a name that ModuleDict has itself ("items", …)."""
+    return ":".join(("", *names)).replace(".", "·")

@@ -1,0 +1,127 @@
+"""A user's own modules."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from raygnn.config.model import ModelConfig
+from raygnn.config.types import MODEL_FAMILIES
+from raygnn.errors import ConfigError
+from raygnn.models.graphs import GraphSchema
+from raygnn.models.network import Categories, Schema, Typed
+from raygnn.models.typed import Combined, Degrees
+from raygnn.sampling.batch import DEFAULT_NTYPE, Block, GraphBatch
+
+
+class _UserModule(nn.Module):
+    """Holds a module that was constructed as ``Class(in_features, out_features, **model.args)``.
+
+    On a typed graph ``in_features`` is a dictionary by node type.
+
+    Raises:
+        ConfigError: it cannot be imported or constructed, or categories are to be embedded, which
+            only the built-in families do.
+    """
+
+    def __init__(self, config: ModelConfig, schema: Typed):
+        super().__init__()
+        if schema.categories:
+            raise ConfigError(
+                f"{config.kind} would not be given the categories",
+                where="model.categories",
+                remedy="leave it out and name the arrays in model.features, as numbers, or take "
+                f"a built-in kind ({', '.join(MODEL_FAMILIES)})",
+            )
+        self.plain = list(schema.in_features) == [DEFAULT_NTYPE]
+        given: Any = dict(schema.in_features)
+        if self.plain:
+            given = given[DEFAULT_NTYPE]
+        cls = load_class(config.kind)
+        try:
+            self.module = cls(given, schema.out_features, **config.args)
+        except TypeError as error:
+            raise ConfigError(
+                f"{config.kind} could not be constructed: {error}",
+                where="model.args",
+                remedy=f"it is called as {cls.__name__}(in_features, out_features, **model.args); "
+                f"its signature is {inspect.signature(cls)}",
+            ) from error
+
+    def features(self, x: dict[str, Tensor]) -> Any:
+        """``x`` as the module takes it: a tensor where there is one, unnamed, node type."""
+        return x[DEFAULT_NTYPE] if self.plain else x
+
+
+class UserModel(_UserModule):
+    """A user's own module, given DGL blocks.
+
+    It is called as ``module(blocks, x)``: ``blocks`` is a list of DGL blocks from the inputs to
+    the seeds, ``x`` the input features ``[S, F]``; it returns ``[B, out_features]``. On a typed
+    graph ``x`` is a dictionary by node type, and it may return one, too.
+    """
+
+    def __init__(self, config: ModelConfig, schema: Schema):
+        super().__init__(config, schema)
+        self.target = schema.target
+
+    def forward(
+        self,
+        blocks: Sequence[Block],
+        x: dict[str, Tensor],
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Tensor:
+        assert not combined
+        assert not categories
+        out = self.module([block.to_dgl() for block in blocks], self.features(x))
+        return out[self.target] if isinstance(out, dict) else out
+
+
+class UserGraphModel(_UserModule):
+    """A user's own module for tasks on whole graphs.
+
+    It is called as ``module(graph, x)``: ``graph`` is a batched DGL graph with the graphs' node
+    and edge data, ``x`` the input features of its nodes ``[N, F]``, on a typed graph a dictionary
+    by node type; it returns ``[B, out_features]``.
+    """
+
+    def __init__(self, config: ModelConfig, schema: GraphSchema):
+        super().__init__(config, schema)
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        out: Tensor = self.module(batch.to_dgl(), self.features(batch.x))
+        return out
+
+
+def load_class(kind: str) -> type[nn.Module]:
+    """Import ``"package.module:Class"``; the working directory is on the path.
+
+    Raises:
+        ConfigError: no such module or class, or not a ``torch.nn.Module``.
+    """
+    module, _, name = kind.partition(":")
+    if (cwd := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, cwd)
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{kind} could not be imported: {error}",
+            where="model.kind",
+            remedy="give package.module:Class, importable on every node",
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ConfigError(
+            f"{kind} is not a torch.nn.Module",
+            where="model.kind",
+            remedy="derive the class from torch.nn.Module",
+        )
+    return cls

@@ -1,0 +1,27 @@
+"""What happened to a run, told from what it left: ``raygnn diagnose``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raygnn.runs.diagnose.judge import Diagnosis
+
+
+def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
+    """Say what happened to a run and which rank it was; for one that is well, that it is.
+
+    Works on a run that still trains, or was copied here, and passes over damaged files.
+
+    Args:
+        run: its path, or its name within ``storage``.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    from raygnn.runs.diagnose.judge import judge
+    from raygnn.runs.diagnose.reading import read
+    from raygnn.runs.run import open_run
+
+    return judge(read(open_run(run, storage)))

@@ -1,0 +1,121 @@
+"""What can end a run: how it is recognised in an error's text, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raygnn.runs.diagnose.frames import Frame, frames
+
+REMEDIES = {
+    "model": "correct the model or the loss there; the traceback is in the rank's log",
+    "data": "correct the dataset or its transform there, or let bad samples be left out with "
+    "guard.on_bad_sample: skip",
+    "ranks_differ": "make every rank do the same: no collective, parameter, dtype or early return "
+    "that depends on the rank or on its data; comm.debug: true stops at the first difference",
+    "unused_parameter": "let every parameter take part in the loss of every step, or set "
+    "comm.find_unused_parameters: true",
+    "not_finite": "lower train.lr, set train.clip, use precision fp32 or bf16, and look for bad "
+    "values in the input",
+    "memory": "use a smaller sampling.batch_size or fanout, fewer workers on a node, or more "
+    "workers on more nodes",
+    "crash": "the frames show what was running: update or replace the native library there, or "
+    "run again with comm.debug: true",
+    "died": "look for who ended it: the kernel's log (dmesg), the job manager, or os._exit in the "
+    "code or its libraries; then train with --resume",
+    "node_lost": "see why the node went (power, network, preemption); then train with --resume",
+    "frozen": "see on that host whether the process is stopped (SIGSTOP, a debugger), the machine "
+    "is suspended or swapping, or native code keeps Python's lock",
+    "stuck": "see what the code waits for there: a lock, a queue, a file, the network, a sleep",
+    "storage": "free space or make it writable, or change storage; then train with --resume",
+    "timeout": "if all ranks were just slow, raise comm.timeout; else check the network between "
+    "the hosts with raygnn check",
+    "input": "correct what the error names",
+    "error": "if this is not what your configuration asks for, it is a bug of raygnn or of the "
+    "library named; the traceback is in the rank's log",
+    "setup": "correct what the error names, and start again",
+    "command_gone": "the command itself was ended from outside; train with --resume",
+    "interrupted": "go on with raygnn train --resume",
+    "running": "wait, or follow logs/ and metrics.jsonl",
+    "none": "",
+    "unknown": "run again with -v, and comm.debug: true",
+}
+
+_MEMORY = re.compile(
+    r"MemoryError|OutOfMemory|out of memory|can't allocate memory|cannot allocate memory|"
+    r"running low on memory|Unable to allocate",
+    re.I,
+)
+_STORAGE = re.compile(
+    r"No space left|quota|disk is full|Read-only file system|\[Errno (?:28|30|122)\]|"
+    r"it cannot be written|Stale file handle",
+    re.I,
+)
+_DIFFER = re.compile(
+    r"ranks differ|mismatch between collectives|op\.preamble\.length|"
+    r"appears not to match|params? .* sizes? .* does not match|inconsistent .* across",
+    re.I,
+)
+_UNUSED = re.compile(
+    r"Expected to have finished reduction|find_unused_parameters|got no gradient|"
+    r"marked (?:as )?ready twice|does not require grad",
+    re.I,
+)
+_NOT_FINITE = re.compile(r"not finite|non-?finite|\bnan\b|infinite gradient", re.I)
+# the network's words for "the other side has gone", beyond those that a rank itself knows
+_COMMUNICATION = re.compile(
+    r"gloo|nccl|c10d|ProcessGroup|DistNetwork|DistStore|DistBackend|socket|connection|broken pipe|"
+    r"timed out waiting|could not prepare its batch",
+    re.I,
+)
+_NODE = re.compile(
+    r"node (?:has )?died|node was (?:terminated|preempted|drained)|node is dead|its node|"
+    r"raylet (?:has )?died|node .{0,80}missed",
+    re.I,
+)
+_KILLED_FOR_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|memory usage threshold")
+
+
+def is_consequence(failure: Mapping[str, Any]) -> bool:
+    """Whether a rank only met the end of another, or of the network."""
+    return bool(_COMMUNICATION.search(failure["what"])) and not _DIFFER.search(failure["what"])
+
+
+def kind_of(failure: Mapping[str, Any], own: Sequence[str]) -> tuple[str, Frame | None]:
+    """What kind of cause a rank's record of its own failure tells of, and where it was raised."""
+    what = f"{failure.get('kind') or ''} {failure['what']}"
+    stack = frames(failure["trace"], own)
+    place = where(stack)
+    for kind, pattern in (
+        ("ranks_differ", _DIFFER),
+        ("memory", _MEMORY),
+        ("storage", _STORAGE),
+        ("unused_parameter", _UNUSED),
+    ):
+        if pattern.search(what):
+            return kind, place
+    if failure.get("kind") == "GuardError":
+        return ("not_finite" if _NOT_FINITE.search(what) else "ranks_differ"), place
+    if failure.get("exit_code") in (2, 3):
+        return "input", place
+    if place is not None and place.whose == "user":
+        at = stack.index(place)
+        return ("data" if any(frame.prepares for frame in stack[:at]) else "model"), place
+    return ("not_finite" if _NOT_FINITE.search(what) else "error"), place
+
+
+def where(stack: Sequence[Frame]) -> Frame | None:
+    """The frame to name, of a stack with the innermost one last: the user's, else raygnn's."""
+    for whose in ("user", "raygnn"):
+        for frame in reversed(stack):
+            if frame.whose == whose:
+                return frame
+    return stack[-1] if stack else None
+
+
+def kind_of_death(text: str) -> str:
+    """What Ray's words for a dead worker tell; it lists possible reasons that are just guesses."""
+    if _NODE.search(text):
+        return "node_lost"
+    return "memory" if _KILLED_FOR_MEMORY.search(text) else "died"

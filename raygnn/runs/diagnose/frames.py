@@ -1,0 +1,89 @@
+"""Places in code, read off tracebacks: whose they are, and which one to name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.M
+)
+_BECAUSE = "The above exception was the direct cause of the following exception"
+_DURING = "During handling of the above exception, another exception occurred"
+_OURS = re.compile(r"/raygnn/(training|sampling|tasks|models|graph|runs|config|preflight)/")
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(64)?/python3|^<")
+_PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/training/\w+_plane\.py")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of code that was being executed; ``whose``: ``user``, ``raygnn`` or ``library``."""
+
+    file: str
+    line: int
+    function: str
+    whose: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+    @classmethod
+    def of(cls, value: Any) -> Frame | None:
+        """The frame as a black box has it; None for anything else."""
+        if not isinstance(value, dict) or "file" not in value:
+            return None
+        file = str(value["file"])
+        whose = str(value.get("whose") or whose_path(file))
+        return cls(file, _int(value.get("line")), str(value.get("function")), whose)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it is code of ours that prepares batches."""
+        return bool(_PREPARES.search(self.file))
+
+
+def whose_path(file: str, own: Sequence[str] = ()) -> str:
+    """Whose code a file is, as far as its path tells, on whichever machine it was.
+
+    Args:
+        own: ends of the paths of the user's modules.
+    """
+    if any(file.endswith(end) for end in own):
+        return "user"
+    if _OURS.search(file):
+        return "raygnn"
+    return "library" if _LIBRARY.search(file) else "user"
+
+
+def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
+    """The frames of a traceback's first cause, in the order of the text.
+
+    Of exceptions raised ``from`` each other the first one counts, and of those raised while
+    another was handled the last, which had nothing to do with it.
+    """
+    block = trace.split(_DURING)[-1].split(_BECAUSE)[0]
+    return [
+        Frame(m["file"], int(m["line"]), m["function"].strip(), whose_path(m["file"], own))
+        for m in _FRAME.finditer(block)
+    ]
+
+
+def crashed_at(text: str, own: Sequence[str] = ()) -> list[Frame]:
+    """The frames of the thread that faulthandler calls the current one, innermost first."""
+    _, found, rest = text.partition("Current thread")
+    return frames(rest.split("\n\n")[0], own) if found else []
+
+
+def in_collective(text: str, own: Sequence[str] = ()) -> list[Frame]:
+    """The frames of a thread that was in a collective, innermost first, in faulthandler's text."""
+    for block in text.split("\n\n"):
+        stack = frames(block, own)
+        if stack and "torch/distributed/" in stack[0].file:
+            return stack
+    return []
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,208 @@
+"""What a run left that tells of its end, read with nothing taken for granted.
+
+A run directory may have been copied, and files may be missing, cut off or damaged: such a file is
+passed over with a note.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raygnn.errors import DataError
+from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
+from raygnn.runs.run import Run
+from raygnn.runs.store import LOGS, SUMMARY
+
+_LARGEST = 8 * 2**20  # bytes of a file that are read
+_RANK = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")
+_FAILED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ERROR raygnn: failed$", re.M)
+_MANY = 20  # earlier failures that are told
+_LONGEST_TRACE = 20_000  # characters of a traceback in a log
+
+_BOX = {"rank": int, "attempt": int, "time": (int, float), "reason": str}
+_FAILURE = {"rank": int, "time": (int, float), "what": str, "trace": str}
+_DRIVER = {"error": str, "workers": dict}
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What one rank left of the last start.
+
+    Attributes:
+        state: where it was; of an earlier start, if it left none of the last one.
+        box, failure: its black box, its record of its own failure.
+        crash: faulthandler's text.
+    """
+
+    rank: int
+    state: State | None = None
+    box: Mapping[str, Any] | None = None
+    failure: Mapping[str, Any] | None = None
+    crash: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run left.
+
+    Attributes:
+        status: see `raygnn.runs.run.Run.status`; ``unknown`` if that is not to be told.
+        error: what the command said.
+        own: ends of the paths of the user's modules.
+        attempt: number of the last start.
+        driver: ``logs/driver.json``.
+        earlier: failures of earlier starts: ``rank``, ``time`` and ``what``.
+        notes: which files were passed over, and why.
+        now: when this was read, seconds since the epoch.
+    """
+
+    run: str
+    status: str
+    error: str = ""
+    own: tuple[str, ...] = ()
+    attempt: int = 1
+    ranks: tuple[Traces, ...] = ()
+    driver: Mapping[str, Any] | None = None
+    earlier: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    now: float = 0.0
+
+
+def read(run: Run) -> Evidence:
+    """Read what the run left."""
+    return _Reader(run.path).evidence(run)
+
+
+class _Reader:
+    def __init__(self, path: Path):
+        self.path = path
+        self.logs = path / LOGS
+        self.notes: list[str] = []
+
+    def evidence(self, run: Run) -> Evidence:
+        try:
+            names = sorted(entry.name for entry in self.logs.iterdir())
+        except OSError:
+            names = []
+        numbers = sorted({int(m[1]) for name in names if (m := _RANK.match(name))})
+        states = {rank: self._state(rank) for rank in numbers}
+        boxes = {rank: self._json(f"rank-{rank}{BOX}", _BOX) for rank in numbers}
+        failures = {rank: self._json(f"rank-{rank}{FAILURE}", _FAILURE) for rank in numbers}
+        starts = [state.start for state in states.values() if state]
+        newest = max(starts, key=lambda start: (start.command, start.attempt), default=None)
+        attempt = newest.attempt if newest else 1
+        since = newest.command if newest else 0.0
+        if newest is None:
+            attempt = max((box["attempt"] for box in boxes.values() if box), default=1)
+        ranks = []
+        for rank in range(newest.world) if newest else numbers:
+            box, failure = boxes.get(rank), failures.get(rank)
+            if box and (box["attempt"] != attempt or box["time"] < since):
+                box = None
+            if failure and (failure.get("attempt", 0) != attempt or failure["time"] < since):
+                failure = None
+            crash = self._crash(rank, attempt)
+            failure = failure or _last_words(states.get(rank), attempt)
+            ranks.append(Traces(rank, states.get(rank), box, failure, crash))
+        summary = self._json(f"../{SUMMARY}", {})
+        return Evidence(
+            run=str(self.path),
+            status=self._status(run),
+            error=str((summary or {}).get("error") or ""),
+            own=self._own(run),
+            attempt=attempt,
+            ranks=tuple(ranks),
+            driver=self._json(DRIVER, _DRIVER),
+            earlier=tuple(self._earlier(ranks)),
+            notes=tuple(self.notes),
+            now=time.time(),
+        )
+
+    def _status(self, run: Run) -> str:
+        try:
+            return run.status
+        except DataError:  # noted where the summary is read
+            return "unknown"
+
+    def _own(self, run: Run) -> tuple[str, ...]:
+        """``package/module.py`` of each class of the user's that the configuration names."""
+        try:
+            config = run.config
+        except DataError as error:
+            self.notes.append(f"config.yaml was passed over: {error.what}")
+            return ()
+        sections = [config.get(name) for name in ("model", "graph", "task")]
+        found = []
+        for section in sections:
+            for value in section.values() if isinstance(section, dict) else ():
+                if isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value):
+                    found.append("/" + value.partition(":")[0].replace(".", "/") + ".py")
+        return tuple(found)
+
+    def _state(self, rank: int) -> State | None:
+        try:
+            return read_state(self.logs / f"rank-{rank}{STATE}")
+        except DataError as error:
+            self.notes.append(f"logs/rank-{rank}{STATE} was passed over: {error.what}")
+            return None
+
+    def _json(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The object in a file; None, with a note, where it is not what it should be."""
+        try:
+            value = json.loads(self._bytes(name))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            self.notes.append(f"{_named(name)} was passed over: {error}")
+            return None
+        if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in wanted.items()):
+            return value
+        self.notes.append(f"{_named(name)} was passed over: it is not what raygnn writes there")
+        return None
+
+    def _bytes(self, name: str) -> bytes:
+        with open(self.logs / name, "rb") as file:
+            return file.read(_LARGEST)
+
+    def _crash(self, rank: int, attempt: int) -> str:
+        """What faulthandler wrote in this start of the rank, if it was fatal."""
+        try:
+            text = self._bytes(f"rank-{rank}{CRASH}").decode(errors="replace")
+        except OSError:
+            return ""
+        head, _, last = text.rpartition(f"start {attempt} pid ")
+        return last if (head or last != text) and "Fatal Python error" in last else ""
+
+    def _earlier(self, ranks: Sequence[Traces]) -> list[dict[str, Any]]:
+        """Failures before the last start, as the ranks' logs, which all starts share, tell them."""
+        found = []
+        for rank in ranks:
+            try:
+                text = self._bytes(f"rank-{rank.rank}.log").decode(errors="replace")
+            except OSError:
+                continue
+            blocks = list(_FAILED.finditer(text))
+            for match in blocks[:-1] if rank.failure else blocks:
+                lines = text[match.end() :][:_LONGEST_TRACE].lstrip("\n").splitlines()
+                # the first line after the frames is the exception
+                what = next((x for x in lines if x and not x.startswith((" ", "Traceback"))), "")
+                found.append({"rank": rank.rank, "time": match[1], "what": what[:500]})
+        return sorted(found, key=lambda item: item["time"])[-_MANY:]
+
+
+def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
+    """The failure of a rank that had no room to record it, as far as its state tells it."""
+    if state is None or state.start.attempt != attempt or not state.words:
+        return None
+    said = {"what": state.words, "trace": "", "file": f"rank-{state.start.rank}{STATE}"}
+    return {"rank": state.start.rank, "time": state.life.wall, **said}
+
+
+def _named(name: str) -> str:
+    return name.removeprefix("../") if name.startswith("../") else f"logs/{name}"

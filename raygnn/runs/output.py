@@ -1,0 +1,98 @@
+"""Standard output that can be gone: a closed pipe, a closed terminal, a full disk.
+
+Whoever cannot be heard stops, as with Ctrl-C: a command goes on for hours, and a run can be
+resumed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import IO, Any
+
+from raygnn.errors import Interrupted
+
+
+class OutputLost(Interrupted):
+    """Nobody gets what is printed any more.
+
+    Attributes:
+        quiet: the reader (head, less) went on purpose, which is not worth a message.
+    """
+
+    def __init__(self, error: OSError):
+        super().__init__(
+            f"standard output cannot be written: {error.strerror}",
+            remedy="send it to where there is room, and somebody who reads it",
+        )
+        self.quiet = error.errno == errno.EPIPE
+        if self.quiet:
+            self.exit_code = 128 + signal.SIGPIPE
+
+
+class Output:
+    """A stream whose first failure is an :class:`OutputLost`, if at all, and the last one: what
+    is written afterwards vanishes, so that the way out is not disturbed.
+
+    Args:
+        loud: raise it.
+    """
+
+    def __init__(self, stream: IO[str], *, loud: bool = True):
+        self._stream = stream
+        self._loud = loud
+        self._lost = False
+
+    def write(self, text: str) -> int:
+        if not self._lost:
+            try:
+                self._stream.write(text)
+            except OSError as error:
+                self._lose(error)
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._lost:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self._lost = True
+        if self._loud:
+            raise OutputLost(error) from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print, and see that it gets out.
+
+    Raises:
+        OutputLost: it cannot be printed.
+    """
+    output = Output(sys.stdout)
+    output.write(text + end)
+    output.flush()
+
+
+def open_streams() -> None:
+    """Put nothing in place of a standard stream that was closed before we began (``>&-``).
+
+    The next file to be opened would get its number, and what is printed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
+def drop_output() -> None:
+    """Let the interpreter, which flushes standard output once more at its end, succeed."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,52 @@
+"""Tasks on whole graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raygnn.sampling.batch import GraphBatch
+from raygnn.tasks.task import Task
+
+
+class GraphTask(Task):
+    """The seeds are graphs; ``model`` maps a `GraphBatch` to ``[B, out_features]``."""
+
+    def outputs(self, batch: GraphBatch) -> Tensor:
+        out: Tensor = self.model(batch)
+        return out
+
+
+@torch.no_grad()
+def graph_outputs(
+    model: nn.Module,
+    join: Callable[[np.ndarray], GraphBatch],
+    numbers: np.ndarray,
+    batch_size: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Outputs for whole graphs, in evaluation mode. Not collective.
+
+    Args:
+        join: numbers of graphs → a batch of them, of padding where there are none; it may leave
+            some out.
+        numbers: int64 ``[n]``.
+
+    Returns:
+        outputs float32 ``[m, out_features]`` and targets ``[m, …]``, both on the CPU; m ≤ n.
+    """
+    training = model.training
+    model.eval()
+    outputs, targets = [], []
+    try:
+        for start in range(0, max(1, len(numbers)), batch_size):
+            batch = join(numbers[start : start + batch_size])
+            real = batch.weight > 0
+            outputs.append(model(batch.to(device)).float().cpu()[real])
+            targets.append(batch.y[real])
+    finally:
+        model.train(training)
+    return torch.cat(outputs), torch.cat(targets)

@@ -1,0 +1,34 @@
+"""Losses of single seeds: float32 outputs and targets → ``[B]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from raygnn.config.model import TaskConfig
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def make_loss(config: TaskConfig) -> Loss:
+    """The loss of a task: cross entropy for classes, else what ``task.loss`` says."""
+    if config.classifies:
+        return cross_entropy
+    return absolute if config.loss == "l1" else squared
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """``outputs [B, C]``, classes ``y`` int64 ``[B]``."""
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def squared(outputs: Tensor, y: Tensor) -> Tensor:
+    """``outputs [B, K]``, numbers ``y [B]`` or ``[B, K]``; the mean over K."""
+    return F.mse_loss(outputs, y.float().view_as(outputs), reduction="none").mean(1)
+
+
+def absolute(outputs: Tensor, y: Tensor) -> Tensor:
+    """As `squared`, of the absolute difference."""
+    return F.l1_loss(outputs, y.float().view_as(outputs), reduction="none").mean(1)

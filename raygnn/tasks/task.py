@@ -1,0 +1,115 @@
+"""What is common to all tasks: one rank's share of a step as a Lightning module."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from raygnn.config.schema import TrainConfig
+from raygnn.sampling.batch import Share
+from raygnn.sampling.keys import derive_key
+from raygnn.tasks.losses import Loss
+
+
+class Task(pl.LightningModule, ABC):
+    """A loss that is the mean over the real seeds of the global batch, however they are spread.
+
+    The loss of a rank is scaled so that the average of the gradients over ranks, which is what
+    data-parallel training computes, is the gradient of the mean over the real seeds of all
+    ranks and of all batches that are accumulated.
+
+    Args:
+        model: see `outputs`.
+        loss: of each seed, from float32 outputs.
+        config: the ``train`` section.
+        world: number of ranks.
+
+    Attributes:
+        last_loss: this rank's part of the last batch's loss; 0-dimensional.
+        window: what happened since the last log line, on this rank.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, config: TrainConfig, world: int):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.config = config
+        self.world = world
+        self.window = Window()
+        self.last_loss = torch.zeros(())
+        self._planned = self._real = 0
+
+    @abstractmethod
+    def outputs(self, batch: Any) -> Tensor:
+        """The model's outputs for a batch's seeds, ``[B, out_features]``."""
+
+    def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
+        # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
+        key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
+        torch.manual_seed(key >> 1)
+
+    def training_step(self, batch: Share, batch_idx: int) -> Tensor:
+        losses = self.loss(self.outputs(batch).float(), batch.y)
+        # not by multiplication: what padding gives may be infinite, and must not count
+        total = torch.where(batch.weight > 0, losses, 0.0).sum()
+        self.last_loss = total.detach()
+        self.window.add(float(self.last_loss) / max(1, batch.total), batch)
+        self._planned, self._real = batch.window, self._real + batch.total
+        # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
+        return total * (self.world * self.config.accumulate / batch.window)
+
+    def window_scale(self) -> float:
+        """What makes the accumulated gradient the mean over the seeds that were real.
+
+        1 unless samples were left out, infinite if all were; the same on all ranks. Starts the
+        next window.
+        """
+        planned, real = self._planned, self._real
+        self._real = 0
+        return planned / real if real else float("inf")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        config = self.config
+        scale = {"none": 1.0, "linear": float(self.world), "sqrt": self.world**0.5}
+        kwargs: dict[str, Any] = {
+            "lr": config.lr * scale[config.lr_scaling],
+            "weight_decay": config.weight_decay,
+        }
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(self.parameters(), momentum=config.momentum, **kwargs)
+        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        return kinds[config.optimizer](self.parameters(), **kwargs)
+
+    def transfer_batch_to_device(
+        self, batch: Share, device: torch.device, dataloader_idx: int
+    ) -> Share:
+        return batch.to(device)
+
+
+class Window:
+    """Sums over the steps since the last log line, on one rank."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.steps = 0
+        self.seeds = 0  # real seeds over all ranks
+        self.skipped = 0  # over all ranks
+        self.loss = 0.0  # this rank's share of the mean losses
+        self.seconds: dict[str, float] = {}
+
+    def add(self, loss: float, batch: Share) -> None:
+        self.steps += 1
+        self.seeds += batch.total
+        self.skipped += batch.skipped
+        self.loss += loss
+        for name, value in batch.seconds.items():
+            self.spend(name, value)
+
+    def spend(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds

@@ -1,0 +1,208 @@
+"""The data plane of many graphs, which are the seeds: dataset → pattern → model → batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.graph.collection import open_samples
+from raygnn.graph.dgl import dgl
+from raygnn.graph.sample import Sample, Samples
+from raygnn.models.graphs import GraphSchema
+from raygnn.models.registry import FAMILIES, build_graph_model
+from raygnn.sampling.graphs import Collate, GraphBatchMaker, find_pattern
+from raygnn.sampling.inputs import Inputs, choose_inputs
+from raygnn.sampling.plan import SeedPlan
+from raygnn.tasks.graph import GraphTask, graph_outputs
+from raygnn.tasks.losses import make_loss
+from raygnn.tasks.metrics import measure
+from raygnn.tasks.task import Task
+from raygnn.training.job import Job
+from raygnn.training.plane import Traffic
+from raygnn.training.precision import PRECISIONS
+from raygnn.training.ranks import Ranks
+
+log = logging.getLogger("raygnn")
+
+
+@dataclass
+class GraphPlane:
+    """A dataset of graphs, the same on every rank.
+
+    Attributes:
+        pattern: the graph that all others must be like.
+        inputs: node type → the arrays that the model reads.
+    """
+
+    job: Job
+    ranks: Ranks
+    samples: Samples
+    pattern: Sample
+    inputs: dict[str, Inputs]
+
+    traffic = Traffic()
+
+    @classmethod
+    def open(cls, job: Job, ranks: Ranks) -> GraphPlane:
+        """Map the collection, or make the user's dataset.
+
+        Raises:
+            ConfigError: the dataset can not be imported or made.
+            DataError: it can not be read, or not be trained on.
+            Exception: whatever the user's dataset raises.
+        """
+        start = time.perf_counter()
+        config = job.config
+        samples = open_samples(config, job.partition)
+        train = samples.splits["train"]
+        if not len(train):
+            raise DataError(
+                f"none of {samples.num} graphs is left to train on",
+                where=str(job.partition or "graph.dataset"),
+                remedy="lower graph.val and graph.test, or give more graphs",
+            )
+        pattern = find_pattern(samples, train, config.guard.on_bad_sample == "skip")
+        model = config.model
+        inputs = {
+            ntype: choose_inputs(
+                pattern.node_data.get(ntype, {}), model.feature_names, list(model.categories)
+            )
+            for ntype in pattern.num_nodes
+        }
+        _check_inputs(config, pattern, inputs)
+        counts = ", ".join(f"{len(ids):,} {split}" for split, ids in samples.splits.items())
+        seconds = time.perf_counter() - start
+        log.info("%d graphs (%s); opened in %.1f s", samples.num, counts, seconds)
+        return cls(job, ranks, samples, pattern, inputs)
+
+    @property
+    def config(self) -> Config:
+        return self.job.config
+
+    def task(self) -> GraphTask:
+        """See `Plane`."""
+        config = self.config
+        if config.model.kind not in FAMILIES:
+            dgl()  # so that "import dgl" in the user's module finds one that works
+        schema = self.schema()
+        torch.manual_seed(config.train.seed)
+        model = build_graph_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
+        return GraphTask(model, make_loss(config.task), config.train, self.ranks.world.size)
+
+    def schema(self) -> GraphSchema:
+        """What the model must know. Collective."""
+        arrays, widths = self.pattern.node_data, self.config.model.categories
+        return GraphSchema(
+            in_features={
+                t: sum(_width(arrays[t][n]) for n in (*i.plain, *i.scaled))
+                for t, i in self.inputs.items()
+            },
+            etypes=list(self.pattern.edges),
+            out_features=self._out_features(),
+            categories={
+                t: {n: (max(1, self._highest(t, n) + 1), widths[n]) for n in i.categories}
+                for t, i in self.inputs.items()
+                if i.categories
+            },
+        )
+
+    def batches(self, task: Task) -> GraphBatchMaker:
+        """See `Plane`."""
+        return self._maker
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """See `Plane`."""
+        world, config = self.ranks.world, self.config
+        size = config.sampling.eval_batch_size or config.sampling.batch_size
+        mine = self.samples.splits[split][world.rank :: world.size]
+        outputs, y = graph_outputs(task.model, self._maker.join, mine, size, self.ranks.device)
+        return measure(outputs, y, config.task, self.ranks.control)
+
+    def count(self, split: str) -> int:
+        """See `Plane`."""
+        return len(self.samples.splits[split])
+
+    @cached_property
+    def _maker(self) -> GraphBatchMaker:
+        config, world = self.config, self.ranks.world
+        train, precision = self.samples.splits["train"], PRECISIONS[config.precision]
+        return GraphBatchMaker(
+            plan=SeedPlan(
+                num_seeds=len(train),
+                global_batch=config.sampling.batch_size * world.size,
+                seed=config.train.seed,
+                accumulate=config.train.accumulate,
+            ),
+            samples=self.samples,
+            numbers=train,
+            exchange=self.ranks.data,
+            collate=Collate(
+                pattern=self.pattern,
+                inputs=self.inputs,
+                dtype=precision.dtype,
+                whole=config.model.kind not in FAMILIES,
+                classifies=config.task.classifies,
+            ),
+            skip=config.guard.on_bad_sample == "skip",
+            most_skipped=config.guard.bad_samples,
+        )
+
+    def _out_features(self) -> int:
+        """Classes, or numbers that a target has. Collective."""
+        y = self.pattern.y
+        if not self.config.task.classifies:
+            return 1 if y is None else max(1, y.numel())
+        known = self.samples.num_classes
+        return max(2, self._highest("", "") + 1 if known is None else known)
+
+    def _highest(self, ntype: str, name: str) -> int:
+        """The highest number in a node array of all graphs, or of the targets (``""``). Collective.
+
+        Each rank looks at its share of the graphs.
+        """
+        world, highest, lowest = self.ranks.world, -1, 0
+        skip = self.config.guard.on_bad_sample == "skip"
+        for number in range(world.rank, self.samples.num, world.size):
+            try:
+                sample = self.samples[number]
+            except Exception:
+                if not skip:
+                    raise
+                continue  # said when it is to be trained on
+            values = sample.node_data.get(ntype, {}).get(name) if name else sample.y
+            if values is not None and values.numel():
+                highest, lowest = max(highest, int(values.max())), min(lowest, int(values.min()))
+        what = f"array {name!r} of node type {ntype!r} has categories" if name else "targets are"
+        if self.ranks.control.max(-lowest) > 0:
+            raise DataError(
+                f"{what} below 0",
+                where=str(self.job.partition or "graph.dataset"),
+                remedy="number them from 0",
+            )
+        return self.ranks.control.max(highest)
+
+
+def _width(rows: Tensor) -> int:
+    return int(np.prod(rows.shape[1:], dtype=np.int64))
+
+
+def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) -> None:
+    for ntype, chosen in inputs.items():
+        if chosen.plain or chosen.scaled or chosen.categories:
+            continue
+        there = ", ".join(sorted(pattern.node_data.get(ntype, {}))) or "none"
+        named = " or ".join(
+            repr(n) for n in (*config.model.feature_names, *config.model.categories)
+        )
+        raise DataError(
+            f"nodes of type {ntype!r} have no array {named} (model.features); there are: {there}",
+            remedy="set model.features to arrays that are there",
+        )

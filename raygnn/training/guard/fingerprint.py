@@ -1,0 +1,172 @@
+"""What a rank is about to do, as text: sections of ``key -> value``, the same on all ranks.
+
+A key names the thing ("parameter model.layers.0.weight", "batch x/_N"); a value is JSON: one
+value, or an object of fields of which each is compared alone. Only what must agree is in it:
+neither the rank, nor its device's number, nor how many rows its batch has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raygnn import __version__
+from raygnn.sampling.batch import Share
+
+Section = dict[str, str]  # in an order that counts
+Sections = dict[str, Section]
+
+# which dimension of a share's tensor counts rows, where it is not the first: it differs per rank
+_ROWS = {"pairs": 1}
+
+
+def hash64(value: Any) -> int:
+    """The hash of anything that JSON can say, a signed number of 64 bits; order counts."""
+    digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def parameters(module: nn.Module) -> Section:
+    """Parameters and buffers, in the order of their registration, in which DDP reduces them."""
+    named: list[tuple[str, str, Tensor]] = [
+        ("parameter", *pair) for pair in module.named_parameters()
+    ]
+    named += [("buffer", *pair) for pair in module.named_buffers()]
+    return {
+        f"{kind} {name}": _text(
+            {
+                "dtype": str(tensor.dtype),
+                "shape": list(tensor.shape),
+                "device": tensor.device.type,
+                "requires_grad": tensor.requires_grad,
+            }
+        )
+        for kind, name, tensor in named
+    }
+
+
+def options(values: Mapping[str, Any]) -> Section:
+    """What DDP and the trainer are told: numbers, texts, functions by their names."""
+    return {f"option {name}": _text(_plain(values[name])) for name in sorted(values)}
+
+
+def optimizers(found: Sequence[torch.optim.Optimizer], module: nn.Module) -> Section:
+    """Kind and hyperparameters of each group, and which parameters it holds."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    section: Section = {}
+    for number, optimizer in enumerate(found):
+        head = "optimizer" if len(found) == 1 else f"optimizer {number}"
+        section[head] = _text(_qualified(type(optimizer)))
+        for place, group in enumerate(optimizer.param_groups):
+            held = group["params"]
+            values = {name: _plain(group[name]) for name in sorted(group) if name != "params"}
+            section[f"{head} group {place}"] = _text({**values, "parameters": len(held)})
+            for at, parameter in enumerate(held):
+                name = names.get(id(parameter), f"{at} of group {place}, not the module's")
+                section[f"{head} parameter {name}"] = _text(f"group {place}")
+    return section
+
+
+def numerics() -> Section:
+    """Autocast, as it is where this is called, and torch's other switches of arithmetic."""
+    section = {}
+    for device in ("cpu", "cuda"):
+        enabled = torch.is_autocast_enabled(device)
+        state = str(torch.get_autocast_dtype(device)) if enabled else "off"
+        section[f"autocast {device}"] = _text(state)
+    section["default dtype"] = _text(str(torch.get_default_dtype()))
+    section["deterministic algorithms"] = _text(torch.are_deterministic_algorithms_enabled())
+    section["float32 matmul precision"] = _text(torch.get_float32_matmul_precision())
+    return section
+
+
+def software() -> Section:
+    return {"torch": _text(torch.__version__), "raygnn": _text(__version__)}
+
+
+def batch(share: Share) -> Section:
+    """Every tensor in a share: dtype, number of dimensions, shape of a row, kind of device.
+
+    How many rows it has is each rank's own affair, also if there are none.
+    """
+    section = {}
+    for path, tensor in _tensors(share):
+        rows = _ROWS.get(path, 0)
+        section[f"batch {path}"] = _text(
+            {
+                "dtype": str(tensor.dtype),
+                "dimensions": tensor.dim(),
+                "row": [n for d, n in enumerate(tensor.shape) if d != rows],
+                "device": tensor.device.type,
+            }
+        )
+    return dict(sorted(section.items()))
+
+
+def position(world: int, step: int, attempt: int, share: Share | None = None) -> Section:
+    """Where a rank stands.
+
+    Args:
+        world: number of ranks.
+        step: optimizer steps so far.
+        attempt: which start of the run this is.
+    """
+    section = {
+        "world size": _text(world),
+        "start of the run": _text(attempt),
+        "global step": _text(step),
+    }
+    if share is not None:
+        for name in ("epoch", "step", "total", "window"):
+            section[f"batch {name}"] = _text(_plain(getattr(share, name)))
+    return section
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a nesting of dataclasses, dicts, lists and tuples, with its key path."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    pairs: Iterator[tuple[Any, Any]] = iter(())
+    if is_dataclass(value):
+        pairs = ((f.name, getattr(value, f.name)) for f in fields(value))
+    elif isinstance(value, Mapping):
+        pairs = iter(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = iter(enumerate(value))
+    for key, inner in pairs:
+        name = ":".join(map(str, key)) if isinstance(key, tuple) else str(key)
+        yield from _tensors(inner, f"{path}/{name}" if path else name)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON says it; of objects their kind alone, since a repr may hold an address."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return repr(value)  # also of what is not finite
+    if isinstance(value, torch.device):
+        return value.type
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return _plain(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return _qualified(value if hasattr(value, "__qualname__") else type(value))
+
+
+def _qualified(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value)

@@ -1,0 +1,267 @@
+"""What a job trains on, as the driver sees it: a partitioned graph, many graphs, or a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from raygnn.config.graphs import ManyGraphs
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError
+from raygnn.graph.collection import (
+    CollectionMeta,
+    MissingCollection,
+    find_collection,
+    split_graphs,
+)
+from raygnn.graph.data import EdgeType, GraphData, etype_str
+from raygnn.graph.partition import Missing, find_partition
+from raygnn.graph.sources import load_graph
+from raygnn.graph.validate import check_weights
+from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.partition import (
+    Stored,
+    collection_facts,
+    dataset_facts,
+    graph_facts,
+    partition_facts,
+)
+from raygnn.runs.display import Display
+from raygnn.sampling.fanout import resolve_fanouts
+
+if TYPE_CHECKING:
+    from raygnn.graph.layout import AnyPath, PartitionMeta
+
+
+class Input(Protocol):
+    """What a job trains on, there already or yet to be made."""
+
+    @property
+    def place(self) -> AnyPath | None:
+        """The directory where it lies, or will; None where nothing is stored."""
+        ...
+
+    @property
+    def meta(self) -> Stored | None:
+        """What is stored there; None before it is made, or where nothing is stored."""
+        ...
+
+    @property
+    def structure_bytes(self) -> int:
+        """Size of all in-edge lists as a node maps them; 0 where they are not mapped."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts it is divided."""
+        ...
+
+    def made(self, show: Display) -> Input:
+        """The same, there: made now, as a stage, if it was missing."""
+        ...
+
+    def facts(self, config: Config) -> PartitionFacts:
+        """What preflight wants to know of it.
+
+        Raises:
+            InputError: it can not be read, or has not what the task predicts.
+        """
+        ...
+
+    def check(self, config: Config) -> None:
+        """Refuse what the config asks of the data and the data can not give.
+
+        Raises:
+            InputError: naming the key.
+        """
+        ...
+
+
+def table(meta: Stored) -> list[dict[str, object]]:
+    """What is stored, as rows to show: of a partition, see `raygnn.graph.manifest.table`."""
+    if isinstance(meta, CollectionMeta):
+        size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
+        return [{**size, "bytes": meta.bytes, "seconds": meta.manifest.seconds}]
+    from raygnn.graph.manifest import table
+
+    return [dict(row) for row in table(meta)]
+
+
+def read_input(config: Config, workers: int, show: Display) -> Input:
+    """Find what the job trains on, or read and validate what it is to be made from.
+
+    Raises:
+        InputError: bad input.
+    """
+    if config.task.of_graphs:
+        if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
+            return DatasetInput()
+        with show.stage("graphs"):
+            return CollectionInput(find_collection(config))
+    found = find_partition(config, workers)
+    if not isinstance(found, Missing):
+        return PartitionInput(found, None)
+    with show.stage("graph"):
+        return PartitionInput(found, load_graph(found.graph))
+
+
+@dataclass(frozen=True)
+class PartitionInput:
+    """The partition of one graph: there, or to be made from a graph in memory."""
+
+    found: PartitionMeta | Missing
+    data: GraphData | None
+
+    @property
+    def place(self) -> AnyPath:
+        return self.found.place if isinstance(self.found, Missing) else self.found.directory
+
+    @property
+    def meta(self) -> PartitionMeta | None:
+        return None if isinstance(self.found, Missing) else self.found
+
+    @property
+    def parts(self) -> int:
+        return self.found.parts if isinstance(self.found, Missing) else self.found.num_parts
+
+    @property
+    def counts(self) -> dict[EdgeType, tuple[int, int, int]]:
+        """Edge type → how many source nodes, destination nodes and edges there are."""
+        if self.data is not None:
+            nodes = {t: frame.num for t, frame in self.data.nodes.items()}
+            edges = {e: frame.num for e, frame in self.data.edges.items()}
+        else:
+            meta = self.meta
+            assert meta is not None
+            nodes = {t: meta.num_nodes(t) for t in meta.ntypes}
+            edges = {e: meta.num_edges(e) for e in meta.etypes}
+        return {e: (nodes[e[0]], nodes[e[2]], num) for e, num in edges.items()}
+
+    @property
+    def structure_bytes(self) -> int:
+        """See `Input`; as `raygnn.graph.staging` writes them."""
+        return sum(
+            (4 if sources < 2**31 else 8) * edges + (8 + 4) * targets
+            for sources, targets, edges in self.counts.values()
+        )
+
+    def made(self, show: Display) -> PartitionInput:
+        if not isinstance(self.found, Missing):
+            return self
+        assert self.data is not None
+        with show.stage("partition") as detail:
+            return PartitionInput(self.found.make(self.data, detail), None)
+
+    def facts(self, config: Config) -> PartitionFacts:
+        if isinstance(self.found, Missing):
+            assert self.data is not None
+            return graph_facts(config, self.data, self.found.parts)
+        return partition_facts(config, self.found)
+
+    def check(self, config: Config) -> None:
+        """See `Input`: fanouts and weights of edges that there are."""
+        sampling = config.sampling
+        resolve_fanouts(sampling.fanout, list(self.counts))
+        weight, arrays = sampling.edge_weight, self._edge_arrays()
+        if weight is not None and arrays is not None and weight not in arrays:
+            known = ", ".join(sorted(arrays)) or "none"
+            raise ConfigError(
+                f"no edge type has an array {weight!r}; there are: {known}",
+                where="sampling.edge_weight",
+                remedy="name one of them, or remove the key",
+            )
+        if weight is not None and self.data is not None:
+            for etype, frame in self.data.edges.items():
+                if weight in frame.data:
+                    check_weights(weight, etype, frame.data[weight])
+
+    def _edge_arrays(self) -> set[str] | None:
+        """Names of arrays of edges; None where only reading the parts would tell."""
+        if self.data is not None:
+            return {name for frame in self.data.edges.values() for name in frame.data}
+        assert self.meta is not None
+        manifest = self.meta.manifest
+        if manifest is None:
+            return None
+        kinds = {etype_str(etype) for etype in self.meta.etypes}
+        named = (key.rpartition("/") for key in manifest["features"])
+        return {name for kind, _, name in named if kind in kinds}
+
+
+@dataclass(frozen=True)
+class CollectionInput:
+    """Many graphs in one directory: there, or yet to be packed."""
+
+    found: CollectionMeta | MissingCollection
+
+    structure_bytes = 0
+    parts = 1
+
+    @property
+    def place(self) -> Path:
+        found = self.found
+        return found.place if isinstance(found, MissingCollection) else found.directory
+
+    @property
+    def meta(self) -> CollectionMeta | None:
+        return None if isinstance(self.found, MissingCollection) else self.found
+
+    def made(self, show: Display) -> CollectionInput:
+        if not isinstance(self.found, MissingCollection):
+            return self
+        with show.stage("collection") as detail:
+            return CollectionInput(self.found.make(detail))
+
+    def facts(self, config: Config) -> PartitionFacts:
+        with self._packed() as meta:
+            meta.check_target(config.task)
+            stored = meta is self.found
+            return collection_facts(meta, _splits(meta, config), stored=stored)
+
+    def check(self, config: Config) -> None:
+        """See `Input`: nothing is sampled, and `facts` looks at the targets."""
+
+    @contextmanager
+    def _packed(self) -> Iterator[CollectionMeta]:
+        """The collection; one that is not there yet is packed to look at, and removed again."""
+        if not isinstance(self.found, MissingCollection):
+            yield self.found
+            return
+        with TemporaryDirectory(prefix="raygnn-") as directory:
+            yield replace(self.found, place=Path(directory) / "collection").make()
+
+
+def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
+    """How many graphs there are in each split."""
+    column = meta.target(config.task.target)
+    graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
+    classes = None
+    if column.high is not None and column.shape in ((), (1,)):
+        classes = np.load(meta.directory / column.file).reshape(-1)
+    splits = split_graphs(meta.num_graphs, classes, graph)
+    return {name: len(numbers) for name, numbers in splits.items()}
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """A dataset of the user's own, which only the ranks open."""
+
+    place = None
+    meta = None
+    structure_bytes = 0
+    parts = 1
+
+    def made(self, show: Display) -> DatasetInput:
+        return self
+
+    def facts(self, config: Config) -> PartitionFacts:
+        return dataset_facts()
+
+    def check(self, config: Config) -> None:
+        """The ranks will see."""

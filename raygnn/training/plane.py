@@ -1,0 +1,60 @@
+"""A rank's data plane: what a task needs of the data, whether its seeds are nodes or graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from raygnn.sampling.batch import Share
+from raygnn.sampling.loader import Maker
+from raygnn.tasks.task import Task
+from raygnn.training.job import Job
+from raygnn.training.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank fetched from others for its batches: rows, and how many its cache had."""
+
+    rows: int = 0
+    hits: int = 0
+
+
+class Plane(Protocol):
+    """What one rank trains on. Everything is collective but `traffic`."""
+
+    def task(self) -> Task:
+        """The model, in the precision's dtype, and its loss; the same on all ranks."""
+        ...
+
+    def batches(self, task: Task) -> Maker[Share]:
+        """What makes the training batches."""
+        ...
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """The metrics of a split, exact over all ranks."""
+        ...
+
+    def count(self, split: str) -> int:
+        """Seeds of all ranks in a split."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """Since `batches`, on this rank."""
+        ...
+
+
+def open_plane(job: Job, ranks: Ranks) -> Plane:
+    """The data plane of a job's task.
+
+    Raises:
+        DataError: the data can not be read, or not be used.
+    """
+    if job.config.task.of_graphs:
+        from raygnn.training.graph_plane import GraphPlane
+
+        return GraphPlane.open(job, ranks)
+    from raygnn.training.node_plane import NodePlane
+
+    return NodePlane.open(job, ranks)

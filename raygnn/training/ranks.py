@@ -1,0 +1,81 @@
+"""The ranks of a run and the ways between them: one group each for gradients, ids and control."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+
+from raygnn.config.schema import Config
+from raygnn.sampling.alarm import Alarm
+from raygnn.sampling.exchange import Exchange, World
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank among the others.
+
+    Whoever started the ranks has made the default process group, which gradients use; the data
+    plane and the control messages each have a gloo group of their own, so that no two threads
+    share one. All groups are made in one order: `data`, `control`, then others.
+    """
+
+    config: Config
+    world: World
+    device: torch.device
+
+    @classmethod
+    def join(cls, config: Config, world: World, device: torch.device) -> Ranks:
+        """Make the groups. Collective."""
+        ranks = cls(config, world, device)
+        assert ranks.data is not ranks.control
+        return ranks
+
+    @cached_property
+    def data(self) -> Exchange:
+        """The collectives of batches."""
+        return self._exchange()
+
+    @cached_property
+    def control(self) -> Exchange:
+        """The collectives of everything else but gradients."""
+        return self._exchange()
+
+    @property
+    def first(self) -> bool:
+        return self.world.rank == 0
+
+    @property
+    def compared(self) -> bool:
+        """Whether each collective is compared over the ranks before it runs."""
+        deep = self.config.comm.debug or self.config.guard.mode == "deep"
+        return deep and self.world.size > 1
+
+    def alarm(self) -> Alarm:
+        """What tells ranks of each other's failures."""
+        store = None
+        if self.world.size > 1:
+            store = dist.distributed_c10d._get_default_store()
+            store = dist.PrefixStore("raygnn/alarm", store)
+        return Alarm(self.world, store)
+
+    def group(self, backend: str) -> dist.ProcessGroup:
+        """A process group of all ranks; one that compares if `compared`. Collective."""
+        timeout = timedelta(seconds=self.config.comm.timeout.seconds)
+        level = dist.get_debug_level()
+        if self.compared:
+            # Not by the variable: the default group would be one of these, too, and DDP's logger
+            # dies of a segmentation fault on it (seen with torch 2.13).
+            dist.set_debug_level(dist.DebugLevel.DETAIL)
+        try:
+            return dist.new_group(backend=backend, timeout=timeout)
+        finally:
+            dist.set_debug_level(level)
+
+    def _exchange(self) -> Exchange:
+        if self.world.size == 1:
+            return Exchange(self.world)
+        return Exchange(self.world, self.group("gloo"))

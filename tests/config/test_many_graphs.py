@@ -1,0 +1,87 @@
+"""What the keys of ``graph: {format: graphs}`` must agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError
+
+
+def load(graph: dict[str, Any], **sections: Any) -> Config:
+    return load_config(
+        {
+            "name": "a",
+            "graph": {"format": "graphs", **graph},
+            "task": {"kind": "graph_classification"},
+            "model": {"kind": "gin"},
+            **sections,
+        }
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("class Molecules: ...\n")
+    (tmp_path / "graphs.bin").write_bytes(b"")
+    return "graphs.bin"
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        {},
+        {"val": 0.4, "test": 0.5},
+        {"val": 0.0, "test": 0.0},
+        {"folds": 10, "fold": 9},
+        {"folds": 2, "val": 0.95},
+        {"folds": 2, "test": 0.1},
+        {"normalize": "row"},
+    ],
+)
+def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None:
+    for path in (file, str(tmp_path)):
+        found = load({"path": path, **graph}).graph
+        assert found is not None
+        assert found.path == tmp_path / path
+    if "normalize" not in graph:
+        load({"dataset": "mine:Molecules", "args": {"root": "x"}, **graph})
+
+
+@pytest.mark.parametrize(
+    ("graph", "key", "what"),
+    [
+        ({}, "graph.path", "neither path nor dataset"),
+        ({"path": "graphs.bin", "dataset": "mine:Molecules"}, "graph.dataset", "both given"),
+        ({"path": "graphs.bin", "args": {"root": 1}}, "graph.args", "would be ignored"),
+        ({"path": "grahps.bin"}, "graph.path", "does not exist"),
+        ({"dataset": "mine:Moleclues"}, "graph.dataset", "has no Moleclues"),
+        ({"dataset": "nowhere_at_all:A"}, "graph.dataset", "no module nowhere_at_all"),
+        ({"dataset": "mine"}, "graph.dataset", "package.module:Class"),
+        ({"dataset": "mine:Molecules", "normalize": "row"}, "graph.normalize", "would be ignored"),
+        ({"path": "graphs.bin", "fold": 3}, "graph.fold", "no graph.folds"),
+        ({"path": "graphs.bin", "folds": 3, "fold": 3}, "graph.fold", "no fold 3 of 3"),
+        ({"path": "graphs.bin", "folds": 3, "test": 0.2}, "graph.test", "would be ignored"),
+        ({"path": "graphs.bin", "folds": 1}, "graph.folds", "1"),
+        ({"path": "graphs.bin", "val": 0.5, "test": 0.5}, "graph.val", "leaves no graphs"),
+        ({"path": "graphs.bin", "val": 1.0}, "graph.val", "below 1"),
+    ],
+)
+def test_what_is_wrong(graph: dict[str, Any], key: str, what: str, file: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(graph)
+    message = str(caught.value)
+    assert key in message
+    assert what in message
+    assert caught.value.remedy
+
+
+def test_input_and_output_are_two_places(file: str) -> None:
+    with pytest.raises(ConfigError, match="which is input"):
+        load({"path": file}, partition={"path": file})
+    load({"path": file}, partition={"path": "packed"})

@@ -1,0 +1,736 @@
+"""Collections: nothing is lost, unlike graphs are refused, and splits are fair."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raygnn.config.graphs import ManyGraphs
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.collection import (
+    CollectionMeta,
+    MissingCollection,
+    ensure_collection,
+    find_collection,
+    open_samples,
+    read_collection,
+    split_graphs,
+    store,
+    verify,
+)
+from raygnn.graph.collection.columns import common_dtype
+from raygnn.graph.collection.mapped import Collection
+from raygnn.graph.data import SPLITS
+from raygnn.graph.dgl import dgl
+
+DTYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+
+
+def job(storage: Path, path: Path, **sections: Any) -> Config:
+    graph = {"format": "graphs", "path": str(path), **sections.pop("graph", {})}
+    task = {"kind": "graph_classification", "target": "y", **sections.pop("task", {})}
+    return load_config(
+        {
+            "name": "a",
+            "storage": str(storage),
+            "graph": graph,
+            "task": task,
+            "model": {"kind": "gin"},
+            **sections,
+        }
+    )
+
+
+def save(path: Path, graphs: list[Any], **labels: Any) -> Path:
+    labels = {name: torch.as_tensor(values) for name, values in labels.items()}
+    dgl().save_graphs(str(path), graphs, labels)
+    return path
+
+
+def ring(num: int, **data: torch.Tensor) -> Any:
+    ids = torch.arange(num)
+    graph = dgl().graph((ids, (ids + 1) % max(num, 1)), num_nodes=num)
+    graph.ndata.update(data)
+    return graph
+
+
+def typed(users: int, items: int, edges: int, generator: torch.Generator) -> Any:
+    def ends(num: int) -> torch.Tensor:
+        return torch.randint(num, (edges,), generator=generator)
+
+    graph = dgl().heterograph(
+        {
+            ("user", "buys", "item"): (ends(users), ends(items)),
+            ("item", "sold:to", "user"): ([], []),
+        },
+        num_nodes_dict={"user": users, "item": items},
+    )
+    for ntype, num in (("user", users), ("item", items)):
+        graph.nodes[ntype].data["feat"] = torch.rand(num, 3, generator=generator).bfloat16()
+    graph.nodes["user"].data["age"] = torch.randint(99, (users,), generator=generator)
+    graph.edges["buys"].data["w"] = torch.rand(edges, generator=generator, dtype=torch.float64)
+    return graph
+
+
+def assert_same(samples: Any, graphs: list[Any], labels: torch.Tensor) -> None:
+    assert samples.num == len(graphs)
+    for number, (graph, label) in enumerate(zip(graphs, labels)):
+        sample = samples[number]
+        assert sample.num_nodes == {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes}
+        assert set(sample.edges) == set(graph.canonical_etypes)
+        for etype, ends in sample.edges.items():
+            for own, other in zip(ends, graph.edges(etype=etype, order="eid")):
+                assert own.dtype == torch.int64
+                assert torch.equal(own, other.long())
+        for found, wanted in (
+            (sample.node_data, {n: graph.nodes[n].data for n in graph.ntypes}),
+            (sample.edge_data, {e: graph.edges[e].data for e in graph.canonical_etypes}),
+        ):
+            for kind, arrays in wanted.items():
+                assert found[kind].keys() == arrays.keys()
+                for name, array in arrays.items():
+                    assert torch.equal(found[kind][name], array), (number, kind, name)
+        assert torch.equal(sample.y, label)
+        assert sample.y.dtype == labels.dtype
+
+
+# --- nothing is lost -----------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 6)), min_size=1, max_size=6
+    ),
+    seed=st.integers(0, 2**32),
+    shards=st.integers(1, 3),
+)
+def test_graphs_come_back_as_they_were(
+    sizes: list[tuple[int, int, int]], seed: int, shards: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    graphs = [typed(*size, generator) for size in sizes]
+    labels = torch.randint(3, (len(graphs),), generator=generator)
+    other = torch.rand(len(graphs), 2, generator=generator)
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory) / "shards"
+        place.mkdir()
+        for shard, numbers in enumerate(np.array_split(np.arange(len(graphs)), shards)):
+            if len(numbers):
+                some = [graphs[number] for number in numbers]
+                file = place / f"{shard}.{'bin' if shard else 'dgl'}"
+                save(file, some, y=labels[numbers], other=other[numbers])
+        (place / "notes.txt").write_text("not read")
+        config = job(Path(directory) / "runs", place)
+        samples = open_samples(config, None)
+        assert isinstance(samples, Collection)
+        assert samples.num_classes == int(labels.max()) + 1
+        assert_same(samples, graphs, labels)
+        meta = samples.meta
+        assert meta.num_nodes == sum(graph.num_nodes() for graph in graphs)
+        assert meta.num_edges == sum(graph.num_edges() for graph in graphs)
+        assert meta.graphs["other"].shape == (2,)
+        assert meta.bytes == sum(
+            path.stat().st_size for path in meta.directory.iterdir() if path.suffix == ".npy"
+        )
+        verify(meta)
+        for kept in ("float64", "bfloat16"):
+            columns = [*meta.nodes["item"].data.values(), *meta.edges[_BUYS].data.values()]
+            assert kept in {column.dtype for column in columns}
+
+
+_BUYS = ("user", "buys", "item")
+
+
+def test_the_text_and_its_classes(data_dir: Path, tmp_path: Path) -> None:
+    config = job(tmp_path, data_dir / "graphs" / "MUTAG.txt", task={"target": "label"})
+    stages: list[str] = []
+    meta = ensure_collection(config, stages.append)
+    assert stages == ["pack"]
+    assert (meta.num_graphs, meta.num_nodes) == (188, 3371)
+    assert meta.classes("label") == 2
+    assert meta.manifest.values["label"] == [0, 2]
+    assert meta.nodes["_N"].largest == 28
+    samples = open_samples(config, meta.directory)
+    sample = samples[3]
+    feat, tag = (sample.node_data["_N"][name] for name in ("feat", "tag"))
+    assert feat.sum(1).eq(1).all()
+    assert torch.equal(feat.argmax(1), tag)
+    with pytest.raises(IndexError):
+        samples[188]
+    with pytest.raises(IndexError):
+        samples[-1]
+
+
+def test_graphs_without_nodes_or_edges(tmp_path: Path) -> None:
+    graphs = [ring(0), ring(2, feat=torch.ones(2, 3)), dgl().graph(([], []), num_nodes=1)]
+    graphs[2].ndata["feat"] = torch.zeros(1, 3)
+    graphs[1].edata["w"] = torch.ones(2)
+    samples = open_samples(job(tmp_path, save(tmp_path / "g.bin", graphs, y=[0, 1, 0])), None)
+    assert samples[0].num_nodes == {"_N": 0}
+    assert samples[0].node_data["_N"]["feat"].shape == (0, 3)
+    assert samples[2].edge_data["_N", "_E", "_N"]["w"].shape == (0,)
+    only_empty = job(tmp_path, save(tmp_path / "e.bin", [ring(0), ring(0)], y=[0, 1]))
+    assert open_samples(only_empty, None)[1].num_nodes == {"_N": 0}
+
+
+def test_writing_to_a_sample_changes_nothing(tmp_path: Path) -> None:
+    file = save(tmp_path / "g.bin", [ring(2, feat=torch.ones(2, 3))], y=[1])
+    samples = open_samples(job(tmp_path, file), None)
+    sample = samples[0]
+    sample.node_data["_N"]["feat"].fill_(5)
+    assert sample.y is not None
+    sample.y.fill_(5)
+    assert samples[0].node_data["_N"]["feat"].eq(1).all()
+    assert samples[0].y == 1
+
+
+@pytest.mark.parametrize("method", ["row", "standard"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_features_are_scaled_over_all_graphs(
+    method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    feat = torch.tensor([[1, 3], [2, 2], [6, 4]])
+    graphs = [ring(1, feat=feat[:1].to(dtype)), ring(2, feat=feat[1:].to(dtype))]
+    file = save(tmp_path / "g.bin", graphs, y=[0, 1])
+    samples = open_samples(job(tmp_path, file, graph={"normalize": method}), None)
+    scaled = torch.cat([samples[i].node_data["_N"]["feat"] for i in range(2)])
+    assert scaled.dtype == (torch.float32 if dtype == torch.int32 else dtype)
+    plain = feat.double()
+    if method == "row":
+        wanted = plain / plain.sum(1, keepdim=True)
+    else:
+        wanted = (plain - plain.mean(0)) / plain.std(0, correction=0)
+    assert torch.allclose(scaled.double(), wanted, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_features_that_cannot_be_scaled(tmp_path: Path) -> None:
+    without = save(tmp_path / "a.bin", [ring(2)], y=[0])
+    with pytest.raises(ConfigError, match=r"graph\.normalize: row scales .*'feat'"):
+        ensure_collection(job(tmp_path, without, graph={"normalize": "row"}))
+    column = save(tmp_path / "b.bin", [ring(2, feat=torch.ones(2))], y=[0])
+    with pytest.raises(DataError, match=r"_N/feat: .*only matrices"):
+        ensure_collection(job(tmp_path, column, graph={"normalize": "row"}))
+
+
+# --- dtypes --------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(DTYPES), st.sampled_from(DTYPES))
+def test_the_common_dtype_is_the_least_that_holds_both(
+    first: torch.dtype, second: torch.dtype
+) -> None:
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+    found = common_dtype(*(str(dtype).removeprefix("torch.") for dtype in (first, second)))
+    if first.is_floating_point != second.is_floating_point:
+        assert found is None
+        return
+    assert found is not None
+
+    def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+        if wide.is_floating_point:
+            one, other = torch.finfo(wide), torch.finfo(narrow)
+            return one.eps <= other.eps and one.max >= other.max
+        return (
+            torch.iinfo(wide).min <= torch.iinfo(narrow).min
+            and torch.iinfo(wide).max >= torch.iinfo(narrow).max
+        )
+
+    fitting = [
+        dtype
+        for dtype in DTYPES
+        if dtype.is_floating_point == first.is_floating_point
+        and holds(dtype, first)
+        and holds(dtype, second)
+    ]
+    assert names[found] == min(fitting, key=lambda dtype: dtype.itemsize)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "common"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float16, torch.float32),
+        (torch.float64, torch.bfloat16, torch.float64),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.int8, torch.uint8, torch.int16),
+        (torch.int64, torch.int32, torch.int64),
+    ],
+)
+def test_dtypes_are_widened_without_loss(
+    first: torch.dtype, second: torch.dtype, common: torch.dtype, tmp_path: Path
+) -> None:
+    rows = [torch.tensor([[-3.5, 2], [1, 7]]).to(first), torch.tensor([[11.25, 4]]).to(second)]
+    graphs = [ring(len(feat), feat=feat) for feat in rows]
+    (tmp_path / "shards").mkdir()
+    for number, graph in enumerate(graphs):  # labels of two dtypes, too
+        label = torch.tensor([number], dtype=(torch.int32, torch.int64)[number])
+        save(tmp_path / "shards" / f"{number}.bin", [graph], y=label)
+    samples = open_samples(job(tmp_path, tmp_path / "shards"), None)
+    for number, feat in enumerate(rows):
+        found = samples[number].node_data["_N"]["feat"]
+        assert found.dtype == common
+        assert torch.equal(found, feat.to(common))
+        assert samples[number].y == number
+
+
+def test_many_rows_before_a_wider_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the file already is converted in pieces."""
+    from raygnn.graph.collection import columns
+
+    for name, value in (("_BUFFER_BYTES", 64), ("_BUFFER_ARRAYS", 2), ("_PIECE_BYTES", 24)):
+        monkeypatch.setattr(columns, name, value)
+    kinds = [torch.bfloat16] * 40 + [torch.float32] * 3 + [torch.float64] + [torch.float16] * 3
+    feats = [torch.randn(3, 2).to(kind) for kind in kinds]
+    file = save(tmp_path / "g.bin", [ring(3, feat=f) for f in feats], y=[0] * len(feats))
+    samples = open_samples(job(tmp_path, file), None)
+    for number, feat in enumerate(feats):
+        assert torch.equal(samples[number].node_data["_N"]["feat"], feat.double())
+
+
+# --- what must be refused ------------------------------------------------------------------------
+
+
+def _nan(kind: torch.dtype) -> torch.Tensor:
+    return torch.tensor([[1, 2], [float("nan"), 1]]).to(kind)
+
+
+_GOOD = {"feat": torch.ones(2, 2)}
+
+UNLIKE: dict[str, tuple[Any, list[str]]] = {
+    "an array is missing": (lambda: ring(2), ["graph 1", "_N", "arrays are none", "feat"]),
+    "an array is more": (lambda: ring(2, **_GOOD, x=torch.ones(2)), ["graph 1", "feat, x"]),
+    "rows of another shape": (
+        lambda: ring(2, feat=torch.ones(2, 3)),
+        ["graph 1", "_N/feat", "[3]", "[2]"],
+    ),
+    "another kind of numbers": (
+        lambda: ring(2, feat=torch.ones(2, 2, dtype=torch.int64)),
+        ["graph 1", "_N/feat", "int64", "float32"],
+    ),
+    "other types": (lambda: typed(1, 1, 1, torch.Generator()), ["graph 1", "node types", "item"]),
+    "other edge types": (
+        lambda: dgl().heterograph({("_N", "b", "_N"): ([0], [1])}),
+        ["graph 1", "edge types", "_N:b:_N", "_N:_E:_N"],
+    ),
+    "NaN": (lambda: ring(2, feat=_nan(torch.float32)), ["graph 1", "_N/feat, row 1", "not a num"]),
+    "NaN in bfloat16": (lambda: ring(2, feat=_nan(torch.bfloat16)), ["_N/feat, row 1"]),
+    "NaN in float16": (lambda: ring(2, feat=_nan(torch.float16)), ["_N/feat, row 1"]),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_unlike_graphs(name: str, tmp_path: Path) -> None:
+    make, fragments = UNLIKE[name]
+    file = save(tmp_path / "g.bin", [ring(2, **_GOOD), make()], y=[0, 1])
+    with pytest.raises(DataError) as caught:
+        ensure_collection(job(tmp_path / "runs", file))
+    assert all(part in str(caught.value) for part in ["g.bin", *fragments]), caught.value
+    assert caught.value.remedy
+    assert not list((tmp_path / "runs").rglob("*.npy"))  # nothing half made is left
+
+
+def test_no_features(tmp_path: Path) -> None:
+    file = save(tmp_path / "g.bin", [ring(2, feat=torch.ones(2, 0))], y=[0])
+    with pytest.raises(DataError, match=r"_N/feat: .*no features"):
+        ensure_collection(job(tmp_path, file))
+
+
+def test_other_labels_in_another_shard(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    save(tmp_path / "s" / "a.bin", [ring(1)], y=[0])
+    save(tmp_path / "s" / "b.bin", [ring(1)], z=[0])
+    with pytest.raises(DataError, match=r"b\.bin: the labels are z, in the graphs before y"):
+        ensure_collection(job(tmp_path, tmp_path / "s"))
+    save(tmp_path / "s" / "b.bin", [ring(1)], y=[0.5])
+    with pytest.raises(DataError, match=r"b\.bin: labels 'y': it is float32, .* int64"):
+        ensure_collection(job(tmp_path, tmp_path / "s"))
+
+
+def test_inputs_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    with pytest.raises(DataError, match=r"no files \*.bin or \*.dgl"):
+        find_collection(job(tmp_path, tmp_path / "s"))
+    (tmp_path / "s" / "a.bin").write_text("2\n")
+    (tmp_path / "s" / "b.bin").write_text("2\n")
+    with pytest.raises(DataError, match=r"a\.bin: it is neither a file that dgl.save_graphs wrote"):
+        ensure_collection(job(tmp_path, tmp_path / "s"))
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(DataError, match=r"a\.npz: it is neither .* nor text as GIN's"):
+        ensure_collection(job(tmp_path, tmp_path / "a.npz"))
+    (tmp_path / "none.txt").write_text("0\n")
+    with pytest.raises(DataError, match=r"none\.txt: there are no graphs"):
+        ensure_collection(job(tmp_path, tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "error", "match"),
+    [
+        ({"z": [0, 1]}, {}, ConfigError, r"task\.target: .* no labels 'y'; there are 'z'"),
+        ({}, {}, ConfigError, "none at all"),
+        ({"y": [0.0, 1.0]}, {}, ConfigError, r"float32 of shape \[2\], not one class"),
+        ({"y": [[0, 1], [1, 0]]}, {}, ConfigError, r"int64 of shape \[2, 2\], not one class"),
+        ({"y": [0, -1]}, {}, DataError, "lowest class is -1"),
+        ({"y": torch.zeros(2, 2, 2)}, {"kind": "graph_regression"}, DataError, "one row"),
+        (
+            {"y": [0.5, float("nan")]},
+            {"kind": "graph_regression"},
+            DataError,
+            r"labels 'y', graph 1: .*not a number",
+        ),
+        (
+            {"y": torch.tensor([[1, 2], [1, float("inf")]]).bfloat16()},
+            {"kind": "graph_regression"},
+            DataError,
+            "graph 1: .*infinite",
+        ),
+    ],
+)
+def test_labels_that_do_not_suit_the_task(
+    labels: Any, task: Any, error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    file = save(tmp_path / "g.bin", [ring(1), ring(1)], **labels)
+    with pytest.raises(error, match=match):
+        open_samples(job(tmp_path, file, task=task), None)
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "shape"),
+    [
+        ([[3], [1]], "graph_classification", ()),
+        ([[0.5], [1]], "graph_regression", ()),
+        ([[0.5, 1], [1, 2]], "graph_regression", (2,)),
+        ([3, 1], "graph_regression", ()),
+    ],
+)
+def test_shapes_of_targets(label: Any, kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    file = save(tmp_path / "g.bin", [ring(1), ring(1)], y=label)
+    samples = open_samples(job(tmp_path, file, task={"kind": kind}), None)
+    y = samples[0].y
+    assert y is not None
+    assert y.shape == shape
+    assert torch.equal(y.reshape(-1), torch.tensor(label)[0].reshape(-1))
+    assert samples.num_classes == (4 if y.dtype == torch.int64 else None)
+
+
+# --- found again ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return save(
+        tmp_path / "g.bin", [ring(n, feat=torch.ones(n, 2)) for n in (2, 3, 1)], y=[0, 1, 1]
+    )
+
+
+def test_it_is_found_again(file: Path, tmp_path: Path) -> None:
+    config = job(tmp_path / "runs", file)
+    missing = find_collection(config)
+    assert isinstance(missing, MissingCollection)
+    made = missing.make()
+    assert made.directory == tmp_path / "runs" / "partitions" / made.digest[:16]
+    stages: list[str] = []
+    assert ensure_collection(config, stages.append) == made
+    assert stages == []
+    assert missing.make() == made  # another process was first
+    assert [path.name for path in made.directory.parent.iterdir()] == [made.directory.name]
+
+
+def test_what_the_digest_stands_for(file: Path, tmp_path: Path) -> None:
+    def digest(path: Path = file, **graph: Any) -> str:
+        found = find_collection(job(tmp_path / "runs", path, graph=graph))
+        assert isinstance(found, MissingCollection)
+        return found.digest
+
+    first = digest()
+    for same in ({"seed": 3}, {"val": 0.3, "test": 0.2}, {"folds": 3, "fold": 1}):
+        assert digest(**same) == first
+    assert digest(normalize="none") == first
+    assert digest(normalize="row") != first
+    moved = tmp_path / "moved.bin"
+    moved.write_bytes(file.read_bytes())
+    assert digest(moved) == first
+    save(file, [ring(2)], y=[0])
+    assert digest() != first
+
+
+def test_at_a_path_of_its_own(file: Path, tmp_path: Path) -> None:
+    place = tmp_path / "packed"
+    section = {"partition": {"path": str(place)}}
+    config = job(tmp_path / "runs", file, **section)
+    made = ensure_collection(config)
+    assert made.directory == place
+    assert find_collection(config) == made
+    with pytest.raises(ConfigError, match="normalize is 'none' there and 'row' here"):
+        find_collection(job(tmp_path / "runs", file, graph={"normalize": "row"}, **section))
+    save(file, [ring(2)], y=[0])
+    with pytest.raises(ConfigError, match=r"partition\.path: .*before they changed"):
+        find_collection(config)
+    task = {"kind": "graph_classification", "target": "y"}
+    alone = load_config({"name": "a", "model": {"kind": "gin"}, "task": task, **section})
+    assert find_collection(alone) == made
+    assert len(open_samples(alone, None).splits["train"]) == 1
+    with pytest.raises(DataError, match=r"collection\.json is missing"):
+        find_collection(job(tmp_path, file, partition={"path": str(file.parent)}))
+    with pytest.raises(ConfigError, match="not on a disk of this machine"):
+        find_collection(job(tmp_path, file, partition={"path": "s3://bucket/graphs"}))
+
+
+def test_without_a_graph_there_must_be_a_collection(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    config = load_config(
+        {
+            "name": "a",
+            "model": {"kind": "gin"},
+            "task": {"kind": "graph_classification"},
+            "partition": {"path": str(tmp_path / "none")},
+        }
+    )
+    with pytest.raises(ConfigError, match="there is no collection at"):
+        find_collection(config)
+
+
+def test_a_full_disk(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "sync", full)
+    with pytest.raises(DataError, match="cannot be written: No space left") as caught:
+        ensure_collection(job(tmp_path / "runs", file))
+    assert "free some space" in str(caught.value)
+    assert list((tmp_path / "runs" / "partitions").iterdir()) == []
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _grown(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+def _changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [_cut, _grown, Path.unlink])
+def test_damaged_files(damage: Any, file: Path, tmp_path: Path) -> None:
+    config = job(tmp_path / "runs", file)
+    made = ensure_collection(config)
+    for name in made.manifest.files:
+        path = made.directory / name
+        whole = path.read_bytes()
+        damage(path)
+        for look in (
+            lambda: find_collection(config),
+            lambda: open_samples(config, made.directory),
+            lambda: Collection(made, "y", ManyGraphs(format="graphs")),
+        ):
+            with pytest.raises(DataError) as caught:
+                look()
+            assert name in str(caught.value)
+        path.write_bytes(whole)
+    assert open_samples(config, made.directory).num == 3
+
+
+def test_changed_files(file: Path, tmp_path: Path) -> None:
+    made = ensure_collection(job(tmp_path / "runs", file))
+    for name in made.manifest.files:
+        path = made.directory / name
+        whole = path.read_bytes()
+        _changed(path)
+        with pytest.raises(DataError, match=f"{name}: has changed"):
+            verify(made)
+        path.write_bytes(whole)
+    verify(made)
+
+
+def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> None:
+    config = job(tmp_path / "runs", file)
+    made = ensure_collection(config)
+    for name, keep, match in (
+        (made.nodes["_N"].offsets.file, 512, "do not rise from 0 to 6"),
+        (made.nodes["_N"].data["feat"].file, 0, "is no array file"),
+    ):
+        path = made.directory / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:keep] + bytes(len(whole) - keep))
+        with pytest.raises(DataError, match=match):
+            open_samples(config, made.directory)
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda text: text[:-30], "no JSON"),
+        (lambda text: "[]", "damaged"),
+        (lambda text: "[" * 100_000, "no JSON"),
+        (lambda text: text.replace('"version": 1', '"version": 9', 1), "version 9; only 1"),
+        (lambda text: text.replace('"float32"', '"float31"', 1), r"nodes\._N\.data\.feat\.dtype"),
+        (lambda text: text.replace('"num_graphs": 3', '"num_graphs": 0'), "num_graphs"),
+        (lambda text: text.replace('"num_graphs": 3', '"num_graphs": 4'), r"expected .*\[4\]"),
+        (lambda text: text.replace('"float32"', '"float64"', 1), "holds float32"),
+        (lambda text: text.replace("node-0.0.npy", "node-9.npy", 1), "does not say what"),
+    ],
+)
+def test_damaged_manifests(change: Any, match: str, file: Path, tmp_path: Path) -> None:
+    config = job(tmp_path / "runs", file)
+    made = ensure_collection(config)
+    manifest = made.directory / "collection.json"
+    changed = change(manifest.read_text())
+    assert changed != manifest.read_text()
+    manifest.write_text(changed)
+    with pytest.raises(DataError, match=match):
+        open_samples(config, made.directory)
+
+
+def test_the_manifest_is_json_and_arrays_are_npy(file: Path, tmp_path: Path) -> None:
+    made = ensure_collection(job(tmp_path / "runs", file))
+    content = json.loads((made.directory / "collection.json").read_text())
+    assert content["num_graphs"] == 3
+    assert content["source"]["path"] == str(file)
+    assert np.load(made.directory / content["nodes"]["_N"]["offsets"]["file"]).tolist() == [
+        0,
+        2,
+        5,
+        6,
+    ]
+    assert read_collection(made.directory) == made
+    assert isinstance(made, CollectionMeta)
+
+
+def test_looking_for_one_loads_no_torch(file: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from raygnn.config.load import load_config\n"
+        "from raygnn.graph.collection import ensure_collection\n"
+        "config = load_config({'name': 'a', 'storage': sys.argv[1], 'model': {'kind': 'gin'},\n"
+        "    'graph': {'format': 'graphs', 'path': sys.argv[2]},\n"
+        "    'task': {'kind': 'graph_classification', 'target': 'y'}})\n"
+        "ensure_collection(config)\n"
+        "print(*[m for m in ('torch', 'dgl', 'ray') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "runs"), str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == []
+
+
+# --- splits --------------------------------------------------------------------------------------
+
+
+def many(**keys: Any) -> ManyGraphs:
+    return ManyGraphs(format="graphs", **keys)
+
+
+def check_partition(splits: dict[str, np.ndarray], num: int) -> None:
+    assert list(splits) == list(SPLITS)
+    for numbers in splits.values():
+        assert numbers.dtype == np.int64
+        assert (np.diff(numbers) > 0).all()
+    assert sorted(np.concatenate(list(splits.values())).tolist()) == list(range(num))
+
+
+_classes = st.none() | st.integers(0, 2**32 - 1)
+_share = st.floats(0, 0.49)
+
+
+def random_classes(num: int, seed: int | None) -> np.ndarray | None:
+    if seed is None:
+        return None
+    source = np.random.RandomState(seed)
+    return source.randint(0, source.randint(1, 8), num) - 1
+
+
+@given(
+    num=st.integers(1, 200), seed=st.integers(0, 2**32 - 1), kinds=_classes, val=_share, test=_share
+)
+def test_shares(num: int, seed: int, kinds: int | None, val: float, test: float) -> None:
+    classes = random_classes(num, kinds)
+    splits = split_graphs(num, classes, many(val=val, test=test, seed=seed))
+    check_partition(splits, num)
+    assert len(splits["train"]) >= 1
+    for name, share, room in (("test", test, num - 1), ("val", val, num - 1 - len(splits["test"]))):
+        count = len(splits[name])
+        assert count == min(room, max(1, int(share * num + 0.5)) if share else 0)
+    if classes is not None:
+        for value in np.unique(classes):
+            members = classes == value
+            wanted = members.sum() * len(splits["test"]) / num
+            assert abs(members[splits["test"]].sum() - wanted) < 1
+            rest = members.sum() - members[splits["test"]].sum()
+            wanted = rest * len(splits["val"]) / (num - len(splits["test"]))
+            assert abs(members[splits["val"]].sum() - wanted) < 1
+    again = split_graphs(num, classes, many(val=val, test=test, seed=seed))
+    assert all(np.array_equal(splits[name], again[name]) for name in SPLITS)
+
+
+@given(
+    num=st.integers(2, 120),
+    folds=st.integers(2, 12),
+    seed=st.integers(0, 2**32 - 1),
+    kinds=_classes,
+    val=_share,
+)
+def test_folds(num: int, folds: int, seed: int, kinds: int | None, val: float) -> None:
+    folds = min(folds, num)
+    classes = random_classes(num, kinds)
+    every = [
+        split_graphs(num, classes, many(folds=folds, fold=fold, seed=seed, val=val))
+        for fold in range(folds)
+    ]
+    for splits in every:
+        check_partition(splits, num)
+        rest = num - len(splits["test"])
+        wanted = min(rest - 1, max(1, int(val * rest + 0.5)) if val else 0)
+        assert len(splits["val"]) == wanted
+    tests = [splits["test"] for splits in every]
+    assert sorted(np.concatenate(tests).tolist()) == list(range(num))
+    sizes = [len(test) for test in tests]
+    assert max(sizes) - min(sizes) <= 1
+    if classes is not None:
+        for value in np.unique(classes):
+            counts = [(classes[test] == value).sum() for test in tests]
+            assert max(counts) - min(counts) <= 1
+
+
+def test_splits_depend_on_the_seed_and_stay() -> None:
+    first = split_graphs(40, None, many())
+    assert first["test"].tolist() != split_graphs(40, None, many(seed=1))["test"].tolist()
+    assert first["test"].tolist() == [7, 15, 19, 30]  # for ever: runs are resumed
+
+
+def test_more_folds_than_graphs() -> None:
+    with pytest.raises(ConfigError, match=r"graph\.folds: 3 graphs .* 4 folds"):
+        split_graphs(3, None, many(folds=4))

@@ -1,0 +1,221 @@
+"""Files of many graphs: GIN's text, and what dgl.save_graphs writes with labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raygnn.errors import DataError
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
+from raygnn.graph.dgl import dgl
+from raygnn.graph.dglfile import open_graphs
+from raygnn.graph.sources import gin, shards
+
+TINY = "2\n3 7\n5 1 1\n-2 2 0 2\n5 1 1\n1 -1\n9 0\n"
+
+
+def read_text(path: Path, text: str) -> tuple[dict[str, Any], list[GraphData]]:
+    path.write_text(text)
+    with gin.read(path) as graphs:
+        return {"labels": graphs.labels, "values": graphs.values}, list(graphs.graphs)
+
+
+def test_text(tmp_path: Path) -> None:
+    facts, (first, second) = read_text(tmp_path / "g.txt", TINY)
+    assert facts["labels"]["label"].tolist() == [1, 0]
+    assert facts["values"] == {"label": [-1, 7], "tag": [-2, 5, 9]}
+    data = first.nodes[DEFAULT_NTYPE].data
+    assert data["tag"].tolist() == [1, 0, 1]
+    assert data["feat"].tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0]]
+    assert data["feat"].dtype == np.float32
+    assert "attr" not in data
+    edges = first.edges[DEFAULT_ETYPE]
+    assert list(zip(edges.src.tolist(), edges.dst.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+    assert second.num_nodes == 1
+    assert second.num_edges == 0
+    assert second.nodes[DEFAULT_NTYPE].data["feat"].tolist() == [[0, 0, 1]]
+
+
+def test_text_with_attributes_and_empty_graphs(tmp_path: Path) -> None:
+    text = "3\n0 0\n2 0\n1 1 1 0.5 -2\n1 1 0 1e3 7\n1 1\n1 0 3 4\n\n"
+    _, (empty, *graphs) = read_text(tmp_path / "g.txt", text)
+    assert empty.num_nodes == 0  # says nothing of attributes
+    attr = [graph.nodes[DEFAULT_NTYPE].data["attr"] for graph in graphs]
+    assert [rows.tolist() for rows in attr] == [[[0.5, -2], [1000, 7]], [[3, 4]]]
+    assert attr[0].dtype == np.float32
+
+
+def test_mutag(data_dir: Path) -> None:
+    with gin.read(data_dir / "graphs" / "MUTAG.txt") as graphs:
+        assert graphs.num == 188
+        assert np.bincount(graphs.labels["label"]).tolist() == [63, 125]
+        every = list(graphs.graphs)
+    assert sum(graph.num_nodes for graph in every) == 3371
+    for graph in every[1:]:  # the first one's first lines are damaged in this copy
+        edges = graph.edges[DEFAULT_ETYPE]
+        ends = set(zip(edges.src.tolist(), edges.dst.tolist()))
+        assert ends == {(dst, src) for src, dst in ends}
+        feat = graph.nodes[DEFAULT_NTYPE].data["feat"]
+        assert (feat.sum(1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("2 3\n", ["line 1", "the number of graphs"]),
+        ("-1\n", ["line 1", "-1"]),
+        ("x\n", ["line 1", "'x'"]),
+        ("1\n", ["line 2 (graph 0 of 1)", "truncated"]),
+        ("1\n3\n", ["line 2", "'n label'"]),
+        ("1\n3 1.5\n", ["line 2", "'3 1.5'"]),
+        ("1\n-3 1\n", ["line 2", "number of nodes is -3"]),
+        (TINY.replace("9 0", "9"), ["line 7 (graph 1 of 2)", "'tag degree neighbours'"]),
+        (TINY.replace("-2 2 0 2", "-2 3 0 2"), ["line 4", "as the degree says"]),
+        (TINY.replace("-2 2 0 2", "-2 -1 0 2"), ["line 4", "as the degree says"]),
+        (TINY.replace("-2 2 0 2", "-2 1 0 2"), ["line 4", "1 attributes, but 0"]),
+        (TINY.replace("-2 2 0 2", "-2 2 0 3"), ["line 4", "neighbour 3", "there are 3"]),
+        (TINY.replace("5 1 1\n1 -1", "5 1 -1\n1 -1"), ["line 5", "neighbour -1"]),
+        (TINY.replace("-2 2 0 2", "-2 2 0 b"), ["line 4", "'0 b'"]),
+        (TINY.replace("-2 2 0 2", f"{2**63} 2 0 2"), ["line 4", "64 bits"]),
+        (TINY.replace("9 0", ""), ["line 7", "expected 'tag"]),
+        (TINY + "1 0\n", ["line 8", "after its last graph"]),
+        ("1\n1 0\n1 0 nan\n", ["line 3", "finite", "nan"]),
+        ("1\n1 0\n1 0 1e39\n", ["line 3", "finite"]),
+        ("1\n1 0\n1 0 x\n", ["line 3", "numbers", "'x'"]),
+        ("1\n99999999999 0\n1 0\n", ["line 4", "truncated"]),
+        ("99999999999\n1 0\n1 0\n", ["line 4", "truncated"]),
+    ],
+)
+def test_malformed_text(text: str, fragments: list[str], tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_text(tmp_path / "bad.txt", text)
+    message = str(caught.value)
+    assert all(fragment in message for fragment in ["bad.txt", *fragments]), message
+    assert caught.value.remedy
+
+
+def test_tags_of_too_many_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 8)  # a machine with 64 bytes
+    read_text(tmp_path / "g.txt", "1\n3 0\n1 0\n2 0\n3 0\n")
+    with pytest.raises(DataError, match="5 nodes, of 5 kinds, would take"):
+        read_text(tmp_path / "g.txt", "1\n5 0\n1 0\n2 0\n3 0\n4 0\n5 0\n")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    at=st.floats(0, 1, exclude_max=True),
+    garbage=st.binary(min_size=1, max_size=6),
+    cut=st.booleans(),
+)
+def test_damaged_text_is_refused_or_harmless(
+    at: float, garbage: bytes, cut: bool, tmp_path: Path
+) -> None:
+    data, file = TINY.encode(), tmp_path / "g.txt"
+    where = int(len(data) * at)
+    file.write_bytes(data[:where] + (b"" if cut else garbage + data[where + len(garbage) :]))
+    try:
+        with gin.read(file) as graphs:
+            list(graphs.graphs)
+    except DataError as error:
+        assert str(file) in str(error)  # noqa: PT017
+
+
+# --- what DGL wrote ------------------------------------------------------------------------------
+
+
+def save(path: Path, graphs: list[Any], labels: dict[str, Any] | None = None) -> Path:
+    dgl().save_graphs(str(path), graphs, labels)
+    return path
+
+
+def test_labels_are_read(tmp_path: Path) -> None:
+    graph = dgl().graph((torch.tensor([0, 1]), torch.tensor([1, 0])))
+    labels = {
+        "y": torch.tensor([3, 4]),
+        "z": torch.rand(2, 3, dtype=torch.float64),
+        "half": torch.rand(2).bfloat16(),
+    }
+    with open_graphs(save(tmp_path / "g.bin", [graph, graph], labels)) as file:
+        assert file.count == 2
+        assert file.labels.keys() == labels.keys()
+        for name, label in labels.items():
+            assert torch.equal(torch.as_tensor(file.labels[name]), label), name
+        assert len(list(file.graphs)) == 2
+    with open_graphs(save(tmp_path / "g.bin", [graph])) as file:
+        assert file.labels == {}
+
+
+def test_labels_that_end_elsewhere(tmp_path: Path) -> None:
+    graph = dgl().graph((torch.tensor([0]), torch.tensor([1])))
+    path = save(tmp_path / "g.bin", [graph], {"y": torch.tensor([3])})
+    data = bytearray(path.read_bytes())
+    data[4096] ^= 8
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match="labels that do not end at byte"), open_graphs(path):
+        pass
+
+
+@pytest.mark.parametrize("label", [torch.tensor([1]), torch.tensor(1), torch.zeros(3, 2)])
+def test_labels_of_another_number(label: torch.Tensor, tmp_path: Path) -> None:
+    graph = dgl().graph((torch.tensor([0]), torch.tensor([1])))
+    path = save(tmp_path / "g.bin", [graph, graph], {"y": label})
+    with pytest.raises(DataError, match=r"labels 'y': .*there are 2 graphs"), shards.read(path):
+        pass
+
+
+def test_types_and_order_of_edges(tmp_path: Path) -> None:
+    graph = dgl().heterograph(
+        {
+            ("user", "buys", "item"): ([2, 0, 1], [0, 1, 0]),
+            ("item", "like", "item"): ([], []),
+        },
+        num_nodes_dict={"user": 3, "item": 2},
+    )
+    graph.edges["buys"].data["w"] = torch.tensor([1.0, 2.0, 3.0])
+    graph.create_formats_()
+    (tmp_path / "csc").mkdir()
+    for file in (
+        save(tmp_path / "g.bin", [graph]),
+        save(tmp_path / "csc" / "g.bin", [graph.formats("csc")]),
+    ):
+        with shards.read(file) as graphs:
+            (data,) = graphs.graphs
+        assert {ntype: frame.num for ntype, frame in data.nodes.items()} == {"user": 3, "item": 2}
+        edges = data.edges["user", "buys", "item"]
+        assert edges.src.tolist() == [2, 0, 1]
+        assert edges.dst.tolist() == [0, 1, 0]
+        assert edges.data["w"].tolist() == [1, 2, 3]
+        assert data.edges["item", "like", "item"].num == 0
+        assert data.name == f"{file}: graph 0"
+
+
+def test_damaged_shards_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("damage")
+    graph = dgl().graph((torch.tensor([0, 1]), torch.tensor([1, 0])))
+    graph.ndata["feat"] = torch.rand(2, 3)
+    file = save(directory / "g.bin", [graph, graph], {"y": torch.tensor([0, 1])})
+    whole = file.read_bytes()
+
+    @settings(max_examples=150, database=None)
+    @given(
+        at=st.integers(0, len(whole) - 1),
+        garbage=st.binary(min_size=1, max_size=8),
+        cut=st.booleans(),
+    )
+    def run(at: int, garbage: bytes, cut: bool) -> None:
+        file.write_bytes(whole[:at] + (b"" if cut else garbage + whole[at + len(garbage) :]))
+        try:
+            with shards.read(file) as graphs:
+                list(graphs.graphs)
+        except DataError as error:
+            assert str(file) in str(error)  # noqa: PT017
+        else:
+            assert not cut
+
+    run()

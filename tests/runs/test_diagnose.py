@@ -1,0 +1,506 @@
+"""Diagnosing a run: the judge on made-up evidence, and the reading of what lies on disk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import raygnn
+from raygnn.errors import DataError
+from raygnn.runs.diagnose.causes import REMEDIES
+from raygnn.runs.diagnose.flights import first_difference
+from raygnn.runs.diagnose.frames import crashed_at, frames
+from raygnn.runs.diagnose.judge import Diagnosis, judge
+from raygnn.runs.diagnose.reading import Evidence, Traces
+from raygnn.runs.diagnose.state import Life, Place, Start, State, read_state
+from raygnn.runs.diagnose.text import show
+from raygnn.runs.display import Display
+from raygnn.runs.store import RunDir
+
+NOW = 1_000_000.0  # when the made-up runs went down
+USER = {"file": "/home/me/my_model.py", "line": 7, "function": "forward", "whose": "user"}
+SLEEP = {"file": "/usr/lib/python3.11/x.py", "line": 1, "function": "f", "whose": "library"}
+BACKWARD = {
+    "file": "/v/site-packages/torch/autograd/graph.py",
+    "line": 9,
+    "function": "_engine_run_backward",
+    "whose": "library",
+}
+TRAIN = {
+    "file": "/src/raygnn/training/rank.py", "line": 3, "function": "run", "whose": "raygnn"
+}  # fmt: skip
+TRACE = """Traceback (most recent call last):
+  File "/src/raygnn/training/worker.py", line 70, in _run
+  File "/v/lib/python3.11/site-packages/lightning/pytorch/trainer/trainer.py", line 5, in fit
+{ours}  File "/home/me/my_model.py", line 7, in forward
+    raise ValueError
+ValueError: {what}
+"""
+PREPARES = '  File "/src/raygnn/sampling/prefetch.py", line 97, in _run\n'
+RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
+TIMEOUT = "RuntimeError: [gloo/transport] Timed out waiting 8000ms for recv operation to complete"
+
+
+def state(rank: int, *, ago: float = 0.0, phase: str = "forward", **more: Any) -> State:
+    start = Start(more.get("attempt", 1), rank, 2, 10 + rank, NOW - 100, NOW - 90, f"node{rank}")
+    life = Life(NOW - ago, 0.0, 2**30, more.get("used", 2**32), 2**33)
+    return State(start, Place(phase, 1, 6, NOW - ago, 0.0), Place(), life)
+
+
+def box(rank: int, *frames: dict[str, Any], **more: Any) -> dict[str, Any]:
+    thread = {"name": "T", "role": "training", "frames": list(frames), "samples": []}
+    found = {"rank": rank, "attempt": 1, "time": NOW, "reason": "rank 1 left a record of a failure"}
+    return {**found, "host": f"node{rank}", "threads": [thread] if frames else [],
+            "collectives": [], "oom_kills": 0, **more}  # fmt: skip
+
+
+def failure(rank: int, what: str, *, ours: str = "", ago: float = 0.0, **more: Any) -> Any:
+    trace = TRACE.format(ours=ours, what=what)
+    return {"rank": rank, "time": NOW - ago, "what": what, "trace": trace, "kind": "", **more}
+
+
+def entry(seq: int, op: str = "gloo:all_reduce", size: int = 4, **more: Any) -> dict[str, Any]:
+    tensors = {"sizes": [[size]], "dtypes": [more.pop("dtype", "Float")]}
+    return {"group": "0", "seq": seq, "op": op, "inputs": tensors, "outputs": tensors,
+            "created": NOW - 20 + seq, "pending": False, **more}  # fmt: skip
+
+
+def died(text: str) -> dict[str, Any]:
+    worker = {"type": "WorkerHealthCheckFailedError", "text": text, "said": False}
+    return {"error": "a worker died", "workers": {"1": worker}, "oom_kills": 0}
+
+
+RAYS_WORDS = (
+    "A worker health check failed. The actor is dead because its worker process has died. Worker "
+    "exit detail: Worker unexpectedly exits with a connection error code 2. End of file. Some "
+    "common causes include: (1) the process was killed by the OOM killer due to high memory usage"
+)
+
+
+def run(*ranks: Traces, status: str = "failed", **more: Any) -> Evidence:
+    return Evidence(run="/runs/a", status=status, ranks=ranks, now=NOW + 3600, **more)
+
+
+ALIVE = Traces(0, state(0), box(0, BACKWARD, TRAIN, collectives=[entry(5, pending=True)]))
+RESET_0 = Traces(0, state(0), box(0), failure(0, RESET))
+TIMED_OUT_0 = Traces(
+    0, state(0), box(0, collectives=[entry(5, pending=True)]), failure(0, TIMEOUT)
+)  # fmt: skip
+
+
+def raised(what: str, **more: Any) -> Evidence:
+    return run(ALIVE, Traces(1, state(1), box(1), failure(1, what, **more)))
+
+
+SILENT = Traces(1, state(1, ago=0.5))
+CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
+    "model": (raised("ValueError: no"), "model", 1, "my_model.py:7 in forward"),
+    "data": (raised("KeyError: 3", ours=PREPARES), "data", 1, "my_model.py:7"),
+    "consequence first": (
+        run(
+            Traces(0, state(0), box(0), failure(0, RESET, ago=1.0)),
+            Traces(1, state(1), box(1), failure(1, "ValueError: no")),
+        ),
+        "model",
+        1,
+        "my_model.py",
+    ),
+    "guard": (
+        raised("ranks differ: dtype of weight", kind="GuardError", blamed=0, where="step 0"),
+        "ranks_differ",
+        0,
+        "step 0",
+    ),
+    "guard, gradient": (
+        raised("the gradient is not finite", kind="GuardError"), "not_finite", 1, ""
+    ),
+    "debug": (raised("RuntimeError: Detected mismatch between collectives"), "ranks_differ", 1, ""),
+    "unused": (
+        raised("RuntimeError: Expected to have finished reduction in the prior iteration"),
+        "unused_parameter",
+        1,
+        "",
+    ),
+    "the user says nan": (
+        raised("RuntimeError: loss is nan", ours=""), "model", 1, ""
+    ),  # the user's own check: where it stands says more
+    "memory": (raised("MemoryError: "), "memory", 1, ""),
+    "cuda": (raised("OutOfMemoryError: CUDA out of memory. Tried to"), "memory", 1, ""),
+    "storage": (raised("OSError: [Errno 28] No space left on device"), "storage", 1, ""),
+    "input": (raised("the model does not take width", exit_code=2), "input", 1, ""),
+    "killed": (run(RESET_0, SILENT, driver=died(RAYS_WORDS)), "died", 1, "node1, phase forward"),
+    "killed, no word": (run(RESET_0, SILENT), "died", 1, "step 6"),
+    "killed, memory full": (
+        run(RESET_0, Traces(1, state(1, used=int(2**33 * 0.97))), driver=died(RAYS_WORDS)),
+        "memory",
+        1,
+        "",
+    ),
+    "killed by the kernel": (
+        run(
+            Traces(0, state(0), box(0, oom_kills=1, host="node1"), failure(0, RESET)),
+            SILENT,
+            driver=died(RAYS_WORDS),
+        ),
+        "memory",
+        1,
+        "",
+    ),
+    "killed by Ray": (
+        run(RESET_0, SILENT, driver=died("Task was killed due to the node running low on memory")),
+        "memory",
+        1,
+        "",
+    ),
+    "node": (
+        run(RESET_0, SILENT, driver=died("The actor died because its node has died.")),
+        "node_lost",
+        1,
+        "",
+    ),
+    "crash": (
+        run(
+            RESET_0,
+            Traces(
+                1,
+                state(1),
+                crash='7\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most '
+                'recent call first):\n  File "/v/site-packages/x/y.py", line 2 in g\n'
+                '  File "/home/me/my_model.py", line 7 in forward\n\nThread 0x2:\n  File "/a.py", '
+                "line 1 in b\n",
+            ),
+        ),
+        "crash",
+        1,
+        "my_model.py:7 in forward",
+    ),
+    "ended in a collective": (
+        run(
+            RESET_0,
+            Traces(
+                1,
+                state(1),
+                crash='7\nFatal Python error: Aborted\n\nThread 0x2 (most recent call first):\n  '
+                'File "/a/threading.py", line 1 in wait\n\nThread 0x1 (most recent call first):\n'
+                '  File "/v/site-packages/torch/distributed/c10d.py", line 2 in all_reduce\n'
+                '  File "/home/me/my_model.py", line 7 in forward\n',
+            ),
+        ),
+        "ranks_differ",
+        1,
+        "my_model.py:7 in forward",
+    ),
+    "frozen": (run(TIMED_OUT_0, Traces(1, state(1, ago=8.0))), "frozen", 1, "phase forward"),
+    "frozen, by Ray's word": (
+        run(
+            TIMED_OUT_0,
+            Traces(1, state(1, ago=8.0)),
+            driver={"error": "", "workers": {"1": {"type": "WorkerHealthCheckTimeoutError"}}},
+        ),
+        "frozen",
+        1,
+        "",
+    ),
+    "stuck": (
+        run(TIMED_OUT_0, Traces(1, state(1), box(1, SLEEP, USER, TRAIN, collectives=[entry(4)]))),
+        "stuck",
+        1,
+        "my_model.py:7",
+    ),
+    "slow in our code": (
+        run(TIMED_OUT_0, Traces(1, state(1), box(1, SLEEP, TRAIN, collectives=[entry(4)]))),
+        "timeout",
+        1,
+        "rank.py",
+    ),
+    "another collective": (
+        run(
+            TIMED_OUT_0,
+            Traces(
+                1,
+                state(1),
+                box(1, BACKWARD, collectives=[entry(5, size=3, pending=True, at=USER)]),
+            ),
+        ),
+        "ranks_differ",
+        1,
+        "my_model.py:7",
+    ),
+    "network": (
+        run(TIMED_OUT_0, replace(TIMED_OUT_0, rank=1, failure=failure(1, TIMEOUT))),
+        "timeout",
+        None,
+        "",
+    ),
+    "alarm alone": (
+        run(
+            Traces(0, state(0), box(0), failure(0, "rank 1 could not prepare its batch: KeyError")),
+            Traces(1),
+        ),
+        "data",
+        1,
+        "",
+    ),
+    "nothing began": (run(error="Ray Train failed: no"), "setup", None, ""),
+    "nothing known": (run(Traces(0, state(0))), "unknown", None, ""),
+    "done": (run(status="done"), "none", None, ""),
+    "interrupted": (run(ALIVE, status="interrupted"), "interrupted", None, ""),
+    "running": (replace(run(ALIVE, status="running"), now=NOW + 2), "running", None, ""),
+    "copied while running": (run(ALIVE, status="running"), "command_gone", None, ""),
+    "killed command": (run(ALIVE, status="killed"), "command_gone", None, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_causes(name: str) -> None:
+    evidence, kind, rank, where = CASES[name]
+    found = judge(evidence)
+    assert (found.cause.kind, found.cause.rank) == (kind, rank)
+    assert where in (found.cause.where or "")
+    assert found.cause.evidence or kind == "unknown"
+    assert found.cause.remedy or kind == "none"
+    assert found.cause.confidence in ("high", "medium", "low")
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert f"{kind}: " in shown(found)
+
+
+def shown(diagnosis: Diagnosis) -> str:
+    console = Console(width=400, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(diagnosis, Display(console))
+    return console.export_text()
+
+
+def test_every_kind_is_recognised_somewhere() -> None:
+    """But "error", of which there is a test below."""
+    assert {case[1] for case in CASES.values()} == set(REMEDIES) - {"error"}
+
+
+def test_an_error_of_ours_is_not_the_users() -> None:
+    trace = 'Traceback:\n  File "/src/raygnn/training/rank.py", line 9, in run\nKeyError: 1\n'
+    bad = {**failure(1, "KeyError: 1"), "trace": trace}
+    found = judge(run(ALIVE, Traces(1, state(1), None, bad)))
+    assert (found.cause.kind, found.cause.where) == (
+        "error", "/src/raygnn/training/rank.py:9 in run"
+    )  # fmt: skip
+
+
+def test_what_is_not_sure_is_said() -> None:
+    confidence = {name: judge(case[0]).cause.confidence for name, case in CASES.items()}
+    assert confidence["killed"] == confidence["model"] == confidence["stuck"] == "high"
+    assert confidence["killed, no word"] == confidence["killed, memory full"] == "medium"
+    assert confidence["nothing known"] == confidence["network"] == "low"
+
+
+def test_ranks_are_told() -> None:
+    found = judge(CASES["stuck"][0])
+    first, second = found.ranks
+    assert (first.state, second.state) == ("raised", "busy")
+    assert (second.phase, second.epoch, second.step, second.host) == ("forward", 1, 6, "node1")
+    assert second.training == "/home/me/my_model.py:7 in forward → x.py:1 f"
+    waiting = judge(CASES["model"][0]).ranks[0]
+    assert waiting.state == "waiting"
+    assert waiting.waiting == "gloo:all_reduce 5 of group 0, 15.0 s"
+
+
+def test_what_was_under_way_before_it_raised_counts() -> None:
+    before = {"time": NOW - 2, "reason": "", "collectives": [entry(5, pending=True)]}
+    late = Traces(0, state(0), box(0, before=before), failure(0, TIMEOUT))
+    stuck = Traces(1, state(1), box(1, SLEEP, USER, TRAIN, collectives=[entry(4)]))
+    found = judge(run(late, stuck))
+    assert found.ranks[0].waiting == "gloo:all_reduce 5 of group 0, 13.0 s"
+    assert found.first_difference is not None
+    assert (found.first_difference["kind"], found.first_difference["odd"]) == ("missing", 1)
+    both = replace(stuck, box={**stuck.box, "collectives": [entry(4), entry(5, size=9)]})  # type: ignore[dict-item]
+    found = judge(run(late, both))
+    assert found.first_difference is not None
+    assert found.first_difference["kind"] == "size"
+
+
+def test_clocks_that_differ_freeze_nobody() -> None:
+    behind = state(1)
+    behind = replace(
+        behind,
+        start=replace(behind.start, begun=behind.start.begun - 600),
+        life=replace(behind.life, wall=NOW - 600),
+    )
+    for ago, kind in ((0.0, "timeout"), (8.0, "frozen")):
+        late = replace(behind, life=replace(behind.life, wall=NOW - 600 - ago))
+        assert judge(run(TIMED_OUT_0, Traces(1, late))).cause.kind == kind
+
+
+def test_where_collectives_part() -> None:
+    same = [entry(1), entry(2), entry(3)]
+    assert first_difference({0: same, 1: same}) is None
+    assert first_difference({0: same}) is None
+    # a rank that has not come yet, where nobody waits
+    assert first_difference({0: same, 1: same[:2]}) is None
+
+    for kind, other in (
+        ("op", entry(3, "gloo:broadcast")),
+        ("dtype", entry(3, dtype="Double")),
+        ("size", entry(3, size=5)),
+    ):
+        found = first_difference({0: same, 1: [*same[:2], other], 2: same})
+        assert found is not None
+        assert (found["kind"], found["seq"], found["odd"]) == (kind, 3, 1)
+        assert [rank["op"] for rank in found["ranks"]][1] == other["op"]
+
+    # of an all-to-all, sizes may differ
+    uneven = [entry(1, "gloo:all_to_all", size=n) for n in (3, 4)]
+    assert first_difference({0: uneven[:1], 1: uneven[1:]}) is None
+
+    waits = [*same, entry(4, pending=True)]
+    found = first_difference({0: waits, 1: same, 2: waits})
+    assert found is not None
+    assert (found["kind"], found["seq"], found["odd"]) == ("missing", 4, 1)
+
+    # what is lost of a ring buffer is no difference
+    assert first_difference({0: same, 1: same[2:]}) is None
+    assert first_difference({0: [entry(1, pending=True), *same[1:]], 1: same[2:]}) is None
+    # another group's earlier difference does not hide behind a later one
+    for first, second in (("a", "b"), ("b", "a")):
+        late = entry(9, "gloo:broadcast", group=first), entry(9, group=first)
+        early = entry(2, "gloo:broadcast", group=second), entry(2, group=second)
+        found = first_difference({0: [late[0], early[0]], 1: [late[1], early[1]]})
+        assert found is not None
+        assert found["seq"] == 2
+
+
+def test_the_first_cause_of_a_chain_counts() -> None:
+    because = "\nThe above exception was the direct cause of the following exception:\n\n"
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    one, two = ('  File "/a.py", line 1, in a\n', '  File "/b.py", line 2, in b\n')
+    assert [str(f) for f in frames(one + because + two)] == ["/a.py:1 in a"]
+    assert [str(f) for f in frames(one + during + two)] == ["/b.py:2 in b"]
+    assert crashed_at("nothing") == []
+
+
+def test_the_users_class_is_the_users_wherever_it_lies() -> None:
+    bad = {
+        **failure(1, "ValueError: no"),
+        "trace": '  File "/v/site-packages/mine/net.py", line 1, in f\n',
+    }
+    for own, kind in (((), "error"), (("/mine/net.py",), "model")):
+        assert judge(run(ALIVE, Traces(1, state(1), None, bad), own=own)).cause.kind == kind
+
+
+# ── what lies on disk ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def failed(tmp_path: Path) -> Path:
+    """A run on disk whose second start failed on rank 1, after one that failed on rank 0."""
+    with RunDir.create(str(tmp_path), "a") as directory:
+        directory.begin({"name": "a", "model": {"kind": "mine.net:Net"}})
+        directory.update_summary(status="failed", error="no")
+    logs = tmp_path / "a" / "logs"
+    for rank in (0, 1):
+        (logs / f"rank-{rank}.state").write_bytes(state(rank, attempt=2).pack())
+    (logs / "rank-0.blackbox.json").write_text(json.dumps(box(0, TRAIN, attempt=2)))
+    (logs / "rank-1.blackbox.json").write_text(json.dumps(box(1, attempt=2)))
+    (logs / "rank-0.failure.json").write_text(json.dumps(failure(0, "OSError: old", attempt=1)))
+    (logs / "rank-1.failure.json").write_text(json.dumps(failure(1, "ValueError: no", attempt=2)))
+    old = (
+        "2026-01-01 10:00:00,1 ERROR raygnn: failed\nTraceback (most recent call last):\n  File x\n"
+    )
+    (logs / "rank-0.log").write_text(old + "OSError: old\n")
+    (logs / "rank-1.log").write_text(old + "ValueError: no\n")
+    (logs / "rank-0.crash").write_text(
+        "start 1 pid 4\nFatal Python error: Aborted\nstart 2 pid 5\n"
+    )
+    return tmp_path / "a"
+
+
+def test_the_last_start_is_judged(failed: Path) -> None:
+    found = raygnn.diagnose(failed)
+    assert (found.cause.kind, found.cause.rank, found.attempt) == ("model", 1, 2)
+    assert found.status == "failed"
+    assert found.notes == []
+    assert found.earlier == [{"rank": 0, "time": "2026-01-01 10:00:00", "what": "OSError: old"}]
+    assert "earlier: 2026-01-01 10:00:00 rank 0: OSError: old" in shown(found)
+    assert raygnn.diagnose("a", str(failed.parent)).cause == found.cause
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"rank": 1}', "\x00\xff", '{"rank": "1"}'])
+def test_damaged_files_are_passed_over(failed: Path, content: str) -> None:
+    logs = failed / "logs"
+    names = ["rank-0.blackbox.json", "rank-1.blackbox.json", "rank-0.state", "driver.json"]
+    for name in names:
+        (logs / name).write_text(content)
+    found = raygnn.diagnose(failed)
+    assert (found.cause.kind, found.cause.rank) == ("model", 1)
+    assert all(any(name in note for note in found.notes) for name in names)
+    assert "passed over" in shown(found)
+    for path in (*logs.iterdir(), failed / "summary.json"):
+        path.write_text(content)
+    found = raygnn.diagnose(failed)
+    assert found.cause.kind in ("unknown", "command_gone")
+    for path in logs.iterdir():
+        path.unlink()
+    raygnn.diagnose(failed)
+
+
+def test_every_cut_of_every_file_is_survived(failed: Path) -> None:
+    for path in [*(failed / "logs").iterdir(), failed / "summary.json"]:
+        whole = path.read_bytes()
+        for length in range(0, len(whole), max(1, len(whole) // 40)):
+            path.write_bytes(whole[:length])
+            assert raygnn.diagnose(failed).cause.kind
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"threads": [{"role": "training", "frames": [3, {"file": 1}]}], "collectives": [3]},
+        {"threads": [None, {"role": "training"}], "collectives": [{"seq": 1, "created": "x"}]},
+        {"threads": {}, "collectives": [{"seq": 1, "pending": True, "created": None, "at": 3}]},
+        {"threads": "x", "collectives": {"a": 1}, "oom_kills": "many", "host": 5},
+    ],
+)
+def test_strange_boxes_are_survived(failed: Path, strange: dict[str, Any]) -> None:
+    for rank in (0, 1):
+        path = failed / "logs" / f"rank-{rank}.blackbox.json"
+        path.write_text(json.dumps(box(rank, attempt=2) | strange))
+    (failed / "logs" / "rank-1.failure.json").unlink()
+    (failed / "logs" / "driver.json").write_text('{"error": "x", "workers": {"1": 3, "0": {}}}')
+    shown(raygnn.diagnose(failed))
+
+
+def test_last_words_count_where_there_was_no_room(failed: Path) -> None:
+    logs = failed / "logs"
+    (logs / "rank-1.failure.json").write_text("")
+    words = replace(state(1, attempt=2), words="OSError: [Errno 28] No space left on device")
+    (logs / "rank-1.state").write_bytes(words.pack())
+    found = raygnn.diagnose(failed)
+    assert (found.cause.kind, found.cause.rank) == ("storage", 1)
+    assert found.cause.evidence[0].startswith("logs/rank-1.state: OSError")
+
+
+def test_a_rank_that_did_not_begin_again(failed: Path) -> None:
+    (failed / "logs" / "rank-0.state").write_bytes(state(0, attempt=1).pack())
+    (failed / "logs" / "rank-0.blackbox.json").unlink()
+    first = raygnn.diagnose(failed).ranks[0]
+    assert (first.state, first.attempt, first.phase) == ("unknown", 1, None)
+
+
+def test_state_comes_back() -> None:
+    one = state(3, phase="naïve " * 20, used=5)
+    file = Path("/proc/self/cmdline")
+    with pytest.raises(DataError, match="state"):
+        read_state(file)
+    assert read_state(Path("/nowhere/rank-0.state")) is None
+    packed = one.pack()
+    assert packed == state(3, phase="naïve " * 20, used=5).pack()
+    assert len(packed) == 1024
+
+
+def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    one = replace(state(3), prefetch=Place("sample", None, 0, 1.5, 2.5), words="of cold")
+    (tmp_path / "s").write_bytes(one.pack())
+    assert read_state(tmp_path / "s") == one
