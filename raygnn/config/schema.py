@@ -191,7 +191,12 @@ class GuardConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_mode(cls, value: Any) -> Any:
-        return {"mode": value} if isinstance(value, str) else value
+        if isinstance(value, (str, bool)):
+            value = {"mode": value}
+        if isinstance(value, dict) and isinstance(value.get("mode"), bool):
+            # what YAML 1.1 makes of on and off, where another reader than ours was used
+            value = {**value, "mode": "on" if value["mode"] else "off"}
+        return value
 
 
 class ClusterConfig(Section):

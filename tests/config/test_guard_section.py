@@ -1,0 +1,70 @@
+"""The section ``guard`` in all its spellings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.errors import ConfigError
+
+JOB: dict[str, Any] = {
+    "name": "a",
+    "graph": {"format": "planted", "nodes": 1000},
+    "model": {"kind": "gcn"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ("deep", "deep"),
+        ("off", "off"),
+        (False, "off"),  # what PyYAML makes of off
+        (True, "on"),
+        ({"mode": True, "every": 3}, "on"),
+        ({"mode": "deep"}, "deep"),
+        ({}, "on"),
+    ],
+)
+def test_spellings(given: Any, mode: str) -> None:
+    assert load_config({**JOB, "guard": given}).guard.mode == mode
+
+
+def test_from_the_command_line() -> None:
+    assert load_config(JOB, ["guard=deep"]).guard.mode == "deep"
+    assert load_config(JOB, ["guard.every=7"]).guard.every == 7
+
+
+@pytest.mark.parametrize("given", ["dep", 3, {"mode": "strict"}, {"every": 0}, {"skip": 1}])
+def test_others_are_errors(given: Any) -> None:
+    with pytest.raises(ConfigError, match="guard"):
+        load_config({**JOB, "guard": given})
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"task": {"kind": "graph_classification"}}, "task.kind"),
+        (
+            {"graph": {"format": "graphs", "dataset": "tests.training.datasets:RandomGraphs"}},
+            "task.kind",
+        ),
+        ({"task": {"metric": "mae"}}, "task.metric"),
+        ({"task": {"loss": "l1"}}, "task.loss"),
+        ({"guard": {"on_bad_sample": "skip"}}, "guard.on_bad_sample"),
+    ],
+)
+def test_what_would_be_ignored_is_an_error(sections: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        load_config({**JOB, **sections})
+
+
+@pytest.mark.parametrize("sampling", [{"fanout": [5, 5]}, {"cache": 0.5}, {"replace": True}])
+def test_whole_graphs_are_not_sampled(sampling: dict[str, Any]) -> None:
+    graph = {"format": "graphs", "dataset": "tests.training.datasets:RandomGraphs"}
+    job = {**JOB, "graph": graph, "task": {"kind": "graph_regression", "metric": "rmse"}}
+    assert load_config(job).task.chosen_metric == "rmse"
+    with pytest.raises(ConfigError, match="takes graphs whole"):
+        load_config({**job, "sampling": sampling})
