@@ -1,6 +1,7 @@
-"""Writes ``docs/config.md``, the reference of a job's configuration, from its JSON Schema.
+"""Writes ``docs/config.md``, the reference of a job's configuration, from its JSON Schema, and of
+what is checked before it starts, from the checks' docstrings.
 
-Run ``python docs/reference.py`` when the schema has changed; a test compares the two.
+Run ``python docs/reference.py`` when one of them has changed; a test compares them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from raygnn.config.checks import BINDING
 from raygnn.config.schema import json_schema
+from raygnn.preflight.checks import described
 
 FILE = Path(__file__).with_name("config.md")
 
 HEAD = """\
 # Configuration
 
-<!-- Written by docs/reference.py from the schema. -->
+<!-- Written by docs/reference.py from the schema and the checks. -->
 
 A job is a YAML file, or a Python mapping of the same shape. `name`, `graph` and `model` are
 needed; everything else has a default. `raygnn config-schema` prints the same as JSON Schema.
@@ -26,6 +29,20 @@ needed; everything else has a default. `raygnn config-schema` prints the same as
 - A duration is written with a unit, `90s`, `30m`, `1.5h`, `2d`; a bare number is in seconds
   where no other meaning is given.
 - Types are strict: `"3"` is not a number. An unknown key is an error that names the nearest one.
+- `config.yaml` in a run directory has every key. Secrets in `comm.env` are `***` there, which is
+  refused when it is read again: give them anew, with `--resume`, too.
+"""
+
+CHECKS = """\
+## Checks
+
+What `raygnn check` looks at, and `raygnn train` before it starts. Every finding names its check:
+`error [storage_visible]: …`. An error refuses the job, with exit code 3; a warning (`warn`) or a
+note (`info`) does not. `cluster.allow: [CHECK, …]` turns a check's errors into notes, except of
+those whose errors the job would surely fail of later. `cluster.uniform` says whether what the checks
+`*_uniform` find are errors (`strict`), warnings (`warn`) or nothing (`off`); they compare the nodes
+on which there is room for a worker. `raygnn check` also warns when the run's name is taken
+(`name_free`).
 """
 
 
@@ -48,7 +65,15 @@ def markdown() -> str:
             blocks.append(definition["description"])
             required = definition.get("required", [])
             blocks.append(_table(definition["properties"], required, defaults))
+    blocks += [CHECKS, _checks()]
     return "\n\n".join(block.rstrip() for block in blocks) + "\n"
+
+
+def _checks() -> str:
+    rows = ["| check | what it looks at | in `cluster.allow` |", "| --- | --- | --- |"]
+    for name, sentence in described().items():
+        rows.append(f"| `{name}` | {sentence} | {'no' if name in BINDING else 'yes'} |")
+    return "\n".join(rows)
 
 
 def _sections(field: dict[str, Any]) -> list[str]:

@@ -124,13 +124,14 @@ def _stoppable() -> Iterator[None]:
 
     handlers = {number: signal.getsignal(number) for number in _STOPS}
     for number, handler in handlers.items():
-        if handler != signal.SIG_IGN:  # by nohup, or for a shell's background job
+        if handler not in (signal.SIG_IGN, None):  # by nohup, or for a shell's background job
             signal.signal(number, interrupt)
     try:
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one of C's, which Python cannot put back
+                signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -56,7 +56,12 @@ class Driver(SimpleNamespace):
         return self._called("train", config, **options)
 
     def check(self, config: raygnn.Config, **options: Any) -> Any:
+        self.address = config.cluster.address
         return self._called("check", config, **options)
+
+    def inspect(self, address: str | None, overrides: list[str], **options: Any) -> Any:
+        self.address, self.overrides = address, overrides
+        return self._called("inspect", SimpleNamespace(name=None), **options)
 
 
 @pytest.fixture
@@ -98,6 +103,16 @@ def test_check_says_whether_the_job_may_start(driver: Driver) -> None:
     driver.ok = False
     assert main(["check", "job.yaml"]) == 3
     assert main(["check", "--set", "name=b"]) == 2  # there is no job to change
+
+
+def test_check_is_told_of_the_cluster(driver: Driver) -> None:
+    assert main(["check", "--address", "head:6379", "--set", "cluster.probe_timeout=20"]) == 0
+    assert (driver.address, driver.overrides) == ("head:6379", ["cluster.probe_timeout=20"])
+    assert main(["check"]) == 0
+    assert (driver.address, driver.overrides) == (None, [])
+    assert [name for name, *_ in driver.calls] == ["inspect", "inspect"]
+    assert main(["check", "job.yaml", "--address", "head:6379"]) == 0
+    assert driver.address == "head:6379"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +177,18 @@ def test_exit_codes(
     assert said.err == "error: what\n  at where\n  → remedy\n"
 
 
+def test_errors_as_json(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
+    driver.error = TrainingError("what", where="where", remedy="remedy", rank=0)
+    driver.error.run = "runs/small"
+    assert main(["train", "job.yaml", "--json"]) == 4
+    said = capsys.readouterr()
+    error = {"what": "what", "where": "where", "remedy": "remedy", "rank": 0, "run": "runs/small"}
+    assert json.loads(said.out) == {"ok": False, "error": error}
+    assert said.err.startswith("error: what\n")
+    assert main(["check", "nowhere.yaml", "--json"]) == 2
+    assert "nowhere.yaml" in json.loads(capsys.readouterr().out)["error"]["where"]
+
+
 def test_values_are_not_markup(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
     driver.error = DataError("[bold]x[/bold] [/nothing] :smile:", where="\x1b[31mfile")
     assert main(["train", "job.yaml"]) == 2
@@ -209,53 +236,154 @@ def test_ctrl_c(driver: Driver, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_signal_handlers_are_put_back(driver: Driver) -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     main(["train", "job.yaml"])
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_a_command(number: signal.Signals, tmp_path: Path) -> None:
+_SLEEPER = """
+import sys, time, types, raygnn.training, raygnn.cli
+def train(config, **options):
+    print("training", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        print("ending", flush=True)
+        if sys.argv[1:] == ["slow"]:
+            sys.stdin.readline()
+        print("ended", flush=True)
+sys.modules["raygnn.training.driver"] = types.SimpleNamespace(train=train)
+raygnn.training.driver = sys.modules["raygnn.training.driver"]
+sys.exit(raygnn.cli.main(["train", "job.yaml"]))
+"""
+
+
+def _sleeper(tmp_path: Path, *args: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A command that trains until it is stopped, as it stands when it has begun."""
     (tmp_path / "job.yaml").write_text(JOB)
-    code = (
-        "import sys, time, types, raygnn.training, raygnn.cli\n"
-        "def train(config, **options):\n"
-        "    print('training', flush=True)\n"
-        "    time.sleep(60)\n"
-        "sys.modules['raygnn.training.driver'] = types.SimpleNamespace(train=train)\n"
-        "raygnn.training.driver = sys.modules['raygnn.training.driver']\n"
-        "sys.exit(raygnn.cli.main(['train', 'job.yaml']))\n"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [*before, sys.executable, "-c", _SLEEPER, *args],
         cwd=tmp_path,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "training\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == "training\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_end_a_command(number: signal.Signals, tmp_path: Path) -> None:
+    with _sleeper(tmp_path) as process:
         process.send_signal(number)
-        said = process.communicate(timeout=30)[1]
+        out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "error: interrupted\n"
+    assert (out, err) == ("ending\nended\n", "error: interrupted\n")
 
 
-def test_closed_pipe_is_quiet() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "raygnn", "config-schema"],
-            stdout=write,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    finally:
-        os.close(write)
-    assert done.returncode == 128 + signal.SIGPIPE
-    assert done.stderr == b""
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_does_not_disturb_the_way_out(
+    second: signal.Signals, tmp_path: Path
+) -> None:
+    with _sleeper(tmp_path, "slow") as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "ending\n"
+        process.send_signal(second)
+        out, err = process.communicate("\n", timeout=30)
+    assert process.returncode == 130
+    assert (out, err) == ("ended\n", "error: interrupted\n")
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    ignore = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
+    with _sleeper(tmp_path, before=ignore) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)  # delivered after the lower number
+        out, err = process.communicate(timeout=30)
+    assert (out, err) == ("ending\nended\n", "error: interrupted\n")
+    assert process.returncode == 130
+
+
+# ── an output that is not there ──────────────────────────────────────────────────────────────
+
+
+def _to(output: int | Any, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "raygnn", *argv],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+
+
+def _commands(storage: Path) -> list[list[str]]:
+    listing = ["runs", "--storage", str(storage)]
+    return [["config-schema"], listing, [*listing, "--json"]]
+
+
+def test_closed_pipe_is_quiet(storage: Path) -> None:
+    for argv in _commands(storage):
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            done = _to(write, *argv)
+        finally:
+            os.close(write)
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, ""), argv
+
+
+def test_a_full_disk_is_said(storage: Path) -> None:
+    for argv in _commands(storage):
+        with open("/dev/full", "w") as full:
+            done = _to(full, *argv)
+        assert done.returncode == 130
+        assert done.stderr.startswith(
+            "error: standard output cannot be written: No space left on device\n"
+        ), argv
+        assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_are_none_of_our_business(storage: Path) -> None:
+    for argv in _commands(storage):
+        command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "raygnn", *argv]
+        assert subprocess.run(command, check=False).returncode == 0, argv
+
+
+def test_an_error_that_nobody_hears_keeps_its_code(tmp_path: Path) -> None:
+    for stream in ("stdout", "stderr"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "raygnn", "train", "nowhere.yaml", "--json"],
+                check=False,
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+                text=True,
+                **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full},
+            )
+        assert done.returncode == 2
+        assert "nowhere.yaml" in (done.stdout or "") + (done.stderr or "")
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    shell = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m raygnn check job.yaml"
+    done = subprocess.run(
+        ["sh", "-c", shell],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the working directory is gone: ")
 
 
 # ── verbs that need no job ───────────────────────────────────────────────────────────────────

@@ -101,7 +101,7 @@ def _wrong_beside(manifest: Mapping[str, Any], meta: PartitionMeta) -> str | Non
             return f"files, {meta.name_of(path)} is missing"
     nodes = {ntype: meta.node_ranges[ntype] for ntype in meta.ntypes}
     edges = {etype_str(etype): meta.edge_ranges[etype] for etype in meta.etypes}
-    masks = {}
+    masks: dict[str, set[str]] = {}
     for key in manifest["features"]:
         kind, _, name = key.rpartition("/")
         if kind in nodes and name in MASKS:

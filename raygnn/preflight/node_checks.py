@@ -136,7 +136,7 @@ def storage_visible(job: Job) -> Iterator[Finding]:
 
 
 def memory_fits(job: Job) -> Iterator[Finding]:
-    """A node's workers map its share of the partition once, and keep rows of the others' parts."""
+    """A node has memory for its share of the partition and the cached rows of others."""
     if not job.holding:
         return
     least = job.workers // len(job.holding)  # workers that some node has at least

@@ -13,10 +13,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
@@ -31,10 +29,9 @@ from raygnn.training.job import LENGTH, Job
 from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.reduction import Reduction
 
 log = logging.getLogger("raygnn")
-
-_HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Rank:
         guard = Guard(self.control, config.guard)
         evaluation = self._evaluation(evaluate, records, loader)
         has_val = plane.count("val") > 0
-        callbacks = [records, guard, *([evaluation] if has_val else [])]
+        callbacks = [Reduction(self.ranks), records, guard, *([evaluation] if has_val else [])]
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
         log.info("training from %s", state or "the start")
         try:
@@ -206,7 +203,7 @@ class Rank:
 
     def _trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:
         config = self.config
-        strategy = self.runtime.strategy(**self._ddp(), **self._reduction())
+        strategy = self.runtime.strategy(**self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         return pl.Trainer(
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
@@ -226,14 +223,6 @@ class Rank:
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
-
-    def _reduction(self) -> dict[str, Any]:
-        """How gradients are reduced: DDP's own way, compressed, or over a group that compares."""
-        hook = _HOOKS.get(self.config.comm.compression)
-        if not self.ranks.compared:
-            return {"ddp_comm_hook": hook}
-        group = self.ranks.group(dist.get_backend())
-        return {"ddp_comm_hook": hook or default_hooks.allreduce_hook, "ddp_comm_state": group}
 
     def _result(
         self,

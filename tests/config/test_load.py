@@ -254,7 +254,7 @@ SECTIONS = st.fixed_dictionaries(
         "comm": st.fixed_dictionaries(
             {},
             optional={
-                "timeout": st.integers(1, 10**6) | st.floats(0.001, 1e6),
+                "timeout": st.integers(1, 10**6) | st.floats(1, 1e6),
                 "env": st.dictionaries(
                     st.from_regex(r"[A-Z][A-Z_]{8}", fullmatch=True).filter(
                         lambda name: "RANK" not in name

@@ -6,6 +6,7 @@ nothing, and must not take the time of importing torch.
 
 from __future__ import annotations
 
+import errno
 import resource
 import subprocess
 import sys
@@ -132,8 +133,47 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "duration without unit": (GOOD + "comm: {timeout: '30'}\n", ("comm.timeout", "30m", "'30'")),
     "duration as a clock": (GOOD + "comm: {timeout: 1:30}\n", ("comm.timeout", "'1:30'")),
     "negative duration": (GOOD + "comm: {timeout: -5}\n", ("comm.timeout", "got -5")),
-    "number in env": (GOOD + "comm: {env: {A: 1}}\n", ("comm.env.A", 'quotes: "1"')),
-    "reserved variable": (GOOD + "comm: {env: {RANK: '0'}}\n", ("comm.env", "RANK")),
+    "fraction in env": (GOOD + "comm: {env: {A: 1.5}}\n", ("comm.env.A", 'quotes: "1.5"')),
+    "reserved variable": (
+        GOOD + "comm: {env: {RANK: '0'}}\n",
+        ("comm.env.RANK (line 7)", "another name: RANK is set", "got 'RANK'"),
+    ),
+    "variable with a blank": (
+        GOOD + "comm: {env: {A B: x}}\n",
+        ("comm.env.A B (line 7)", "letters, digits", "got 'A B'"),
+    ),
+    "NUL in env": (GOOD + 'comm: {env: {A: "x\\0y"}}\n', ("comm.env.A", "NUL", "'x\\x00y'")),
+    "half a character in env": (GOOD + 'comm: {env: {A: "\\ud800"}}\n', ("comm.env.A", "UTF-8")),
+    "endless variable": (
+        GOOD + f"comm: {{env: {{A: {'x' * 200_000}}}}}\n",
+        ("comm.env.A", "at most 100000 bytes"),
+    ),
+    "no threads": (
+        GOOD + "comm: {env: {OMP_NUM_THREADS: 0}}\n",
+        ("comm.env.OMP_NUM_THREADS (line 7)", "whole number from 1", "'0'"),
+    ),
+    "threads in words": (GOOD + "comm: {env: {OMP_NUM_THREADS: abc}}\n", ("'abc'",)),
+    "empty threads": (GOOD + "comm: {env: {OMP_NUM_THREADS: ''}}\n", ("got ''",)),
+    "unknown level": (
+        GOOD + "comm: {env: {TORCH_DISTRIBUTED_DEBUG: lots}}\n",
+        ("comm.env.TORCH_DISTRIBUTED_DEBUG", "'lots'", "OFF, INFO, DETAIL", "comm.debug"),
+    ),
+    "hidden value": (
+        GOOD + "comm: {env: {MY_TOKEN: '***'}}\n",
+        ("comm.env.MY_TOKEN", "does not keep", "--set comm.env.MY_TOKEN="),
+    ),
+    "no time to meet": (GOOD + "comm: {timeout: 0.001s}\n", ("comm.timeout", "0.001s", "1s or")),
+    "unknown check": (
+        GOOD + "cluster:\n  allow: [hardware_unifrom, a, a, a]\n",
+        ("cluster.allow (line 8)", "no check 'hardware_unifrom', 'a'", "mean hardware_uniform?"),
+    ),
+    "no check at all": (GOOD + "cluster: {allow: [a]}\n", ("checks are: bf16_is_there, ",)),
+    "check that must hold": (
+        GOOD + "cluster: {allow: [resources_fit, name_free]}\n",
+        ("cluster.allow", "resources_fit, name_free cannot be allowed"),
+    ),
+    "text for a list": (GOOD + "cluster: {allow: nonsense}\n", ("a list, got", ": [nonsense]")),
+    "workers without end": (GOOD + "cluster: {workers: 2000000000}\n", ("more than 1048576",)),
     "storage in a cloud": (GOOD + "storage: s3://bucket/runs\n", ("storage", "s3://bucket/runs")),
     "address of the dashboard": (
         GOOD + "cluster: {address: 'http://head:8265'}\n",
@@ -160,6 +200,15 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "storage in a file": (GOOD + "storage: graph.npz/runs\n", ("storage", "not a directory")),
     "missing module": (model("{kind: 'nowhere.models:Net'}"), ("model.kind", "no module nowhere")),
     "missing class": (model("{kind: 'json.decoder:JSONDecodr'}"), ("json.decoder:JSONDecoder?",)),
+    "graph of an endless name": (
+        GOOD.replace("graph.npz", "a" * 300),
+        ("graph.path (line 4)", "cannot be looked at: File name too long"),
+    ),
+    "storage of an endless name": (GOOD + f"storage: {'a' * 300}\n", ("storage", "too long")),
+    "partition of an endless name": (
+        GOOD + f"partition: {{path: {'a' * 300}}}\n",
+        ("partition.path", "too long"),
+    ),
     # Keys that contradict each other.
     "fanouts and layers": (
         GOOD + "sampling: {fanout: [5, 5, 5]}\n",
@@ -260,6 +309,57 @@ def test_malformed_config(case: str, here: Path, capsys: pytest.CaptureFixture[s
     assert said.out == ""
     check_message(said.err, fragments)
     assert snapshot(here) == before
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("link", "link cannot be looked at: Too many levels of symbolic links"),
+        ("nothing", "link is a link to nothing, which does not exist"),
+    ],
+)
+def test_links_that_lead_nowhere(
+    target: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "link").symlink_to(target)
+    (here / "job.yaml").write_text(GOOD.replace("graph.npz", "link"))
+    assert main(["check", "job.yaml"]) == 2
+    check_message(capsys.readouterr().err, ("graph.path (line 4)", said))
+
+
+@pytest.mark.parametrize("key", ["graph.path", "partition.path", "storage"])
+def test_places_that_may_not_be_looked_at(
+    key: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a directory of somebody else; whoever runs the tests may see all."""
+    stat = Path.stat
+
+    def refuse(path: Path, **options: object) -> object:
+        if path.name == "x":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    (here / "job.yaml").write_text(GOOD)
+    assert main(["check", "job.yaml", "--set", f"{key}=x"]) == 2
+    check_message(capsys.readouterr().err, (key, "x cannot be looked at: Permission denied"))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        *("MY_TOKEN: [hunter2]", "MY_TOKEN: 12.5", "GITHUB_PAT: {hunter2: 1}"),
+        *('MY_PASSWORD: "hunter2\\0"', 'DATABASE_URL: "postgres://u:hunter2@h/db\\0"'),
+    ],
+)
+def test_secrets_are_not_told(env: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "job.yaml").write_text(GOOD + f"comm: {{env: {{{env}}}}}\n")
+    assert main(["check", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "comm.env" in said
+    assert "***" in said
+    assert "hunter2" not in said
+    assert "12.5" not in said
 
 
 @pytest.mark.parametrize("case", OVERRIDES)

@@ -239,6 +239,59 @@ def test_a_manifest_that_is_wrong(meta: PartitionMeta) -> None:
         assert error.value.where == str(path)
 
 
+def _other(manifest: dict[str, Any], *path: str | int, to: object) -> None:
+    for key in path[:-1]:
+        manifest = manifest[key]
+    manifest[path[-1]] = to  # type: ignore[index]
+
+
+PART = "part1/graph.dgl"
+# path of an entry → what it is made
+DAMAGE: dict[str, tuple[list[str | int], object]] = {
+    "facts of a file": (["files", PART], 7),
+    "size of a file": (["files", PART, "bytes"], "7"),
+    "digest of a file": (["files", PART, "sha256"], None),
+    "no files": (["files"], {}),
+    "features in a list": (["features"], []),
+    "facts of a feature": (["features", "item/feat"], 3),
+    "shape of a feature": (["features", "item/feat", "shape"], [-1]),
+    "dtype of a feature": (["features", "item/feat", "dtype"], 1),
+    "parts in text": (["num_parts"], "2"),
+    "more parts": (["num_parts"], 7),
+    "no parts": (["parts"], []),
+    "a part that is none": (["parts", 1], None),
+    "nodes of a part": (["parts", 1, "nodes", "item"], 99),
+    "edges of a part": (["parts", 0, "edges"], {}),
+    "halo of a part": (["parts", 1, "halo"], None),
+    "bytes of a part": (["parts", 1, "bytes"], -1),
+    "no splits in a part": (["parts", 1, "splits"], {}),
+    "splits of a part": (["parts", 1, "splits"], {"item": 3}),
+    "a mask without counts": (["features", "user/test_mask"], {"dtype": "bool", "shape": []}),
+    "a source in text": (["source"], "here"),
+    "what it was made from": (["source"], {"made_from": []}),
+    "seconds": (["seconds"], {"write": "long"}),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_manifest_that_is_damaged(meta: PartitionMeta, case: str) -> None:
+    """Its files are as they were; a wrong entry would be met later, if at all."""
+    path, to = DAMAGE[case]
+    file = meta.directory / "raygnn.json"
+    edit(file, lambda manifest: _other(manifest, *path, to=to))
+    with pytest.raises(DataError, match="does not say what the partition is") as error:
+        read_meta(meta.directory)
+    assert error.value.where == str(file)
+    assert "make the partition again" in (error.value.remedy or "")
+
+
+def test_a_manifest_that_forgets_a_file(meta: PartitionMeta) -> None:
+    file = meta.directory / "raygnn.json"
+    edit(file, lambda manifest: manifest["files"].pop(PART))
+    with pytest.raises(DataError, match=f"files, {PART} is missing"):
+        read_meta(meta.directory)
+
+
 # --- damaged files -------------------------------------------------------------------------------
 
 

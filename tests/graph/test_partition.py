@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import signal
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from raygnn.config.graphs import PlanetoidGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, DataError
+from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.graph import assign, sources, store
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
@@ -34,7 +35,7 @@ from raygnn.graph.data import (
 from raygnn.graph.dgl import dgl
 from raygnn.graph.layout import PartitionMeta, load_part, read_meta
 from raygnn.graph.manifest import describe, table, verify
-from raygnn.graph.partition import ensure_partition, partition_graph
+from raygnn.graph.partition import ensure_partition, find_partition, partition_graph
 from tests.graph.parted import (
     assert_same,
     graphs,
@@ -495,6 +496,30 @@ def test_a_path_that_holds_another_one_is_told_apart(tmp_path: Path) -> None:
             ensure_partition(config, 2)
         assert error.value.where == "partition.path"
         assert str(place) in error.value.what
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "file/parts", "refused"])
+def test_a_path_where_none_can_be_made(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before the graph is read, and nothing is left."""
+    (tmp_path / "file").touch()
+    opened = tempfile.TemporaryFile
+
+    def refuse(*args: Any, dir: Path, **options: Any) -> Any:
+        if name == "refused":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(*args, dir=dir, **options)
+
+    config = job(tmp_path, path=tmp_path / "x", parts=2)
+    place = config.partition.model_copy(update={"path": tmp_path / name})
+    config = config.model_copy(update={"partition": place})
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(InputError) as caught:
+        find_partition(config, 2)
+    assert str(tmp_path / name) in str(caught.value)
+    assert caught.value.remedy
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
 def test_foreign_partitions_are_taken_as_they_are(

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from test_preflight_checks import SPEAKS as OTHERS
 
-from raygnn.preflight.checks import CHECKS, check
-from raygnn.preflight.facts import Gpu, NodeFacts
+from raygnn.config.checks import ALLOWABLE, BINDING
+from raygnn.preflight.checks import CHECKS, check, described
+from raygnn.preflight.facts import Gpu, Interface, NodeFacts
 from raygnn.preflight.job import Job
 from raygnn.preflight.network import Link
 from raygnn.preflight.probe import Survey
@@ -35,6 +36,13 @@ def on_gpus(*nodes: NodeFacts, **job: object) -> Job:
     config = make_config(cluster__gpus_per_worker=1, **job)
     given = make_resources(*((node.node, 2, len(node.gpus)) for node in nodes))
     return make_job(config, tuple(replace(n, versions=CUDA) for n in nodes), resources=given)
+
+
+def with_interface(interface: Interface) -> Job:
+    config = make_config(comm__env={"GLOO_SOCKET_IFNAME": interface.name})
+    network = make_network()
+    network = replace(network, interfaces=(*network.interfaces, interface))
+    return make_job(config, (make_node(network=network),))
 
 
 # name of the case → (job, check that speaks, severity, words in what it says)
@@ -78,7 +86,43 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
     ),
     "an interface that is not there": (
         lambda: make_job(make_config(comm__env={"GLOO_SOCKET_IFNAME": "eth1"}), two()),
-        *("interfaces_there", "error", ["GLOO_SOCKET_IFNAME is eth1", "eth2", "(on b)"]),
+        *("interfaces_there", "error", ["GLOO_SOCKET_IFNAME is 'eth1'", "eth2", "(on b)"]),
+    ),
+    "an interface that only the other node has": (
+        lambda: make_job(make_config(comm__env={"GLOO_SOCKET_IFNAME": "eth1,eth2"}), two()),
+        *("interfaces_there", "error", ["no interface 'eth1'", "(on b)"]),
+    ),
+    "an interface that one node alone lacks": (
+        lambda: make_job(make_config(comm__env={"GLOO_SOCKET_IFNAME": "nope0"})),
+        *("interfaces_there", "error", ["no interface 'nope0'; there are: eth1, lo", "(on a)"]),
+    ),
+    "an interface that the shell names": (
+        lambda: make_job(nodes=(make_node(environment={"GLOO_SOCKET_IFNAME": "eth7"}),)),
+        *("interfaces_there", "error", ["GLOO_SOCKET_IFNAME is 'eth7'", "(on a)"]),
+    ),
+    "an empty name of an interface": (
+        lambda: make_job(make_config(comm__env={"GLOO_SOCKET_IFNAME": ""})),
+        *("interfaces_there", "error", ["no interface ''"]),
+    ),
+    "loopback for two hosts": (
+        lambda: make_job(make_config(comm__env={"GLOO_SOCKET_IFNAME": "lo"}), two()),
+        *("interfaces_there", "error", ["lo reaches nothing but the node itself", "(on b)"]),
+    ),
+    "an interface that is down": (
+        lambda: with_interface(Interface("eth0", ("10.1.0.1",), up=False)),
+        *("interfaces_there", "error", ["eth0 is down"]),
+    ),
+    "an interface without an address": (
+        lambda: with_interface(Interface("eth0")),
+        *("interfaces_there", "error", ["eth0 has no IPv4 address"]),
+    ),
+    "an interface that NCCL does not find": (
+        lambda: on_gpus(make_node(gpus=(NEW,)), comm__env={"NCCL_SOCKET_IFNAME": "=eth"}),
+        *("interfaces_there", "error", ["NCCL_SOCKET_IFNAME is '=eth'", "eth1, lo"]),
+    ),
+    "a level of debugging that there is none of": (
+        lambda: make_job(nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "lots"})),
+        *("debug_level_safe", "error", ["LOTS", "torch knows OFF", "(on b)"]),
     ),
     "a level of debugging that kills": (
         lambda: make_job(nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})),
@@ -135,10 +179,6 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         ),
         *("memory_fits", "error", ["4.0 GiB of memory", "(on b)"]),
     ),
-    "a check that there is none of": (
-        lambda: make_job(make_config(cluster__allow=["hardware_unifrom"])),
-        *("allow_known", "error", ["hardware_unifrom"]),
-    ),
 }
 
 
@@ -154,8 +194,53 @@ def test_it_speaks(case: str) -> None:
 
 def test_every_check_has_a_case() -> None:
     named = {name for _, name, _, _ in [*SPEAKS.values(), *OTHERS.values()]}
-    named -= {"allow_known", "network_bandwidth", "network_latency", "network_reach"}
+    named -= {"network_bandwidth", "network_latency", "network_reach"}
     assert named == {each.__name__ for each in CHECKS} - {"network_links"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(("GLOO_SOCKET_IFNAME", "eth1"), ("GLOO_SOCKET_IFNAME", "lo")),  # on one node
+        *(("NCCL_SOCKET_IFNAME", "eth"), ("NCCL_SOCKET_IFNAME", "^docker,lo")),
+        *(("NCCL_SOCKET_IFNAME", "=eth1"), ("NCCL_SOCKET_IFNAME", "ib,eth")),
+    ],
+)
+def test_interfaces_that_are_there(variable: str, value: str) -> None:
+    node = make_node(gpus=(NEW, replace(NEW, uuid="GPU-3")))
+    assert check(on_gpus(node, comm__env={variable: value})) == ()
+
+
+def test_the_name_of_a_host_does_not_matter_where_the_interface_is_said() -> None:
+    network = make_network(2, resolves_to=("127.0.1.1",))
+    said = two(network=network, environment={"GLOO_SOCKET_IFNAME": "eth2"})
+    config = make_config(cluster__uniform="off")
+    assert check(make_job(config, said)) == ()
+    assert [f.check for f in check(make_job(config, two(network=network)))] == [
+        "host_name_resolves"
+    ]
+
+
+def test_the_names_that_can_be_allowed_are_those_of_the_checks() -> None:
+    names = {*described(), "name_free"}
+    assert sorted(names) == sorted((*ALLOWABLE, *BINDING))
+    assert len({*ALLOWABLE, *BINDING}) == len((*ALLOWABLE, *BINDING))
+    assert {name for _, name, _, _ in [*SPEAKS.values(), *OTHERS.values()]} <= names
+
+
+@pytest.mark.parametrize("name", described())
+def test_every_check_says_what_it_looks_at(name: str) -> None:
+    sentence = described()[name]
+    assert sentence.endswith(".")
+    assert "``" not in sentence, "it is shown as Markdown"
+    assert 10 < len(sentence) < 200
+
+
+def test_what_is_allowed_says_no_more_how_to_allow_it() -> None:
+    config = make_config(cluster__allow=["hardware_uniform"])
+    (finding,) = check(make_job(config, two(cpu="An old one")))
+    assert finding.what.endswith("(allowed)")
+    assert finding.remedy == ""
 
 
 def test_what_is_allowed_does_not_stop_the_job() -> None:
@@ -190,7 +275,8 @@ def test_the_cluster_alone() -> None:
     found = Survey(nodes, make_resources(("a", 2, 0), ("b", 2, 0)))
     report = inspect(make_config(), found)
     assert [finding.check for finding in report.findings] == ["shared_memory"]
-    assert (report.ok, report.verdict) == (False, "refused: 1 to mend")
+    assert (report.ok, report.verdict) == (False, "refused: 1 error")
+    assert report.to_dict()["communication"] is None
     marked = inspect(make_config(), replace(found, nodes=two(python="3.12.1"))).rows()
     assert marked[1][2] == "≠ 3.12.1"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +68,39 @@ def test_secrets_reach_the_ranks_and_nobody_else() -> None:
     assert "hidden-value" not in json.dumps([plan.to_dict(), plan.rows()])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("GITHUB_PAT", "hunter2"), ("DATABASE_URL", "postgres://u:hunter2@h/db")),
+        *(("http_proxy", "http://u:hunter2@proxy"), ("API_KEY", "hunter2")),
+    ],
+)
+def test_what_is_a_secret(name: str, value: str) -> None:
+    config = make_config(comm__env={name: value})
+    plan = make_comm_plan(config, two())
+    assert name not in plan.everywhere()
+    assert "hunter2" not in json.dumps([plan.to_dict(), plan.rows(), config.recorded()])
+    assert config.recorded()["comm"]["env"] == {name: "***"}
+    assert config.to_dict()["comm"]["env"] == {name: value}
+
+
+def test_what_is_no_secret() -> None:
+    env = {"NCCL_IB_PKEY": "1", "PATTERN": "x", "URL": "http://host:80/a"}
+    assert make_config(comm__env=env).recorded()["comm"]["env"] == env
+
+
+def test_what_ray_would_expand_is_set_by_the_backend_alone() -> None:
+    plan = make_comm_plan(make_config(comm__env={"A": "$HOME/x"}), two())
+    assert "A" not in plan.everywhere()
+    assert values(plan, "aaa")["A"] == "$HOME/x"
+
+
+def test_what_the_shell_says_is_not_replaced_without_a_word() -> None:
+    plan = make_comm_plan(make_config(), two(environment={"OMP_NUM_THREADS": "64"}))
+    reasons = [plan.nodes[node][0].reason for node in ("aaa", "bbb")]
+    assert reasons == ["cluster.cpus_per_worker", "cluster.cpus_per_worker, instead of 64"]
+
+
 def test_nobody_to_plan_for() -> None:
     assert not make_comm_plan(make_config(), ()).single
 
@@ -94,7 +128,8 @@ def test_what_the_user_says_wins_and_what_is_there_stays() -> None:
     misled = two(network=make_network(2, resolves_to=()))
     there = replace(misled[1], environment={"GLOO_SOCKET_IFNAME": "bond0"})
     plan = make_comm_plan(make_config(), (misled[0], there))
-    assert "GLOO_SOCKET_IFNAME" not in values(plan, "bbb")
+    (kept,) = [v for v in plan.nodes["bbb"] if v.name == "GLOO_SOCKET_IFNAME"]
+    assert (kept.value, kept.reason) == ("bond0", "it is set there already")
     own = {"GLOO_SOCKET_IFNAME": "eth9", "OMP_NUM_THREADS": "3"}
     plan = make_comm_plan(make_config(comm__env=own), misled)
     assert values(plan, "aaa") == values(plan, "bbb") == own

@@ -58,6 +58,14 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(nodes=(make_node(), NodeFacts("b", problem="no answer within 20 s"))),
         *("nodes_answer", "error", ["no answer within 20 s", "(on b)"]),
     ),
+    "nobody answers": (
+        lambda: make_job(nodes=tuple(NodeFacts(n, problem="no answer within 5 s") for n in "abc")),
+        *("nodes_answer", "error", ["none of 3 nodes", "no answer within 5 s", "(on a, b, c)"]),
+    ),
+    "a place for copies that is none": (
+        lambda: make_job(nodes=(make_node(cache="/etc/passwd is not a directory"),)),
+        *("cache_usable", "error", ["staging.path is null", "not a directory", "(on a)"]),
+    ),
     "an old torch": (
         lambda: make_job(nodes=(make_node(versions=versions(torch="2.3.1")),)),
         *("versions_supported", "error", ["torch is 2.3.1", "on a"]),
@@ -92,7 +100,7 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
     ),
     "a read-only storage": (
         lambda: make_job(nodes=(make_node(storage="readonly"),)),
-        *("storage_visible", "error", ["cannot be written"]),
+        *("storage_visible", "error", ["cannot be made or written"]),
     ),
     "a missing part": (
         lambda: make_job(nodes=two(partition_files={"cora.json": 500})),
@@ -207,7 +215,11 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
             make_config(cluster__workers=1, cluster__cpus_per_worker=3),
             resources=make_resources(("a", 2, 0), ("b", 2, 0)),
         ),
-        *("resources_fit", "error", ["1 × 3 CPUs do not fit", "4 CPUs", "2 node(s)", "room for 0"]),
+        *(
+            "resources_fit",
+            "error",
+            ["1 × 3 CPUs do not fit", "4 CPUs", "2 nodes", "room for 0 such workers"],
+        ),
     ),
     "too few GPUs": (
         lambda: make_job(make_config(**GPU_JOB), resources=make_resources(("a", 2, 1))),
@@ -327,6 +339,39 @@ def test_it_is_silent(case: str) -> None:
     assert check(SILENT[case]()) == ()
 
 
+def test_a_storage_that_is_none_has_no_room_to_speak_of() -> None:
+    found = check(make_job(nodes=(make_node(disk_free=0, storage="readonly"),)))
+    assert [finding.check for finding in found] == ["storage_visible"]
+
+
+def test_what_a_dead_node_had_is_not_given_to_others() -> None:
+    """Ray counts its CPUs as taken for a while."""
+    dead = NodeFacts("b", problem="the actor died")
+    found = check(make_job(nodes=(make_node(), dead), resources=make_resources(free=1)))
+    assert [finding.check for finding in found] == ["nodes_answer"]
+
+
+def test_one_that_answers_is_not_blamed_for_the_others() -> None:
+    silent = tuple(NodeFacts(n, problem="no answer within 5 s") for n in "bc")
+    found = check(make_job(nodes=(make_node(), *silent)))
+    assert [(f.check, f.nodes) for f in found] == [
+        ("nodes_answer", ("b",)),
+        ("nodes_answer", ("c",)),
+    ]
+    (alone,) = check(make_job(nodes=silent))
+    assert "cluster.probe_timeout" in alone.remedy
+    assert "take it out" not in alone.remedy
+
+
+def test_a_node_is_named_once() -> None:
+    differ = "nodes differ in A: 1 on host0, 64 on host1"
+    assert str(Finding("a", "error", differ, nodes=("host1",))) == differ
+    link = "from host1 to host0 does not work"
+    assert str(Finding("a", "error", link, nodes=("host1", "host0"))) == link
+    more = Finding("a", "error", differ, nodes=("host1", "host10"))
+    assert str(more) == f"{differ} (on host1, host10)"
+
+
 def test_errors_come_first() -> None:
     job = make_job(
         partition=make_partition(num_parts=3, splits={"train": 0}),
@@ -346,11 +391,12 @@ def test_the_verdict_lists_every_error() -> None:
         verdict(findings, make_config())
     assert caught.value.exit_code == 3
     assert caught.value.what == (
-        "2 things stop this job\n  that is wrong (on x, y); mend it\n  so is this; mend this too"
+        "2 things stop this job\n  that is wrong (on x, y) [b]\n    → mend it\n"
+        "  so is this [c]\n    → mend this too"
     )
     with pytest.raises(PreflightError) as caught:
         verdict(findings[:2], make_config())
-    assert (caught.value.what, caught.value.remedy) == ("that is wrong (on x, y)", "mend it")
+    assert (caught.value.what, caught.value.remedy) == ("that is wrong (on x, y) [b]", "mend it")
     verdict(findings[:1], make_config())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,9 +62,15 @@ def test_the_manifest_the_parts_and_the_graph_say_the_same(
     ours = partition_facts(config, meta)
     foreign = partition_facts(config, replace(meta, manifest=None))
     graph = graph_facts(config, make_graph(), parts=2)
-    assert ours.columns == foreign.columns == graph.columns
-    assert ours.columns["item"]["feat"] == (Column("float32", (3,)),) * 2
-    assert ours.columns["user"] == {"feat": (Column("float64", (4,)),) * 2}
+    assert (ours.alike, foreign.alike, graph.alike) == (True, False, True)
+    every = {
+        ntype: {name: columns * 2 for name, columns in arrays.items()}
+        for ntype, arrays in ours.columns.items()
+    }
+    assert ours.columns == graph.columns
+    assert every == foreign.columns
+    assert every["item"]["feat"] == (Column("float32", (3,)),) * 2
+    assert every["user"] == {"feat": (Column("float64", (4,)),) * 2}
     assert ours.nodes == foreign.nodes == graph.nodes == {"item": ITEMS, "user": USERS}
     assert ours.splits == foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
     assert ours.files.keys() - foreign.files.keys() == {"raygnn.json"}
@@ -113,6 +120,16 @@ def test_a_real_partition_passes_and_a_damaged_one_does_not(
         assert [finding.check for finding in report.findings] == ["partition_visible"]
         assert "node_feat" in report.findings[0].what
         assert not report.ok
+        assert f"delete {meta.directory} and make it again" in report.findings[0].remedy
+
+
+def test_the_facts_of_a_graph_do_not_grow_with_the_parts(tmp_path: Path) -> None:
+    """Somebody asks for far too many workers, and is told so."""
+    config = make_config(tmp_path)
+    facts = graph_facts(config, make_graph(), parts=2**20)
+    assert len(pickle.dumps(facts)) < 10_000
+    report = preflight(config, facts, probe_local(config))
+    assert "parts_agree" not in {finding.check for finding in report.findings}
 
 
 def test_a_graph_passes_before_it_is_partitioned(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +18,14 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.config.schema import Config
+from raygnn.config.schema import Config, StagingConfig
 from raygnn.errors import InputError
 from raygnn.graph.layout import PartFiles
+from raygnn.graph.staging import Stage
+from raygnn.preflight import machine, probe
 from raygnn.preflight import node as node_module
-from raygnn.preflight import probe
 from raygnn.preflight.facts import NodeFacts, Resources
-from raygnn.preflight.node import PACKAGES
+from raygnn.preflight.node import PACKAGES, Question, node_facts
 from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
 
 
@@ -103,22 +106,76 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
 
 
 def test_a_storage_is_known_by_its_token(tmp_path: Path) -> None:
-    storage, elsewhere = tmp_path / "a" / "runs", tmp_path / "b"
-    elsewhere.mkdir()
-    with probe._token(storage) as token:
-        assert node_module._storage(storage, token) == "ok"
-        assert node_module._storage(elsewhere, token) == "other"
-        assert node_module._storage(tmp_path / "c", token) == "missing"
-    assert sorted(tmp_path.iterdir()) == [elsewhere], "what was made for the token is gone"
+    for storage in (tmp_path / "a", tmp_path / "a" / "b" / "runs"):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        with probe._token(storage) as token:
+            assert node_module._storage(storage, token) == "ok"
+            file = Path(token)
+            seen = file.rename(tmp_path / file.name)  # as on a node with another directory there
+            assert node_module._storage(storage, token) == "other"
+            seen.rename(file)
+            (tmp_path / "a").rename(tmp_path / "gone")
+            assert node_module._storage(storage, token) == "missing"
+            (tmp_path / "gone").rename(tmp_path / "a")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "a"], "nothing was made but the token"
 
 
-def test_a_storage_that_cannot_be_written(tmp_path: Path) -> None:
+def test_looks_at_one_storage_at_a_time_leave_nothing(tmp_path: Path) -> None:
+    """None makes a directory that another finds, and so leaves."""
+    storage = tmp_path / "two" / "x"
+    with probe._token(storage), probe._token(storage):
+        pass
+    with ExitStack() as first:
+        first.enter_context(probe._token(storage))
+        with probe._token(storage):
+            first.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("place", ["file/x", "a" * 300, "/proc/x/y"])
+def test_a_storage_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(InputError, match="cannot be written"),
-        probe._token(tmp_path / "file" / "x"),
+        pytest.raises(InputError, match="cannot be made or written: ") as caught,
+        probe._token(tmp_path / place),
     ):
         pass
+    assert "No such file" not in caught.value.what
+    assert node_module._storage(tmp_path / place, None) == "readonly"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        *(("file", "file is not a directory"), ("file/x", "file is not a directory")),
+        *(("a" * 300, "File name too long"), ("/proc/x", "nothing can be made in /proc")),
+    ],
+)
+def test_a_place_for_copies_that_cannot_be_used(place: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    facts = node_facts(Question(None, None, str(tmp_path / place)))
+    assert facts.cache is not None
+    assert why in facts.cache
+    good = node_facts(Question(None, None, str(tmp_path / "not" / "yet")))
+    assert (good.cache, good.cache_free == machine.space(tmp_path)[0]) == (None, True)
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_place_for_copies_of_somebody_else(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    assert node_module._unusable(tmp_path) == "it belongs to another user (id 12345)"
+
+
+def test_copies_are_kept_where_temporary_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(node_module, "_unusable", asked.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    node_facts(Question(None, None, None))
+    assert [place.parent for place in asked] == [tmp_path]
+    assert asked[0] == Stage.of(StagingConfig()).root
 
 
 def test_nodes_of_one_name_are_told_apart() -> None:

@@ -132,6 +132,7 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "memory": (raised("MemoryError: "), "memory", 1, ""),
     "cuda": (raised("OutOfMemoryError: CUDA out of memory. Tried to"), "memory", 1, ""),
     "storage": (raised("OSError: [Errno 28] No space left on device"), "storage", 1, ""),
+    "storage, by torch": (raised("RuntimeError: [x] . unexpected pos 1 vs 2"), "storage", 1, ""),
     "input": (raised("the model does not take width", exit_code=2), "input", 1, ""),
     "killed": (run(RESET_0, SILENT, driver=died(RAYS_WORDS)), "died", 1, "node1, phase forward"),
     "killed, no word": (run(RESET_0, SILENT), "died", 1, "step 6"),

@@ -66,8 +66,12 @@ def test_header_names_are_aligned() -> None:
     assert screen.text() == "run      cora\nruns on  2 workers [cpu]\n\n"
 
 
-def test_a_stage_leaves_one_line_with_seconds() -> None:
+def test_a_stage_leaves_one_line_with_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
+    with screen.display.stage("reading"):
+        pass
+    assert screen.text() == ""  # it took no time
+    monkeypatch.setattr("raygnn.runs.display._NOTHING", 0.0)
     with screen.display.stage("starting Ray") as at:
         at("waiting")
     with pytest.raises(KeyError), screen.display.stage("loading"):

@@ -97,6 +97,7 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
             small_disk,
             partition={"path": str(tmp_path / "parts")},
             staging={"path": str(tmp_path / "stage")},
+            cluster={"allow": ["disk_space"]},
             model={"kind": MODEL, "args": {"how": "storage", "run": str(small_disk / "test")}},
         )
     )

@@ -49,7 +49,8 @@ _MEMORY = re.compile(
 )
 _STORAGE = re.compile(
     r"No space left|quota|disk is full|Read-only file system|\[Errno (?:28|30|122)\]|"
-    r"it cannot be written|Stale file handle",
+    r"it cannot be written|Stale file handle|"
+    r"unexpected pos \d+ vs|PytorchStreamWriter|iostream error",  # how torch.save says it
     re.I,
 )
 _DIFFER = re.compile(

@@ -38,13 +38,12 @@ class Guard(pl.Callback):
     - Before each optimizer step: gradients are rescaled for samples that were left out, and a
       step whose gradient is not finite is left out.
 
-    The last three need no exchange: gradients are the same on all ranks once reduced, so each
-    rank alone comes to the same decision.
+    The last needs no exchange: gradients are the same on all ranks once reduced, so each rank
+    alone comes to the same decision.
 
     Not with fp16-mixed: there, gradients that are not finite are a matter of course, which the
-    gradient scaler deals with. With ``mode: off`` nothing is compared; steps are left out all
-    the same. ``deep`` is ``on``, and the process groups compare, too, which whoever makes them
-    sees to.
+    gradient scaler deals with. With ``mode: off`` only the last is done. ``deep`` is ``on``, and
+    the process groups compare, too, which whoever makes them sees to.
 
     To use it, give it to the trainer before the callbacks that checkpoint, and call
     ``check_model`` right before ``trainer.fit``::

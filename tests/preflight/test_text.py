@@ -1,0 +1,85 @@
+"""A report as people read it: what is said once, and what of it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raygnn.preflight.facts import NodeFacts
+from raygnn.preflight.findings import Finding
+from raygnn.preflight.network import Link
+from raygnn.preflight.probe import Survey
+from raygnn.preflight.report import Report, inspect, preflight
+from raygnn.preflight.text import Table, finding, nodes, told
+from tests.facts import make_config, make_network, make_node, make_partition, make_resources, two
+
+
+def report(*given: NodeFacts, links: tuple[Link, ...] = ()) -> Report:
+    resources = make_resources(*((node.node, 2, 0) for node in given))
+    return preflight(make_config(), make_partition(), Survey(given, resources, links))
+
+
+def test_a_single_node_is_a_line() -> None:
+    line, table = nodes(report(make_node()), 200)
+    assert isinstance(line, str)
+    assert line.startswith("node a: address 10.0.0.1, python 3.11.7, torch 2.13.0+cpu, ")
+    assert "link" not in line
+    assert isinstance(table, Table)
+    assert table.columns == ("variable", "value", "reason")
+
+
+def test_what_all_nodes_have_is_said_once() -> None:
+    links = (Link("a", "b", 0.023, 14_900.0), Link("b", "a", 0.03, 9_000.0))
+    line, table, _ = nodes(report(*two(python="3.11.9"), links=links), 120)
+    assert isinstance(line, str)
+    assert line.startswith("all 2 nodes: torch 2.13.0+cpu, dgl 2.1.0, ray 2.60.0, ")
+    assert isinstance(table, Table)
+    # the disk of made-up nodes is known, their memory too
+    assert table.columns == ["node", "address", "python", "memory", "disk", "link to the next"]
+    assert table.rows[1][:3] == ("b", "10.0.0.2", "≠ 3.11.9")
+    assert table.rows[0][-1] == "14.9 Gbit/s, 0.023 ms"
+    assert table.width <= 120
+
+
+def test_a_narrow_screen_gets_a_line_per_node_with_whole_words() -> None:
+    links = (Link("a", "b", 0.023, 14_900.0),)
+    found = report(*two(python="3.11.9", network=make_network(2, resolves_to=())), links=links)
+    blocks = [*nodes(found, 50)]
+    text = "\n".join(block for block in blocks if isinstance(block, str))
+    assert max(map(len, text.splitlines())) <= 50
+    words = text.replace("\n", " ").split()
+    for word in ("14.9", "Gbit/s,", "2.13.0+cpu,", "b:", "GLOO_SOCKET_IFNAME=eth2"):
+        assert word in words
+    assert all(block.width <= 50 for block in blocks if isinstance(block, Table))
+
+
+def test_nodes_that_do_not_answer_are_findings() -> None:
+    silent = NodeFacts("b", problem="no answer within 5 s, and much more that is in the finding")
+    line, table, _ = nodes(report(make_node(), silent, make_node("c")), 120)
+    assert isinstance(line, str)
+    assert line.startswith("all 2 nodes: ")
+    assert isinstance(table, Table)
+    assert table.rows[1][:2] == ("b", "no facts")
+    assert [*nodes(report(silent), 120)] == []
+
+
+def test_the_cluster_alone_has_no_communication() -> None:
+    survey = Survey(two(), make_resources(("a", 2, 0), ("b", 2, 0)))
+    blocks = [*nodes(inspect(make_config(), survey), 200)]
+    assert [type(block) for block in blocks] == [str, Table]
+
+
+@pytest.mark.parametrize("width", [None, 30, 80])
+def test_a_finding_says_which_check_found_it(width: int | None) -> None:
+    what = "nodes differ in OMP_NUM_THREADS: 1 on host0, 64 on host1"
+    found = Finding("environment_uniform", "error", what, "unset it there", ("host1",))
+    said = finding(found, width)
+    assert " ".join(said.split()) == (f"error [environment_uniform]: {what} → unset it there")
+    assert width is None or max(map(len, said.splitlines())) <= max(width, 28)
+    assert finding(replace(found, remedy="")).count("\n") == 0
+
+
+def test_words_are_not_broken() -> None:
+    path = "/a/very/long-path/with-hyphens/that/does-not-fit"
+    assert told(f"it is {path} and more", 20).split("\n") == ["it is", f"  {path}", "  and more"]

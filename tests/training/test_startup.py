@@ -1,0 +1,181 @@
+"""Workers that do not come, and what is said of what Ray reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.train import ControllerError, WorkerGroupError
+from ray.util import placement_group, remove_placement_group
+from rich.console import Console
+
+from raygnn.config.load import load_config
+from raygnn.errors import TrainingError
+from raygnn.runs.display import Display
+from raygnn.training import startup as module
+from raygnn.training.cluster import RayCluster
+from raygnn.training.launch import explain
+from raygnn.training.startup import Startup
+from tests.training.conftest import job
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """A Ray with one CPU, as for a job."""
+    config = load_config(job(Path(), cluster={"num_cpus": 1, "workers": 1}))
+    with RayCluster(config) as cluster:
+        cluster.wait()
+        yield cluster
+
+
+@pytest.fixture
+def controller(cluster: RayCluster) -> Iterator[None]:
+    """Stands in for Ray Train's actor of this name."""
+
+    class TrainController:
+        def ping(self) -> None: ...
+
+    actor = ray.remote(num_cpus=0)(TrainController).remote()
+    ray.get(actor.ping.remote(), timeout=120)
+    yield
+    ray.kill(actor)
+
+
+@pytest.fixture
+def start(cluster: RayCluster) -> Callable[..., tuple[Startup, Display]]:
+    def make(workers: int, **sections: Any) -> tuple[Startup, Display]:
+        config = load_config(job(Path(), **sections))
+        show = Display(Console(width=200, record=True))
+        return Startup(config, workers, cluster, show), show
+
+    return make
+
+
+def look(startup: Startup) -> None:
+    """Look until it raises."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        startup.look()
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK", 0.1)
+    monkeypatch.setattr(module, "_TELL", 0.2)
+    monkeypatch.setattr(module, "_NO_ROOM", 0.6)
+
+
+def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> None:
+    group = placement_group([{"CPU": 1}] * 3)
+    startup, show = start(3)
+    with pytest.raises(TrainingError) as caught:
+        look(startup)
+    remove_placement_group(group)
+    what = "room for 3 workers with 1 CPUs each: 1 of 1 CPUs are free"
+    assert caught.value.what.startswith(f"Ray has no {what}, after ")
+    assert "lower cluster.workers" in str(caught.value.remedy)
+    assert show.console.export_text() == f"waiting up to 1 s for {what}\n"
+
+
+def test_room_that_another_job_has(controller: None, start: Any, hurry: None) -> None:
+    taken = placement_group([{"CPU": 1}])
+    assert taken.wait(30)
+    group = placement_group([{"CPU": 1}])
+    startup, show = start(1, comm={"timeout": 3})
+    with pytest.raises(TrainingError, match="0 of 1 CPUs are free"):
+        look(startup)
+    for each in (group, taken):
+        remove_placement_group(each)
+    assert "waiting up to 3 s" in show.console.export_text()
+
+
+class RayTrainWorker:
+    """Stands in for Ray Train's actor of this name."""
+
+    def ping(self) -> None: ...
+
+
+def test_workers_that_die_at_once(cluster: RayCluster, start: Any, hurry: None) -> None:
+    broken = {"env_vars": {"PYTHONHOME": "/nowhere"}}
+    actor = ray.remote(num_cpus=0, runtime_env=broken)(RayTrainWorker).remote()
+    startup, _ = start(1)
+    with pytest.raises(TrainingError) as caught:
+        look(startup)
+    ray.kill(actor)
+    assert caught.value.what == (
+        "the workers' processes die as soon as they start: "
+        "ModuleNotFoundError: No module named 'encodings'"
+    )
+    assert "PYTHONHOME = '/nowhere'" in (caught.value.trace or "")
+    assert "comm.env" in str(caught.value.remedy)
+
+
+def test_workers_that_do_not_register(
+    cluster: RayCluster, start: Any, hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PROCESSES", 0.5)
+    monkeypatch.setattr(module, "_stillborn", lambda logs: 0)
+    broken = {"env_vars": {"PYTHONHOME": "/nowhere"}}
+    actor = ray.remote(num_cpus=0, runtime_env=broken)(RayTrainWorker).remote()
+    startup, _ = start(1)
+    with pytest.raises(TrainingError, match="have not started within"):
+        look(startup)
+    ray.kill(actor)
+
+
+def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
+    actor = ray.remote(num_cpus=0)(RayTrainWorker).remote()
+    startup, show = start(1)
+    ray.get(actor.ping.remote(), timeout=120)
+    startup.look()
+    ray.kill(actor)  # what happens to it later is Ray Train's to say
+    time.sleep(1)
+    startup.look()
+    assert show.console.export_text() == ""
+
+
+# ── what Ray reports ─────────────────────────────────────────────────────────────────────────
+
+_TASK = """\
+\x1b[36mray::RayTrainWorker.execute()\x1b[39m (pid=7, ip=10.0.0.1)
+  File "backend.py", line 3, in on_start
+RuntimeError: Unable to find address for: nope0"""
+
+
+class _TaskError(Exception):
+    """As Ray's, whose text is a coloured traceback."""
+
+    def __init__(self, text: str, cause: BaseException | None = None):
+        super().__init__(text)
+        self.cause = cause
+
+
+@pytest.mark.parametrize("cause", [None, RuntimeError("Unable to find address for: nope0")])
+def test_the_cause_comes_first(cause: BaseException | None) -> None:
+    error = explain(ControllerError(_TaskError(_TASK, cause)), [])
+    assert error.what.startswith("Ray Train failed: ")
+    assert error.what.endswith("Error: Unable to find address for: nope0") or cause is None
+    assert "\n" not in error.what
+    assert "Unable to find address for: nope0" in error.what
+    assert "GLOO_SOCKET_IFNAME" in str(error.remedy)
+    assert "\x1b" not in f"{error}{error.trace}"
+    assert "on_start" in str(error.trace)
+
+
+def test_our_own_error_in_a_worker_is_what_is_said() -> None:
+    ours = TrainingError("NCCL_DEBUG is 'a'", rank=1)
+    assert explain(ControllerError(_TaskError(_TASK, ours)), []) is ours
+
+
+def test_a_dead_worker_is_said_without_its_trace_first() -> None:
+    error = explain(WorkerGroupError("", {1: _TaskError(_TASK)}), [])
+    assert error.what == "a worker died: RuntimeError: Unable to find address for: nope0"
+    assert error.rank == 1
+    assert "\x1b" not in f"{error}{error.trace}"
+    error = explain(WorkerGroupError("", {0: Exception("The actor died.\n  pid 7")}), [])
+    assert error.what == "a worker died: The actor died."
