@@ -39,10 +39,10 @@ CHECKS = """\
 What `raygnn check` looks at, and `raygnn train` before it starts. Every finding names its check:
 `error [storage_visible]: …`. An error refuses the job, with exit code 3; a warning (`warn`) or a
 note (`info`) does not. `cluster.allow: [CHECK, …]` turns a check's errors into notes, except of
-those whose errors the job would surely fail of later. `cluster.uniform` says whether what the checks
-`*_uniform` find are errors (`strict`), warnings (`warn`) or nothing (`off`); they compare the nodes
-on which there is room for a worker. `raygnn check` also warns when the run's name is taken
-(`name_free`).
+those whose errors the job would surely fail of later. `cluster.uniform` says whether what the
+checks `*_uniform` find are errors (`strict`), warnings (`warn`) or nothing (`off`); they compare
+the nodes on which there is room for a worker. `raygnn check` also warns when the run's name is
+taken (`name_free`).
 """
 
 

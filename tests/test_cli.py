@@ -245,8 +245,8 @@ def test_signal_handlers_are_put_back(driver: Driver) -> None:
 _SLEEPER = """
 import sys, time, types, raygnn.training, raygnn.cli
 def train(config, **options):
-    print("training", flush=True)
     try:
+        print("training", flush=True)
         time.sleep(60)
     finally:
         print("ending", flush=True)

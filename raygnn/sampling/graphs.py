@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError, TrainingError
+from raygnn.errors import DataError, RaygnnError, TrainingError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.sample import Sample, Samples
 from raygnn.sampling.batch import GraphBatch
@@ -180,8 +180,7 @@ class GraphBatchMaker:
 
         Raises:
             DataError: a graph that is unlike the others.
-            TrainingError: too many were left out.
-            Exception: whatever the dataset raises.
+            TrainingError: the dataset raised, or too many were left out.
         """
         begin = time.perf_counter()
         world = self.exchange.world
@@ -218,9 +217,15 @@ class GraphBatchMaker:
                     sample = self.samples[number]
                 self.collate.check(number, sample)
             except Exception as error:
-                if not self.skip:
-                    raise
                 what = f"{type(error).__name__}: {error}"
+                if not self.skip:
+                    if isinstance(error, RaygnnError):
+                        raise
+                    raise TrainingError(
+                        f"graph {number} could not be had: {what}",
+                        where="the dataset",
+                        remedy="mend the dataset, or set guard.on_bad_sample to skip",
+                    ) from error
                 log.warning("graph %d is left out: %s", number, what)
                 continue
             kept.append(number)

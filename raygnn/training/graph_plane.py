@@ -48,8 +48,6 @@ class GraphPlane:
     pattern: Sample
     inputs: dict[str, Inputs]
 
-    traffic = Traffic()
-
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> GraphPlane:
         """Map the collection, or make the user's dataset.
@@ -117,6 +115,11 @@ class GraphPlane:
     def batches(self, task: Task) -> GraphBatchMaker:
         """See `Plane`."""
         return self._maker
+
+    @property
+    def traffic(self) -> Traffic:
+        """See `Plane`."""
+        return Traffic(skipped=self._maker.skipped)
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""

@@ -14,10 +14,16 @@ from raygnn.training.ranks import Ranks
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank fetched from others for its batches: rows, and how many its cache had."""
+    """What came to one rank for its batches, and what did not.
+
+    Attributes:
+        rows: of features, of other ranks; hits: how many of them its cache had.
+        skipped: samples left out, over all ranks.
+    """
 
     rows: int = 0
     hits: int = 0
+    skipped: int = 0
 
 
 class Plane(Protocol):

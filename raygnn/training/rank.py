@@ -104,7 +104,9 @@ class Rank:
         # those of the validation split are another epoch's, if the best weights were put back
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
-        return self._result(trainer, records, evaluation, plane.traffic, metrics)
+        result = self._result(trainer, records, evaluation, plane.traffic, metrics)
+        skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
+        return {**result, "skipped": skipped}
 
     def _checkpoint(self) -> Path | None:
         """The state to go on from: rank 0 chooses, so that all ranks take the same."""

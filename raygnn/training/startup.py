@@ -21,6 +21,7 @@ _TELL = 10.0  # seconds of waiting for room until the user is told
 _NO_ROOM = 15.0  # seconds to wait for what a Ray of our own will never have
 _PROCESSES = 300.0  # seconds for processes to import Ray and register, on the slowest disk
 _LONGEST = 64 * 2**10  # bytes of a log's end
+_LINES = 40  # of it that are shown
 
 # Ray Train's actors
 _CONTROLLER, _WORKER = "TrainController", "RayTrainWorker"
@@ -135,7 +136,7 @@ class Startup:
             f"{what}: {reason}",
             remedy="look at comm.env, and at raylet.err and raylet.out in "
             f"{'/tmp/ray/session_latest/logs' if not logs else 'the logs of Ray (-v)'}",
-            trace="\n".join(lines[-20:]) or None,
+            trace="\n".join(lines[-_LINES:]) or None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,4 +83,47 @@ class HalfConverted(RandomGraphs):
             graph.ndata["feat"] = torch.ones(2, 4)
             return graph, label
         graph.ndata["feat"] = graph.ndata["feat"].to(torch.bfloat16)
+        return graph, label
+
+
+class Sums(RandomGraphs):
+    """A number for each graph: the sum over its nodes of their first feature."""
+
+    num_classes = None
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, _ = super().__getitem__(number)
+        return graph, graph.ndata["feat"][:, 0].sum()
+
+
+class Chosen(RandomGraphs):
+    """All are for training, but for those that are left out from the start."""
+
+    def __init__(self, without: Sequence[int] = (), **args: Any):
+        super().__init__(**args)
+        numbers = [n for n in range(self.num) if n not in without]
+        self.splits = {"train": numbers, "val": [], "test": []}
+
+
+class Odd(RandomGraphs):
+    """Graph 5 is unlike the others."""
+
+    def __init__(self, odd: str):
+        super().__init__(num=8)
+        self.odd = odd
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        import dgl
+
+        graph, label = super().__getitem__(number)
+        if number != 5:
+            return graph, label
+        graph = dgl.graph(([0, 1], [1, 2]))
+        if self.odd == "label":
+            label = 0.5
+        if self.odd != "array":
+            width = 7 if self.odd == "width" else 4
+            graph.ndata["feat"] = torch.ones(3, width)
+        if self.odd == "kind":
+            graph.ndata["feat"] = graph.ndata["feat"].long()
         return graph, label

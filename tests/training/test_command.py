@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +34,8 @@ class Command:
 
     def __init__(self, args: list[str], cwd: Path):
         self.mark = uuid.uuid4().hex
-        env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT)}
+        self.temp = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets are in it
+        env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temp)}
         env.pop("RAY_AUTH_MODE", None)  # as on a user's machine
         self.process = subprocess.Popen(
             [sys.executable, "-m", "raygnn", *args],
@@ -58,10 +64,11 @@ class Command:
         return [line for line in found if line.strip()]
 
     def leaves_nothing(self, seconds: float = 10) -> bool:
+        """Whether no process of it runs, and no directory of its Ray is there."""
         deadline = time.monotonic() + seconds
         while self.left_behind() and time.monotonic() < deadline:
             time.sleep(0.2)
-        return self.left_behind() == []
+        return self.left_behind() == [] and not any(self.temp.glob("raygnn-*"))
 
 
 @pytest.fixture
@@ -80,6 +87,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         if command.process.poll() is None:
             os.killpg(command.process.pid, signal.SIGKILL)
             command.process.wait()
+        shutil.rmtree(command.temp, ignore_errors=True)
 
 
 def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> None:
@@ -141,6 +149,140 @@ def test_a_head_node_that_nobody_can_reach(run: Callable[..., Command]) -> None:
         assert code == 3
         assert f"cluster.address: {address}" in err
         assert "Traceback" not in err
+
+
+@contextmanager
+def listener(answer: bytes | None) -> Iterator[str]:
+    """Something that listens and is no Ray: it answers whatever it is told, or nothing."""
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            held.append(connection)
+            if answer is not None:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_port_that_is_not_rays(run: Callable[..., Command], answer: bytes | None) -> None:
+    with listener(answer) as address:
+        command = run("check", "--json", cluster={"address": address, "num_cpus": None})
+        code, out, err = command.finish(timeout=60)
+    assert code == 3
+    error = json.loads(out)["error"]
+    assert error["what"] == "what listens there is not the head node of a Ray"
+    assert error["where"] == f"cluster.address: {address}"
+    assert err.startswith(f"error: {error['what']}\n")
+    assert command.leaves_nothing()
+
+
+_HEAD = """
+import raygnn, sys
+from pathlib import Path
+from raygnn.training.cluster import RayCluster
+from tests.training.conftest import job
+import ray
+with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 1, "workers": 1}))) as ray_:
+    ray_.wait()
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_token_that_is_not_the_clusters(
+    run: Callable[..., Command], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray looks for a token, too
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env.pop("RAY_AUTH_MODE", None)
+    head = subprocess.Popen(
+        [sys.executable, "-c", _HEAD],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with head:
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        for token, told in (("0" * 64, "its token is another one"), ("", "it asks for a token")):
+            monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            command = run("check", cluster={"address": address, "num_cpus": None})
+            code, _, err = command.finish(timeout=60)
+            assert code == 3
+            first, where, remedy = err.splitlines()
+            assert first == f"error: the cluster refused us: {told}"
+            assert where == f"  at cluster.address: {address}"
+            assert "RAY_AUTH_TOKEN" in remedy
+            assert command.leaves_nothing()
+        head.communicate("\n", timeout=60)
+
+
+def slow(run: Callable[..., Command], tmp_path: Path) -> Command:
+    """A command that trains."""
+    command = run("train", model={"kind": f"{MODELS}:Slow"}, train={"epochs": 100})
+    wait_for_step(tmp_path / "runs" / "test" / "metrics.jsonl", 3, command.process)
+    return command
+
+
+@pytest.mark.parametrize("how", ["term", "group", "twice", "hangup"])
+def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: str) -> None:
+    command = slow(run, tmp_path)
+    if how == "term":
+        command.process.send_signal(signal.SIGTERM)
+    elif how == "group":  # as a job manager does
+        os.killpg(command.process.pid, signal.SIGTERM)
+    elif how == "hangup":  # as a terminal does that is closed
+        os.killpg(command.process.pid, signal.SIGHUP)
+    else:
+        for _ in range(2):
+            os.killpg(command.process.pid, signal.SIGINT)
+            time.sleep(0.3)
+    code, _, err = command.finish(timeout=60)
+    assert code == 130
+    lines = err.splitlines()
+    assert lines[0].startswith("error: interrupted; ")
+    assert len(lines) == 2  # the remedy; no stack
+    assert command.leaves_nothing()
+    assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
+
+
+def test_a_reader_that_goes(run: Callable[..., Command], tmp_path: Path) -> None:
+    command = slow(run, tmp_path)
+    assert command.process.stdout is not None
+    command.process.stdout.close()  # as head does
+    command.process.wait(60)
+    assert command.process.returncode == 128 + signal.SIGPIPE
+    assert command.process.stderr is not None
+    assert command.process.stderr.read() == ""
+    assert command.leaves_nothing()
+    assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
+
+
+def test_workers_that_cannot_start(run: Callable[..., Command], tmp_path: Path) -> None:
+    command = run("train", comm={"env": {"PYTHONHOME": "/nowhere"}})
+    code, _, err = command.finish()
+    assert code == 4
+    assert err.startswith(
+        "error: the workers' processes die as soon as they start: "
+        "ModuleNotFoundError: No module named 'encodings'\n"
+    )
+    assert command.leaves_nothing()
+    assert raygnn.open_run(tmp_path / "runs" / "test").status == "failed"
 
 
 def test_sigterm_before_training(run: Callable[..., Command], tmp_path: Path) -> None:

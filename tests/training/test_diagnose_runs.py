@@ -29,6 +29,17 @@ MODEL = "tests.training.faulty:Faulty"
 SLOW = pytest.mark.slow
 
 
+@pytest.fixture
+def make_job(make_job: JobFactory) -> JobFactory:
+    """Jobs that start on a busy machine, too."""
+
+    def make(**sections: Any) -> raygnn.Config:
+        patience = {"probe_timeout": "1m", **sections.pop("cluster", {})}
+        return make_job(cluster=patience, **sections)
+
+    return make
+
+
 def diagnose_copy(config: raygnn.Config) -> Diagnosis:
     """Nothing but the run directory may be used."""
     with tempfile.TemporaryDirectory() as directory:
@@ -97,7 +108,7 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
             small_disk,
             partition={"path": str(tmp_path / "parts")},
             staging={"path": str(tmp_path / "stage")},
-            cluster={"allow": ["disk_space"]},
+            cluster={"allow": ["disk_space"], "probe_timeout": "1m"},
             model={"kind": MODEL, "args": {"how": "storage", "run": str(small_disk / "test")}},
         )
     )

@@ -32,14 +32,19 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-@pytest.fixture
-def controller(cluster: RayCluster) -> Iterator[None]:
-    """Stands in for Ray Train's actor of this name."""
+def stand_in(name: str, **options: Any) -> Any:
+    """An actor that is named like one of Ray Train's."""
 
-    class TrainController:
+    class Actor:
         def ping(self) -> None: ...
 
-    actor = ray.remote(num_cpus=0)(TrainController).remote()
+    Actor.__name__ = Actor.__qualname__ = name
+    return ray.remote(num_cpus=0, **options)(Actor).remote()
+
+
+@pytest.fixture
+def controller(cluster: RayCluster) -> Iterator[None]:
+    actor = stand_in("TrainController")
     ray.get(actor.ping.remote(), timeout=120)
     yield
     ray.kill(actor)
@@ -57,7 +62,7 @@ def start(cluster: RayCluster) -> Callable[..., tuple[Startup, Display]]:
 
 def look(startup: Startup) -> None:
     """Look until it raises."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         startup.look()
         time.sleep(0.1)
@@ -94,15 +99,9 @@ def test_room_that_another_job_has(controller: None, start: Any, hurry: None) ->
     assert "waiting up to 3 s" in show.console.export_text()
 
 
-class RayTrainWorker:
-    """Stands in for Ray Train's actor of this name."""
-
-    def ping(self) -> None: ...
-
-
 def test_workers_that_die_at_once(cluster: RayCluster, start: Any, hurry: None) -> None:
     broken = {"env_vars": {"PYTHONHOME": "/nowhere"}}
-    actor = ray.remote(num_cpus=0, runtime_env=broken)(RayTrainWorker).remote()
+    actor = stand_in("RayTrainWorker", runtime_env=broken)
     startup, _ = start(1)
     with pytest.raises(TrainingError) as caught:
         look(startup)
@@ -121,7 +120,7 @@ def test_workers_that_do_not_register(
     monkeypatch.setattr(module, "_PROCESSES", 0.5)
     monkeypatch.setattr(module, "_stillborn", lambda logs: 0)
     broken = {"env_vars": {"PYTHONHOME": "/nowhere"}}
-    actor = ray.remote(num_cpus=0, runtime_env=broken)(RayTrainWorker).remote()
+    actor = stand_in("RayTrainWorker", runtime_env=broken)
     startup, _ = start(1)
     with pytest.raises(TrainingError, match="have not started within"):
         look(startup)
@@ -129,7 +128,7 @@ def test_workers_that_do_not_register(
 
 
 def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
-    actor = ray.remote(num_cpus=0)(RayTrainWorker).remote()
+    actor = stand_in("RayTrainWorker")
     startup, show = start(1)
     ray.get(actor.ping.remote(), timeout=120)
     startup.look()

@@ -1,0 +1,197 @@
+"""Tasks on whole graphs, as a user runs them: files, own datasets, own models, odd samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import DataError, TrainingError
+from raygnn.runs.run import Run
+from raygnn.training.driver import check, partition, train
+from tests.training.conftest import job, train_on_ranks
+
+DATASETS = "tests.training.datasets"
+
+
+def make(storage: Path, **sections: Any) -> Config:
+    """A job on random graphs; sections are merged into it."""
+    base = job(storage)
+    base |= {
+        "graph": {
+            "format": "graphs",
+            "dataset": f"{DATASETS}:RandomGraphs",
+            "args": {"num": 30},
+            "val": 0.2,
+            "test": 0.2,
+        },
+        "task": {"kind": "graph_classification"},
+        "model": {"kind": "gin", "hidden": 8, "layers": 2, "dropout": 0.0},
+        "sampling": {"batch_size": 3},
+        "train": {"epochs": 3, "lr": 0.05, "optimizer": "sgd", "log_every": 1},
+    }
+    for section, values in sections.items():
+        whole = section in ("graph", "model") or not isinstance(values, dict)
+        base[section] = values if whole else {**base.get(section, {}), **values}
+    return load_config(base)
+
+
+def dataset(name: str = "RandomGraphs", **args: Any) -> dict[str, Any]:
+    return {
+        "format": "graphs",
+        "dataset": f"{DATASETS}:{name}",
+        "args": args,
+        "val": 0.2,
+        "test": 0.2,
+    }
+
+
+def losses(run: Run) -> list[float]:
+    records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    return [r["train/loss"] for r in records if "train/loss" in r]
+
+
+class OwnGin(nn.Module):
+    """As a user writes it, from dgl.nn."""
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 8):
+        super().__init__()
+        from dgl.nn import GINConv
+
+        self.conv = GINConv(nn.Linear(in_features, hidden), "sum")
+        self.head = nn.Linear(hidden, out_features)
+
+    def forward(self, graph, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        import dgl
+
+        assert torch.equal(graph.ndata["feat"], x)
+        graph.ndata["h"] = torch.relu(self.conv(graph, x)).float()
+        return self.head(dgl.sum_nodes(graph, "h").to(x.dtype))
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_a_text_file_through_the_command(data_dir: Path, tmp_path: Path) -> None:
+    graph = {
+        "format": "graphs",
+        "path": str(data_dir / "graphs" / "MUTAG.txt"),
+        "folds": 10,
+        "fold": 3,
+    }
+    config = make(
+        tmp_path,
+        graph=graph,
+        train={"epochs": 8, "lr": 0.01, "optimizer": "adam"},
+        sampling={"batch_size": 16},
+    )
+    assert check(config, display=False).ok
+    assert not (tmp_path / "partitions").exists()  # nothing was written
+    assert partition(config, display=False).num_graphs == 188  # type: ignore[union-attr]
+    run = train(config, display=False)
+    metrics = run.summary["metrics"]
+    assert metrics["test/accuracy"] > 0.6
+    assert {"test/f1", "test/roc_auc", "val/accuracy"} <= metrics.keys()
+    assert run.summary["skipped"] == {"steps": 0, "samples": 0}
+    assert run.summary["topology"] is None
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_as_many_ranks_as_you_like(workers: int, tmp_path: Path) -> None:
+    """More ranks than a batch has graphs at the end of an epoch, too."""
+    curves = []
+    for count, size in ((1, 6), (workers, 6 // workers)):
+        config = make(
+            tmp_path,
+            name=f"on-{count}",
+            cluster={"workers": count, "num_cpus": count},
+            sampling={"batch_size": size},
+            graph=dataset(num=27),
+        )
+        curves.append(losses(train_on_ranks(config)))
+    assert np.allclose(*curves, atol=1e-5)
+
+
+def test_your_own_model_and_a_regression(tmp_path: Path) -> None:
+    config = make(
+        tmp_path,
+        model={"kind": "tests.training.test_many_graphs:OwnGin", "args": {"hidden": 16}},
+        graph=dataset("Sums", num=40),
+        task={"kind": "graph_regression"},
+        train={"epochs": 40, "lr": 0.01, "optimizer": "adam"},
+    )
+    run = train_on_ranks(config)
+    metrics = run.summary["metrics"]
+    assert metrics.keys() >= {"test/mae", "test/rmse", "test/r2", "val/mae"}
+    assert metrics["test/r2"] > 0.9
+    scores = run.metrics["val/mae"].dropna()
+    assert metrics["val/mae"] == pytest.approx(scores.min(), abs=1e-6)  # the lowest is the best
+
+
+def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
+    """What is left trains as if the others had never been there."""
+    graph = dataset("Chosen", num=20, bad=[1, 4, 5])
+    without = dataset("Chosen", num=20, without=[1, 4, 5])
+    train_all = {"epochs": 2, "accumulate": 2}
+    curves = [
+        losses(
+            train_on_ranks(
+                make(
+                    tmp_path,
+                    name=name,
+                    graph=data,
+                    guard={"on_bad_sample": "skip"},
+                    train=train_all,
+                    sampling={"batch_size": 10},  # a batch is an epoch
+                )
+            )
+        )
+        for name, data in (("bad", graph), ("without", without))
+    ]
+    assert np.allclose(*curves, atol=1e-5)
+    run = Run(tmp_path / "bad")
+    assert run.summary["skipped"]["samples"] == 6
+
+
+@pytest.mark.parametrize(
+    ("guard", "cause"),
+    [
+        ({}, "graph file 4 is unreadable"),
+        ({"on_bad_sample": "skip", "bad_samples": 1}, "more than guard.bad_samples"),
+    ],
+)
+@pytest.mark.usefixtures("shared_ray")
+def test_a_bad_sample_ends_the_run_with_its_cause(
+    guard: dict[str, Any], cause: str, tmp_path: Path
+) -> None:
+    graph = {**dataset(num=20, bad=[4, 7]), "val": 0.0, "test": 0.0}
+    config = make(tmp_path, graph=graph, guard=guard, fault={"max_failures": 0})
+    with pytest.raises(TrainingError, match=cause) as caught:
+        train(config, display=False)
+    if not guard:
+        assert "graph 4 could not be had" in str(caught.value)
+        assert "in __getitem__" in (caught.value.trace or "")
+    else:
+        logs = "".join(p.read_text() for p in (config.run_dir / "logs").glob("rank-*.log"))
+        assert "graph 7 is left out: OSError: graph file 7 is unreadable" in logs
+
+
+@pytest.mark.parametrize(
+    ("args", "cause"),
+    [
+        ({"odd": "array"}, r"graph 5 has no array 'feat'"),
+        ({"odd": "width"}, r"graph 5 has _N/feat of shape \[3, 7\], expected \[3, 4\]"),
+        ({"odd": "kind"}, r"graph 5 has _N/feat of torch.int64"),
+        ({"odd": "label"}, r"graph 5 has the target 0.5, expected one class"),
+    ],
+)
+def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: Path) -> None:
+    graph = {**dataset("Odd", **args), "val": 0.0, "test": 0.0}
+    with pytest.raises(RuntimeError, match=cause) as caught:
+        train_on_ranks(make(tmp_path, graph=graph))
+    assert DataError.__name__ in str(caught.value)
