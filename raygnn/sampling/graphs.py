@@ -21,6 +21,7 @@ from raygnn.sampling.convert import to_compute
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.inputs import SCALE, Inputs
 from raygnn.sampling.plan import SeedPlan, rank_share
+from raygnn.sampling.prefetch import Note, silent
 
 log = logging.getLogger("raygnn")
 
@@ -162,6 +163,7 @@ class GraphBatchMaker:
         numbers: of the graphs to train on, int64 ``[plan.num_seeds]``.
         skip: leave out a graph that can not be had, on all ranks; else its error is raised.
         most_skipped: how many may be left out, over all ranks, before that is an error.
+        note: told ``"dataset"`` and ``"features"``.
         skipped: how many were.
     """
 
@@ -172,6 +174,7 @@ class GraphBatchMaker:
     collate: Collate
     skip: bool = False
     most_skipped: int = 100
+    note: Note = silent
     skipped: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -183,6 +186,7 @@ class GraphBatchMaker:
             TrainingError: the dataset raised, or too many were left out.
         """
         begin = time.perf_counter()
+        self.note("dataset", epoch=epoch, step=step)
         world = self.exchange.world
         chosen = self.numbers[self.plan.batch(epoch, step)]
         mine = chosen[rank_share(chosen, world.rank, world.size)]
@@ -191,6 +195,7 @@ class GraphBatchMaker:
             skipped = int(self.exchange.sum(torch.tensor(skipped)))
             self._count(skipped)
         loaded = time.perf_counter()
+        self.note("features")
         return self._joined(
             numbers,
             found,

@@ -19,7 +19,7 @@ from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.features import FeatureStore, Rows, degree_column
 from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.plan import SeedPlan, rank_share
-from raygnn.sampling.prefetch import Prefetcher
+from raygnn.sampling.prefetch import Note, Prefetcher, silent
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import Seeds, Start
 
@@ -45,6 +45,7 @@ class BatchMaker:
         degree_etypes: edge types whose in-degrees the model wants.
         combine: how the first layer adds up its sources' features, where that is all it does
             with them (see `FeatureStore.combine`); None = it is given the sources themselves.
+        note: told ``"sample"`` and ``"features"``.
     """
 
     plan: SeedPlan
@@ -56,9 +57,11 @@ class BatchMaker:
     inputs: Mapping[str, Inputs]
     degree_etypes: Sequence[EdgeType] = ()
     combine: str | None = None
+    note: Note = silent
 
     def __call__(self, epoch: int, step: int) -> Batch:
         begin = time.perf_counter()
+        self.note("sample", epoch=epoch, step=step)
         chosen = self.plan.batch(epoch, step)
         mine = chosen[rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)]
         weight = torch.ones(max(1, len(mine)))
@@ -94,11 +97,13 @@ class BatchMaker:
                 start.nodes, self.fanouts, banned=start.banned, **when
             )
             sampled = time.perf_counter()
+            self.note("features")
             return blocks, self.store.gather(inputs), {}, sampled
         blocks, nodes, draws = self.sampler.sample_open(
             start.nodes, self.fanouts, banned=start.banned, **when
         )
         sampled = time.perf_counter()
+        self.note("features")
         rows, combined = self.store.combine(nodes, draws, self.combine)
         return blocks, rows, combined, sampled
 
@@ -118,6 +123,7 @@ class BatchLoader(Generic[T]):
             waited for. Not where training may stop at one: ranks would be left in the middle of
             batches that the others never begin.
         alarm: tells ranks of each other's failures.
+        note: see `Prefetcher`.
     """
 
     def __init__(
@@ -128,8 +134,10 @@ class BatchLoader(Generic[T]):
         limit: int,
         across: bool = True,
         alarm: Alarm | None = None,
+        note: Note | None = None,
     ):
         self._make = make
+        self._note = note
         self._prefetch = prefetch
         self._alarm = alarm
         self._limit = limit
@@ -165,7 +173,11 @@ class BatchLoader(Generic[T]):
             last = min(last, (number // length + 1) * length)
         numbers = range(number, last)
         yield from Prefetcher(
-            lambda n: self._make(*divmod(n, length)), numbers, self._prefetch, self._alarm
+            lambda n: self._make(*divmod(n, length)),
+            numbers,
+            self._prefetch,
+            self._alarm,
+            self._note,
         )
 
     def close(self) -> None:

@@ -18,10 +18,16 @@ from raygnn.sampling.alarm import Alarm
 
 T = TypeVar("T")
 
+Note = Callable[..., None]  # told what a thread does: ``note(phase, epoch=…, step=…)``
+
 # Training goes first where the two share a core: what is prepared ahead fills the time in which a
 # rank waits for the others, so that the ranks' steps are more alike.
 _NICE = 4
 _POLL = 0.5  # seconds between looks at whether the other side is still there
+
+
+def silent(phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
+    """A `Note` that nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,22 @@ class Prefetcher(Generic[T]):
 
     Args:
         alarm: rung when a batch can not be made, and looked at while one is awaited.
+        note: told ``"queue"`` when the thread waits for room.
     """
 
     def __init__(
-        self, make: Callable[[int], T], steps: Iterable[int], depth: int, alarm: Alarm | None = None
+        self,
+        make: Callable[[int], T],
+        steps: Iterable[int],
+        depth: int,
+        alarm: Alarm | None = None,
+        note: Note | None = None,
     ):
         self._make = make
         self._steps = steps
         self._depth = depth
         self._alarm = alarm
+        self._note = note or silent
 
     def __iter__(self) -> Iterator[T]:
         if self._depth == 0:
@@ -97,7 +110,9 @@ class Prefetcher(Generic[T]):
         os.nice(_NICE)  # this thread's alone, on Linux
         try:
             for step in self._steps:
-                if not put(self._make(step)):
+                made = self._make(step)
+                self._note("queue")
+                if not put(made):
                     return
         except BaseException as error:
             if self._alarm is not None:

@@ -19,7 +19,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.metrics import LOWER_IS_BETTER
 from raygnn.tasks.task import Task
-from raygnn.training import checkpoint
+from raygnn.training import blackbox, checkpoint
 
 PARTS = ("sample", "features", "compute", "wait")
 
@@ -239,7 +239,9 @@ class Checkpoints(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         step = trainer.global_step
         if step != self._step and self._due(step):
+            blackbox.note("checkpoint")
             checkpoint.save(self._directory, trainer, self._keep)
+            blackbox.note("batch")
             self._saved_at = time.monotonic()
             self._records.resume_clock()
         self._step = step

@@ -25,6 +25,7 @@ from raygnn.tasks.graph import GraphTask, graph_outputs
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.task import Task
+from raygnn.training import blackbox
 from raygnn.training.job import Job
 from raygnn.training.plane import Traffic
 from raygnn.training.precision import PRECISIONS
@@ -156,6 +157,7 @@ class GraphPlane:
             ),
             skip=config.guard.on_bad_sample == "skip",
             most_skipped=config.guard.bad_samples,
+            note=blackbox.note,
         )
 
     def _out_features(self) -> int:

@@ -37,6 +37,7 @@ from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
+from raygnn.training import blackbox
 from raygnn.training.job import Job
 from raygnn.training.plane import Traffic
 from raygnn.training.precision import PRECISIONS
@@ -223,6 +224,7 @@ class NodePlane:
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
+            note=blackbox.note,
         )
 
     def count(self, split: str) -> int:

@@ -22,7 +22,8 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
-from raygnn.training import checkpoint
+from raygnn.training import blackbox, checkpoint
+from raygnn.training.blackbox.phases import Phases
 from raygnn.training.callbacks import Checkpoints, Evaluation, Records
 from raygnn.training.guard import Guard
 from raygnn.training.job import LENGTH, Job
@@ -80,7 +81,8 @@ class Rank:
         guard = Guard(self.control, config.guard)
         evaluation = self._evaluation(evaluate, records, loader)
         has_val = plane.count("val") > 0
-        callbacks = [Reduction(self.ranks), records, guard, *([evaluation] if has_val else [])]
+        callbacks = [Phases(), Reduction(self.ranks), records, guard]
+        callbacks += [evaluation] if has_val else []
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
         log.info("training from %s", state or "the start")
         try:
@@ -137,9 +139,11 @@ class Rank:
             limit=limit,
             across=train.patience is None,
             alarm=self.ranks.alarm(),
+            note=blackbox.note,
         )
 
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
+        blackbox.note("evaluate" if split == "val" else "test")
         self._average_buffers(task)
         return plane.evaluate(task, split)
 

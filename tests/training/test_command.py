@@ -207,8 +207,8 @@ def test_a_token_that_is_not_the_clusters(
     run: Callable[..., Command], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray looks for a token, too
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    env.pop("RAY_AUTH_MODE", None)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token"}
+    env["RAY_AUTH_TOKEN"] = "1" * 64
     head = subprocess.Popen(
         [sys.executable, "-c", _HEAD],
         env=env,
@@ -220,7 +220,10 @@ def test_a_token_that_is_not_the_clusters(
         assert head.stdout is not None
         address = head.stdout.readline().strip()
         for token, told in (("0" * 64, "its token is another one"), ("", "it asks for a token")):
-            monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            if token:
+                monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            else:
+                monkeypatch.delenv("RAY_AUTH_TOKEN")
             command = run("check", cluster={"address": address, "num_cpus": None})
             code, _, err = command.finish(timeout=60)
             assert code == 3
