@@ -220,8 +220,8 @@ class ClusterConfig(Section):
     )
     probe_timeout: Duration = Field(
         Duration(5.0),
-        description="Longest wait for a node to say what it has; a Python process is started there "
-        "in this time, which takes seconds on a busy one.",
+        description="Longest wait for a node to say what it has, from the first node's answer on; "
+        "half a minute is waited for that one, since a Python process is started for it.",
     )
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."

@@ -28,6 +28,7 @@ from raygnn.preflight.node import Question, node_facts
 if TYPE_CHECKING:
     from raygnn.preflight.partition import Stored
 
+_FIRST = 30.0  # seconds for any node to answer: Python starts slowly on busy or remote disks
 _NETWORK = 8.0  # seconds for one round of measurements between nodes
 _CLOCKS = 64  # nodes whose clocks are compared with the driver's, one after the other
 
@@ -74,7 +75,8 @@ def survey(question: Question, deadline: float) -> Survey:
     """Ask every living node of the Ray that this process is connected to.
 
     Args:
-        deadline: seconds for each node to answer.
+        deadline: seconds for each node to answer, from the first one's answer on; if none
+            answers, half a minute is waited for one.
     """
     import ray
 
@@ -158,7 +160,10 @@ def _ask(
         asked = replace(question, share=(number, len(alive)))
         task = probers[key].facts.remote(asked, names[key], key, node["NodeManagerAddress"])
         tasks[key] = task
-    _, late = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=deadline)
+    # how long starting Python takes here, the first answer tells
+    _, late = ray.wait(list(tasks.values()), num_returns=1, timeout=max(deadline, _FIRST))
+    if late:
+        _, late = ray.wait(late, num_returns=len(late), timeout=deadline)
     late = set(late)
     facts: list[NodeFacts] = []
     for key, task in tasks.items():
