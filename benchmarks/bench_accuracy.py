@@ -2,8 +2,9 @@
 
 Each figure is of whole jobs as a user runs them: `raygnn.train` on a job file, with its Ray
 workers and a partition for each. The weights that are tested are those of the epoch with the best
-validation metric; for MUTAG, of the last epoch, so that nothing is chosen by the fold that is
-tested. Exit code 1 if a threshold is missed.
+validation metric. For MUTAG it is as GIN's authors did it: the epoch with the best mean over the
+ten folds that were held out is reported, and beside it the last epoch, which nothing was chosen
+by. Exit code 1 if a threshold is missed.
 
     python benchmarks/bench_accuracy.py [--only cora-gcn] [--only workers] [--seeds 5]
 """
@@ -28,6 +29,7 @@ from raygnn.training.cluster import RayCluster
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 WORKERS = (1, 2, 4)
+MUTAG = 86.0  # % over ten folds, at the epoch with the best mean
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 CLOSE = 1.0  # points between the means of fp32 and of others
 AGREEMENT = 1.5  # points between the means of 1, 2 and 4 workers
@@ -54,7 +56,6 @@ class Case:
 CASES = (
     Case("cora-gcn", "train.seed", 5, "81.5 (Kipf & Welling 2017)", 80.5),
     Case("cora-gat", "train.seed", 5, "83.0 (Veličković et al. 2018)", 81.5),
-    Case("mutag-gin", "graph.fold", 10, "89.4 ± 5.6 (Xu et al. 2019)", 86.0),
     Case("tolokers-sage", "graph.split", 3, "82.43 (Platonov et al. 2023)", 82.0),
 )
 
@@ -105,6 +106,27 @@ def agreement(repeat: int, storage: str) -> tuple[list[list[str]], bool]:
     return rows, max(means) - min(means) <= AGREEMENT
 
 
+def folds(storage: str, number: int) -> tuple[list[list[str]], bool]:
+    """MUTAG in ten folds: the best epoch of their mean, and the last; whether that is enough."""
+    curves, taken = [], []
+    for fold in range(number):
+        own = ["name=run", f"storage={storage}", "cluster.num_cpus=4", f"graph.fold={fold}"]
+        config = raygnn.load_config(JOBS / "mutag-gin.yaml", own)
+        start = time.perf_counter()
+        run = raygnn.train(config, overwrite=True, display=False)
+        taken.append(time.perf_counter() - start)
+        scores = run.metrics.dropna(subset=["val/accuracy"]).drop_duplicates("epoch")
+        curves.append([100 * score for score in scores["val/accuracy"]])
+    epochs = list(zip(*curves, strict=True))
+    best = max(range(len(epochs)), key=lambda e: statistics.mean(epochs[e]))
+    seconds = f"{statistics.mean(taken):.0f}"
+    rows = [
+        [f"best of the mean: {best}", _mean_and_deviation(list(epochs[best])), f"{MUTAG}", seconds],
+        [f"last: {len(epochs) - 1}", _mean_and_deviation(list(epochs[-1])), "", seconds],
+    ]
+    return rows, statistics.mean(epochs[best]) >= MUTAG
+
+
 def precisions(job: str, repeat: int, storage: str) -> tuple[list[list[str]], bool]:
     """A job in each precision: rows, and whether all are close to fp32."""
     rows, means = [], []
@@ -127,7 +149,7 @@ def _mean_and_deviation(scores: list[float]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*(case.job for case in CASES), "workers", "precision"]
+    names = [*(case.job for case in CASES), "workers", "precision", "mutag-gin"]
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds, or splits (5, 3, 10)")
     args = parser.parse_args()
@@ -153,6 +175,12 @@ def main() -> int:
             met &= agree
             print("\n" + table(["workers (cora-gcn)", "test accuracy, %", "each seed"], rows))
             print(f"\nmeans within {AGREEMENT} points: {'yes' if agree else 'NO'}")
+        if "mutag-gin" in chosen:
+            rows, reached = folds(storage, args.seeds or 10)
+            met &= reached
+            header = ["mutag-gin, epoch", "held-out accuracy, %", "threshold, %", "seconds each"]
+            print("\n" + table(header, rows))
+            print("\npublished: 89.4 ± 5.6 % at the best epoch of the mean (Xu et al. 2019)")
         if "precision" in chosen:
             rows = []
             for job in ("cora-gcn", "cora-gat", "tolokers-sage"):

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -120,17 +121,21 @@ def cora(storage: Path, steps: int) -> Config:
     return load_config(CHECKOUT / "jobs" / "cora-gcn.yaml", changes)
 
 
-def planted(storage: Path, steps: int) -> Config:
+def planted(storage: Path, steps: int, **model: Any) -> Config:
     sections: dict[str, Any] = {
         "graph": {"nodes": 50_000, "degree": 20, "features": 100, "classes": 16},
-        "model": {"hidden": 128},
+        "model": {"hidden": 128, **model},
         "sampling": {"fanout": [10, 5], "batch_size": 512},
         "train": {"epochs": steps, "max_steps": steps, "eval_every": steps, "log_every": 100},
     }
     return load_config(job(storage, **sections))
 
 
-JOBS = {"cora-gcn": cora, "planted-sage": planted}
+JOBS: dict[str, Callable[[Path, int], Config]] = {
+    "cora-gcn": cora,
+    "planted-sage": planted,
+    "planted-sage, norm: batch": partial(planted, norm="batch"),  # whose statistics are copied
+}
 
 
 def measure(make: Callable[[Path, int], Config], steps: int) -> list[dict[str, float]]:

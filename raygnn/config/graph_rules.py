@@ -46,6 +46,12 @@ def many_graphs(graph: ManyGraphs) -> Iterator[Problem]:
                 f"fold {graph.fold} would be ignored: there is no graph.folds",
                 "set graph.folds, or remove graph.fold",
             )
+        if graph.fold_for != "test":
+            yield Problem(
+                ("graph", "fold_for"),
+                f"fold_for {graph.fold_for} would be ignored: there is no graph.folds",
+                "set graph.folds, or remove graph.fold_for",
+            )
         if graph.val + graph.test >= 1:
             yield Problem(
                 ("graph", "val"),
@@ -53,6 +59,12 @@ def many_graphs(graph: ManyGraphs) -> Iterator[Problem]:
                 "lower graph.val or graph.test until they sum to less than 1",
             )
         return
+    if graph.fold_for == "val" and graph.val != ManyGraphs.model_fields["val"].default:
+        yield Problem(
+            ("graph", "val"),
+            f"val {graph.val:g} would be ignored: with graph.fold_for val the fold is validated on",
+            "remove graph.val or graph.fold_for",
+        )
     if graph.fold >= graph.folds:
         yield Problem(
             ("graph", "fold"),

@@ -89,6 +89,11 @@ class ManyGraphs(_Graph):
         None, description="Cross-validation: test on one of so many folds, instead of a share."
     )
     fold: int = Field(0, ge=0, le=10**6, description="Which of the folds to test on, from 0.")
+    fold_for: Literal["test", "val"] = Field(
+        "test",
+        description="What the fold is held out for; val: it is validated on after each epoch, and "
+        "there is nothing to test on, which is how GIN's results were published.",
+    )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
 

@@ -107,10 +107,9 @@ class Share:
         y: targets of the seeds, ``[B, …]``.
         weight: float32 ``[B]``, 1 for a real seed and 0 for padding.
         total: number of real seeds of this batch over all ranks.
-        window: the same over all batches that make one optimizer step together, as planned.
+        window: the same over all batches that make one optimizer step together, those included
+            that turned out not to be had.
         epoch, step: which batch this is; ``step`` counts within the epoch.
-        skipped: seeds of this batch that were left out, on all ranks, since they could not be
-            made; ``total`` does not count them, ``window`` does.
         seconds: what it cost to make: ``sample``, ``features``.
     """
 
@@ -121,7 +120,6 @@ class Share:
     window: int
     epoch: int
     step: int
-    skipped: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ class Maker(Protocol[T]):
 
     @property
     def plan(self) -> SeedPlan: ...
+
+    @property
+    def identity(self) -> str:
+        """Stands for the data and their splits: the same on all ranks, and after a resume."""
+        ...
 
     def __call__(self, epoch: int, step: int) -> T: ...
 
@@ -58,6 +63,7 @@ class BatchMaker:
     degree_etypes: Sequence[EdgeType] = ()
     combine: str | None = None
     note: Note = silent
+    identity: str = ""
 
     def __call__(self, epoch: int, step: int) -> Batch:
         begin = time.perf_counter()
@@ -143,6 +149,7 @@ class BatchLoader(Generic[T]):
         self._limit = limit
         self._across = across
         self._batches: Generator[T, None, None] | None = None  # from the position on
+        self._prefetcher: Prefetcher[T] | None = None
         self.epoch = 0
         self.step = 0
 
@@ -172,13 +179,14 @@ class BatchLoader(Generic[T]):
         if not self._across:
             last = min(last, (number // length + 1) * length)
         numbers = range(number, last)
-        yield from Prefetcher(
+        self._prefetcher = Prefetcher(
             lambda n: self._make(*divmod(n, length)),
             numbers,
             self._prefetch,
             self._alarm,
             self._note,
         )
+        yield from self._prefetcher
 
     def close(self) -> None:
         """End the preparation of batches, which nobody wants any more."""
@@ -187,11 +195,16 @@ class BatchLoader(Generic[T]):
             self._batches = None
 
     @property
+    def failure(self) -> BaseException | None:
+        """What preparation died of, if it has, although training may not be there yet."""
+        return None if self._prefetcher is None else self._prefetcher.failure
+
+    @property
     def epochs_done(self) -> int:
         """Whole epochs that have been trained on."""
         return self.epoch + (self.step >= len(self))
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         plan = self._make.plan
         return {
             "epoch": self.epoch,
@@ -200,15 +213,22 @@ class BatchLoader(Generic[T]):
             "global_batch": plan.global_batch,
             "seed": plan.seed,
             "accumulate": plan.accumulate,
+            "data": self._make.identity,
         }
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position.
 
         Raises:
             InputError: it was counted in batches of another size, or over other seeds.
         """
         own = self.state_dict()
+        if state.get("data", own["data"]) != own["data"]:
+            raise InputError(
+                "the checkpoint was trained on other data, or on another split of them",
+                remedy="resume with the data that the run had; a dataset's own splits must be the "
+                "same each time it is made",
+            )
         for name in ("num_seeds", "global_batch", "seed", "accumulate"):
             if state[name] != own[name]:
                 raise InputError(

@@ -97,7 +97,8 @@ def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
 
     Returns:
         int64 positions in ``ids``, ``B // world`` to ``ceil(B / world)`` of them; none for some
-        ranks when ``B < world``.
+        ranks when ``B < world``, but never for rank 0, whose running statistics (of batch
+        normalisation) the others are given.
     """
     order = np.argsort(ids, kind="stable")
-    return order[rank * len(ids) // world : (rank + 1) * len(ids) // world]
+    return order[-(-rank * len(ids) // world) : -(-(rank + 1) * len(ids) // world)]

@@ -7,6 +7,7 @@ the rank itself and, through the alarm, on those that would wait for it for ever
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from raygnn.sampling.alarm import Alarm
+
+log = logging.getLogger("raygnn")
 
 T = TypeVar("T")
 
@@ -48,6 +51,9 @@ class Prefetcher(Generic[T]):
     Args:
         alarm: rung when a batch can not be made, and looked at while one is awaited.
         note: told ``"queue"`` when the thread waits for room.
+
+    Attributes:
+        failure: what the thread died of, as soon as it has; raised when its turn comes.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Prefetcher(Generic[T]):
         self._depth = depth
         self._alarm = alarm
         self._note = note or silent
+        self.failure: BaseException | None = None
 
     def __iter__(self) -> Iterator[T]:
         if self._depth == 0:
@@ -115,6 +122,8 @@ class Prefetcher(Generic[T]):
                 if not put(made):
                     return
         except BaseException as error:
+            self.failure = error
+            log.exception("a batch could not be prepared")
             if self._alarm is not None:
                 self._alarm.ring(error)
             put(_Failure(error))

@@ -29,7 +29,6 @@ class Task(pl.LightningModule, ABC):
         world: number of ranks.
 
     Attributes:
-        last_loss: this rank's part of the last batch's loss; 0-dimensional.
         window: what happened since the last log line, on this rank.
     """
 
@@ -40,7 +39,6 @@ class Task(pl.LightningModule, ABC):
         self.config = config
         self.world = world
         self.window = Window()
-        self.last_loss = torch.zeros(())
         self._planned = self._real = 0
 
     @abstractmethod
@@ -54,10 +52,8 @@ class Task(pl.LightningModule, ABC):
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
         losses = self.loss(self.outputs(batch).float(), batch.y)
-        # not by multiplication: what padding gives may be infinite, and must not count
-        total = torch.where(batch.weight > 0, losses, 0.0).sum()
-        self.last_loss = total.detach()
-        self.window.add(float(self.last_loss) / max(1, batch.total), batch)
+        total = (losses * batch.weight).sum()
+        self.window.add(float(total.detach()) / max(1, batch.total), batch)
         self._planned, self._real = batch.window, self._real + batch.total
         # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
         return total * (self.world * self.config.accumulate / batch.window)
@@ -99,14 +95,12 @@ class Window:
     def reset(self) -> None:
         self.steps = 0
         self.seeds = 0  # real seeds over all ranks
-        self.skipped = 0  # over all ranks
         self.loss = 0.0  # this rank's share of the mean losses
         self.seconds: dict[str, float] = {}
 
     def add(self, loss: float, batch: Share) -> None:
         self.steps += 1
         self.seeds += batch.total
-        self.skipped += batch.skipped
         self.loss += loss
         for name, value in batch.seconds.items():
             self.spend(name, value)

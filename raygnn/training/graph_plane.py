@@ -18,7 +18,8 @@ from raygnn.graph.dgl import dgl
 from raygnn.graph.sample import Sample, Samples
 from raygnn.models.graphs import GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
-from raygnn.sampling.graphs import Collate, GraphBatchMaker, find_pattern
+from raygnn.sampling.collate import Collate, find_pattern
+from raygnn.sampling.graphs import GraphBatchMaker
 from raygnn.sampling.inputs import Inputs, choose_inputs
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.graph import GraphTask, graph_outputs
@@ -91,11 +92,12 @@ class GraphPlane:
         config = self.config
         if config.model.kind not in FAMILIES:
             dgl()  # so that "import dgl" in the user's module finds one that works
-        schema = self.schema()
+        schema = self.schema
         torch.manual_seed(config.train.seed)
         model = build_graph_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
         return GraphTask(model, make_loss(config.task), config.train, self.ranks.world.size)
 
+    @cached_property
     def schema(self) -> GraphSchema:
         """What the model must know. Collective."""
         arrays, widths = self.pattern.node_data, self.config.model.categories
@@ -120,7 +122,7 @@ class GraphPlane:
     @property
     def traffic(self) -> Traffic:
         """See `Plane`."""
-        return Traffic(skipped=self._maker.skipped)
+        return Traffic(skipped=len(self._maker.skipped))
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
@@ -128,7 +130,16 @@ class GraphPlane:
         size = config.sampling.eval_batch_size or config.sampling.batch_size
         mine = self.samples.splits[split][world.rank :: world.size]
         outputs, y = graph_outputs(task.model, self._maker.join, mine, size, self.ranks.device)
-        return measure(outputs, y, config.task, self.ranks.control)
+        counts = torch.tensor([len(y), len(mine) - len(y)])
+        there, left_out = self.ranks.control.sum(counts).tolist()
+        if not there:
+            raise DataError(
+                f"none of the graphs of split {split} can be had",
+                where=str(self.job.partition or "graph.dataset"),
+                remedy="see the ranks' logs for what was wrong with them",
+            )
+        values = measure(outputs, y, config.task, self.ranks.control)
+        return {**values, "left_out": float(left_out)} if left_out else values
 
     def count(self, split: str) -> int:
         """See `Plane`."""
@@ -153,7 +164,11 @@ class GraphPlane:
                 inputs=self.inputs,
                 dtype=precision.dtype,
                 whole=config.model.kind not in FAMILIES,
-                classifies=config.task.classifies,
+                classes=self.schema.out_features if config.task.classifies else None,
+                categories={
+                    t: {name: count for name, (count, _) in named.items()}
+                    for t, named in self.schema.categories.items()
+                },
             ),
             skip=config.guard.on_bad_sample == "skip",
             most_skipped=config.guard.bad_samples,
@@ -178,13 +193,15 @@ class GraphPlane:
         for number in range(world.rank, self.samples.num, world.size):
             try:
                 sample = self.samples[number]
+                values = sample.node_data.get(ntype, {}).get(name) if name else sample.y
+                low, high = _range(number, values)
             except Exception:
                 if not skip:
                     raise
                 continue  # said when it is to be trained on
-            values = sample.node_data.get(ntype, {}).get(name) if name else sample.y
-            if values is not None and values.numel():
-                highest, lowest = max(highest, int(values.max())), min(lowest, int(values.min()))
+            if low < 0 and skip:
+                continue
+            highest, lowest = max(highest, high), min(lowest, low)
         what = f"array {name!r} of node type {ntype!r} has categories" if name else "targets are"
         if self.ranks.control.max(-lowest) > 0:
             raise DataError(
@@ -193,6 +210,19 @@ class GraphPlane:
                 remedy="number them from 0",
             )
         return self.ranks.control.max(highest)
+
+
+def _range(number: int, values: Tensor | None) -> tuple[int, int]:
+    """The lowest and the highest of whole numbers; 0 and -1 where there are none."""
+    if values is None or not values.numel():
+        return 0, -1
+    if values.is_floating_point():
+        raise DataError(
+            f"graph {number} has {values.dtype} where whole numbers are expected",
+            where=f"graph {number} of the dataset",
+            remedy="give class numbers from 0, or set task.kind to graph_regression",
+        )
+    return int(values.min()), int(values.max())
 
 
 def _width(rows: Tensor) -> int:

@@ -86,8 +86,12 @@ class Rank:
         trainer = self._trainer([*callbacks, self._checkpoints(records)])
         log.info("training from %s", state or "the start")
         try:
-            guard.check_model(task, self._options())
+            guard.check_model(task, {**self._options(), "data": maker.identity})
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
+        except Exception as error:
+            if loader.failure is not None and loader.failure is not error:
+                raise loader.failure from error  # of which the others, and so this rank, ended
+            raise
         finally:
             loader.close()
         if has_val:

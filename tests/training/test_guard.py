@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -156,6 +156,7 @@ class Watch(pl.Callback):
         self.gradients: list[list[float]] = []
         self.states: list[list[float]] = []
         self.reduced = 0
+        self.buffers: list[list[float]] = []
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
@@ -173,6 +174,7 @@ class Watch(pl.Callback):
     def _note(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         values = [p.detach().flatten() for p in module.parameters()]
         self.parameters.append(torch.cat(values).tolist())
+        self.buffers.append([v for b in module.buffers() for v in b.double().flatten().tolist()])
         state = trainer.optimizers[0].state
         own = [v for p in module.parameters() for v in state.get(p, {}).values()]
         self.states.append([float(v.double().sum()) for v in own if v is not None])
@@ -217,7 +219,7 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
         met = {"other": str(error)}
     if guard is not None:
         met |= {"skipped": guard.skipped_steps, "state": guard.state_dict()}
-    names = ("parameters", "gradients", "states", "reduced")
+    names = ("parameters", "gradients", "states", "reduced", "buffers")
     return met | {name: getattr(watch, name) for name in names}
 
 
@@ -666,6 +668,74 @@ def test_finite_is_exact(dtype: torch.dtype, bad: float) -> None:
         values = gradient.values() if gradient.is_sparse else gradient
         values[1] = bad
         assert not callback._finite([small, gradient])
+
+
+class Normed(Net):
+    """With running statistics, and a buffer that has nothing to do with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("table", torch.arange(4))
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.last(self.branch(self.norm(self.first(x)))).square()
+
+
+def normed(accumulate: int, bad: dict[int, int], left_out: Collection[int] = ()) -> Change:
+    """``bad``: batch → the rank whose input is not finite there; ``left_out``: batches."""
+
+    def change(rank: int, setup: Setup) -> None:
+        setup.net, setup.accumulate = Normed(), accumulate
+        for own in setup.batches:
+            torch.manual_seed(10 * own.step + rank)
+            own.x = {"_N": torch.randn(4 + rank, 4)}
+            if bad.get(own.step) == rank:
+                own.x["_N"][1, 2] = math.nan
+        setup.batches = [own for own in setup.batches if own.step not in left_out]
+
+    return change
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("accumulate", "bad", "window"),
+    [
+        (1, 1, {1}),
+        (1, 4, {4}),
+        (2, 2, {2, 3}),
+        (2, 3, {2, 3}),
+        (2, 4, {4}),  # the last window, which has one batch
+    ],
+)
+def test_running_statistics_go_with_the_step(
+    accumulate: int, bad: int, window: set[int], rank: int
+) -> None:
+    """They are as if there had been no such step, on all ranks."""
+    met = run_ranks(2, train, normed(accumulate, {bad: rank}), 5)
+    without = run_ranks(2, train, normed(accumulate, {}, window), 5)
+    for own, other in zip(met, without):
+        assert (own["skipped"], other["skipped"]) == (1, 0)
+        assert all(map(math.isfinite, own["buffers"][-1]))
+        assert own["buffers"][-1] == other["buffers"][-1] != own["buffers"][0]
+        assert own["parameters"][-1] == other["parameters"][-1]
+
+
+def test_running_statistics_without_samples_stay() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        normed(2, {})(rank, setup)
+        setup.scale = 0.0
+
+    for own in run_ranks(2, train, change, 4):
+        start, first, second, third, fourth = own["buffers"]
+        assert start == second == fourth
+        assert start not in (first, third)
+
+
+def test_a_module_without_such_buffers_costs_nothing() -> None:
+    module = Net()
+    module.register_buffer("table", torch.arange(4))
+    assert callback._Buffers.of(module) is None
 
 
 def test_off_compares_nothing_and_still_leaves_steps_out() -> None:

@@ -155,7 +155,7 @@ def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     ]
     assert np.allclose(*curves, atol=1e-5)
     run = Run(tmp_path / "bad")
-    assert run.summary["skipped"]["samples"] == 6
+    assert run.summary["skipped"]["samples"] == 3
 
 
 @pytest.mark.parametrize(

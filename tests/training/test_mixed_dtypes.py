@@ -14,8 +14,8 @@ import torch
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import GuardError
+from raygnn.sampling.collate import Collate
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.graphs import Collate
 from raygnn.training.driver import train
 from raygnn.training.job import Job
 from tests.ranks import run_ranks

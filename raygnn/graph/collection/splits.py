@@ -12,7 +12,8 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dic
     """Divide graphs at random, by ``graph.seed``, each class as evenly as whole numbers allow.
 
     With ``graph.folds`` the graphs to test on are fold ``graph.fold`` of so many, all folds being
-    disjoint and of nearly one size, and ``graph.val`` is a share of the others. Otherwise
+    disjoint and of nearly one size, and ``graph.val`` is a share of the others; with
+    ``graph.fold_for: val`` the fold is to validate on and nothing to test on. Otherwise
     ``graph.val`` and ``graph.test`` are shares of all. A share above 0 is one graph at least,
     where that leaves one to train on.
 
@@ -43,8 +44,12 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dic
                 remedy="lower graph.folds",
             )
         mine = np.arange(num) % graph.folds == graph.fold
-        test, rest = order[mine], order[~mine]
-        val, train = _take(rest, _count(graph.val, len(rest), len(rest)))
+        held, rest = order[mine], order[~mine]
+        if graph.fold_for == "val":
+            test, val, train = held[:0], held, rest
+        else:
+            test = held
+            val, train = _take(rest, _count(graph.val, len(rest), len(rest)))
     parts = {"train": train, "val": val, "test": test}
     return {name: np.sort(part).astype(np.int64) for name, part in parts.items()}
 

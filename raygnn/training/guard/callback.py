@@ -36,7 +36,8 @@ class Guard(pl.Callback):
     - After each backward pass that reduces, a rank on which a parameter got no gradient fails,
       rather than the next forward pass; the others wait for it in the reduction.
     - Before each optimizer step: gradients are rescaled for samples that were left out, and a
-      step whose gradient is not finite is left out.
+      step whose gradient is not finite is left out. With a step go the running statistics that
+      its forward passes left in the module's buffers.
 
     The last needs no exchange: gradients are the same on all ranks once reduced, so each rank
     alone comes to the same decision.
@@ -81,6 +82,8 @@ class Guard(pl.Callback):
         self._names: list[str] = []
         self._losses: list[tuple[int, int, Tensor]] = []  # epoch, step, loss since the last step
         self._in_a_row = 0
+        self._buffers: _Buffers | None = None  # if the module has any
+        self._begins = True  # the next batch is the first since the last optimizer step
         self.skipped_steps = 0
 
     def check_model(self, module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -107,6 +110,8 @@ class Guard(pl.Callback):
         self._ddp = trainer.model if watched else None
         # in the order of DDP's own numbers
         self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        self._buffers = _Buffers.of(module)
+        self._begins = True
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: Share, batch_idx: int
@@ -116,6 +121,9 @@ class Guard(pl.Callback):
         self._batches += 1
         if self._checking:
             self._check_batch(trainer, module, batch)
+        if self._begins and self._buffers is not None:
+            self._buffers.keep()
+        self._begins = False
 
     def on_before_backward(
         self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor
@@ -135,17 +143,18 @@ class Guard(pl.Callback):
         # Lightning clips after this, and only then do optimizers look for gradients: those that
         # are gone move neither parameters nor an optimizer's state, by weight decay neither
         losses, self._losses = self._losses, []
+        self._begins = True
         groups = optimizer.param_groups
         held = [p for group in groups for p in group["params"] if p.grad is not None]
         if not _rescale(held, module):
-            _drop(held)
+            self._drop(held)
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
         if _finite([p.grad for p in held]):
             self._in_a_row = 0
             return
-        _drop(held)
+        self._drop(held)
         self._count(losses, trainer)
 
     def state_dict(self) -> dict[str, int]:
@@ -193,6 +202,12 @@ class Guard(pl.Callback):
                 rank=rank,
             ) from None
 
+    def _drop(self, held: list[nn.Parameter]) -> None:
+        for parameter in held:
+            parameter.grad = None
+        if self._buffers is not None:
+            self._buffers.put_back()
+
     def _count(self, losses: list[tuple[int, int, Tensor]], trainer: pl.Trainer) -> None:
         self.skipped_steps += 1
         self._in_a_row += 1
@@ -224,6 +239,41 @@ class Guard(pl.Callback):
         )
 
 
+class _Buffers:
+    """What a module's buffers held when a window of batches began.
+
+    Running statistics (batch normalisation) are written by the forward pass, long before it is
+    known whether the step is made, and what is not finite would stay in them for good.
+
+    Each rank keeps its own: DDP sends rank 0's around in the next window's first forward pass,
+    as it would have without the step.
+
+    Args:
+        buffers: of one type and device each, so that a copy is one kernel on a GPU.
+    """
+
+    def __init__(self, buffers: list[list[Tensor]]):
+        self._pairs = [(own, [torch.empty_like(b) for b in own]) for own in buffers]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Buffers | None:
+        """Of those that are floating-point, and of the counts beside them; None without any."""
+        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for name, buffer in module.named_buffers():
+            moves = buffer.is_floating_point() or name.endswith("num_batches_tracked")
+            if moves and buffer.layout is torch.strided:
+                groups.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        return cls(list(groups.values())) if groups else None
+
+    def keep(self) -> None:
+        for own, copies in self._pairs:
+            torch._foreach_copy_(copies, own)
+
+    def put_back(self) -> None:
+        for own, copies in self._pairs:
+            torch._foreach_copy_(own, copies)
+
+
 def _where(trainer: pl.Trainer) -> str:
     return f"step {trainer.global_step}"
 
@@ -239,11 +289,6 @@ def _rescale(held: list[nn.Parameter], module: Any) -> bool:
             assert parameter.grad is not None
             parameter.grad.mul_(scale)
     return True
-
-
-def _drop(held: list[nn.Parameter]) -> None:
-    for parameter in held:
-        parameter.grad = None
 
 
 def _finite(gradients: list[Tensor]) -> bool:

@@ -1,0 +1,263 @@
+"""How graphs become one batch, and what they must have in common for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.errors import DataError
+from raygnn.graph.data import EdgeType, etype_str
+from raygnn.graph.sample import Sample, Samples
+from raygnn.sampling.convert import to_compute
+from raygnn.sampling.inputs import SCALE, Inputs
+
+_COMPARED = 8  # graphs that the one is chosen from that others must be like
+_TRIES = 100  # graphs looked at for one that can be had
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Joins graphs into a `GraphBatch`; the one place where their numbers are converted.
+
+    Attributes:
+        pattern: a graph that all others must be like: types, arrays, shapes of rows.
+        inputs: node type → which arrays are the model's input.
+        dtype: to compute in.
+        whole: whether all arrays go along, for a user's own module.
+        classes: how many there are; None where targets are numbers.
+        categories: node type → name → how many there are.
+    """
+
+    pattern: Sample
+    inputs: Mapping[str, Inputs]
+    dtype: torch.dtype
+    whole: bool
+    classes: int | None
+    categories: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def check(self, number: int, sample: Sample) -> None:
+        """Refuse a graph that can not be joined to the others.
+
+        Raises:
+            DataError: naming the graph and the array.
+        """
+        for what, own, wanted in (
+            ("node types", set(sample.num_nodes), set(self.pattern.num_nodes)),
+            ("edge types", set(sample.edges), set(self.pattern.edges)),
+        ):
+            if own != wanted:
+                raise _unlike(number, f"has {what} {sorted(own)}, others have {sorted(wanted)}")
+        for ntype, num in sample.num_nodes.items():
+            wanted_nodes = self._wanted(ntype)
+            found_nodes = sample.node_data.get(ntype, {})
+            _check_arrays(number, ntype, found_nodes, wanted_nodes, num, self.whole)
+            for name, count in self.categories.get(ntype, {}).items():
+                _check_range(number, f"{ntype}/{name}", found_nodes[name], count)
+        for etype, ends in sample.edges.items():
+            named = self.pattern.edge_data.get(etype, {}) if self.whole else {}
+            found = sample.edge_data.get(etype, {})
+            _check_arrays(number, etype_str(etype), found, named, len(ends[0]), self.whole)
+        y = _target(sample)
+        if y.shape != _target(self.pattern).shape:
+            expected = list(_target(self.pattern).shape)
+            raise _unlike(number, f"has a target of shape {list(y.shape)}, others {expected}")
+        if self.classes is None:
+            if not bool(torch.isfinite(y.double()).all()):
+                raise _unlike(number, f"has the target {y.tolist()}, which is not finite")
+        elif y.is_floating_point() or y.dim():
+            raise _unlike(number, f"has the target {y.tolist()}, expected one class number")
+        else:
+            _check_range(number, "the target", y, self.classes)
+
+    def padding(self) -> Sample:
+        """A graph to fill a batch with: one node of each type, no edges, zeros."""
+
+        def zeros(arrays: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+            return {
+                name: rows_of.new_zeros((rows, *rows_of.shape[1:]))
+                for name, rows_of in arrays.items()
+            }
+
+        pattern, nothing = self.pattern, torch.empty(0, dtype=torch.int64)
+        return Sample(
+            num_nodes=dict.fromkeys(pattern.num_nodes, 1),
+            edges=dict.fromkeys(pattern.edges, (nothing, nothing)),
+            node_data={t: zeros(arrays, 1) for t, arrays in pattern.node_data.items()},
+            edge_data={e: zeros(arrays, 0) for e, arrays in pattern.edge_data.items()},
+            y=torch.zeros_like(_target(pattern)),
+        )
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """What a `GraphBatch` has of the graphs themselves, ``y`` included."""
+        sizes = {t: torch.tensor([s.num_nodes[t] for s in samples]) for t in self.pattern.num_nodes}
+        edges, edge_sizes = {}, {}
+        for etype in self.pattern.edges:
+            edge_sizes[etype] = torch.tensor([len(s.edges[etype][0]) for s in samples])
+            edges[etype] = self._joined_edges(etype, samples, sizes, edge_sizes[etype])
+        x, categories = {}, {}
+        for ntype, chosen in self.inputs.items():
+            parts = [self._column(ntype, name, samples).flatten(1) for name in chosen.plain]
+            parts += [self._scaled(ntype, name, samples) for name in chosen.scaled]
+            if parts:
+                x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            if chosen.categories:
+                categories[ntype] = {
+                    name: _join([s.node_data[ntype][name] for s in samples]).flatten().long()
+                    for name in chosen.categories
+                }
+        y = torch.stack([_target(sample) for sample in samples])
+        return {
+            "sizes": sizes,
+            "edge_sizes": edge_sizes,
+            "edges": edges,
+            "x": x,
+            "categories": categories,
+            "node_data": self._all_nodes(samples) if self.whole else {},
+            "edge_data": self._all_edges(samples) if self.whole else {},
+            "y": y.float() if self.classes is None else y.long(),
+        }
+
+    def _wanted(self, ntype: str) -> Mapping[str, Tensor]:
+        named = self.pattern.node_data.get(ntype, {})
+        if self.whole:
+            return named
+        chosen = self.inputs[ntype]
+        scales = [name + SCALE for name in chosen.scaled]
+        read = (*chosen.plain, *chosen.scaled, *scales, *chosen.categories)
+        return {name: named[name] for name in read}
+
+    def _joined_edges(
+        self,
+        etype: EdgeType,
+        samples: Sequence[Sample],
+        sizes: Mapping[str, Tensor],
+        counts: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ends = []
+        for end, ntype in enumerate((etype[0], etype[2])):
+            first = sizes[ntype].cumsum(0) - sizes[ntype]
+            local = _join([s.edges[etype][end] for s in samples])
+            ends.append(local + torch.repeat_interleave(first, counts))
+        return ends[0], ends[1]
+
+    def _column(self, ntype: str, name: str, samples: Sequence[Sample]) -> Tensor:
+        """``[N, …]`` in the compute dtype; at least two-dimensional."""
+        joined = _join([s.node_data[ntype][name].to(self.dtype) for s in samples])
+        return joined.unsqueeze(1) if joined.dim() == 1 else joined
+
+    def _scaled(self, ntype: str, name: str, samples: Sequence[Sample]) -> Tensor:
+        scale = self._column(ntype, name + SCALE, samples)
+        return self._column(ntype, name, samples).flatten(1) * scale.flatten(1)
+
+    def _all_nodes(self, samples: Sequence[Sample]) -> dict[str, dict[str, Tensor]]:
+        return {
+            ntype: {
+                name: _join(to_compute([s.node_data[ntype][name] for s in samples], self.dtype))
+                for name in named
+            }
+            for ntype, named in self.pattern.node_data.items()
+        }
+
+    def _all_edges(self, samples: Sequence[Sample]) -> dict[EdgeType, dict[str, Tensor]]:
+        return {
+            etype: {
+                name: _join(to_compute([s.edge_data[etype][name] for s in samples], self.dtype))
+                for name in named
+            }
+            for etype, named in self.pattern.edge_data.items()
+        }
+
+
+def find_pattern(samples: Samples, numbers: np.ndarray, skip: bool) -> Sample:
+    """What all others are compared with: the first graph that is like most of the first few.
+
+    Raises:
+        DataError: none of the first hundred can be had.
+        Exception: whatever the dataset raises, where nothing is to be left out.
+    """
+    last: Exception | None = None
+    found: list[Sample] = []
+    for number in numbers[:_TRIES].tolist():
+        try:
+            found.append(samples[number])
+        except Exception as error:
+            if not skip:
+                raise
+            last = error
+        if len(found) == _COMPARED:
+            break
+    if not found:
+        raise DataError(
+            f"none of the first {min(_TRIES, len(numbers))} graphs to train on can be had",
+            remedy="mend the dataset",
+        ) from last
+    shapes = [_shape(sample) for sample in found]
+    usual, _ = Counter(shapes).most_common(1)[0]
+    return found[shapes.index(usual)]
+
+
+def _shape(sample: Sample) -> str:
+    """What graphs must have in common, as text."""
+    arrays = {
+        f"{kind}/{name}": (tuple(rows.shape[1:]), rows.is_floating_point())
+        for kind, named in (*sample.node_data.items(), *sample.edge_data.items())
+        for name, rows in named.items()
+    }
+    y = None if sample.y is None else (tuple(sample.y.shape), sample.y.is_floating_point())
+    types = sorted(sample.num_nodes), sorted(map(etype_str, sample.edges))
+    return repr((types, sorted(arrays.items()), y))
+
+
+def _join(rows: Sequence[Tensor]) -> Tensor:
+    """One after the other; never the dataset's own memory, which a model might write to."""
+    return rows[0].clone() if len(rows) == 1 else torch.cat(list(rows))
+
+
+def _target(sample: Sample) -> Tensor:
+    if sample.y is None:
+        raise DataError("a graph has no target", remedy="check task.target")
+    return sample.y
+
+
+def _check_range(number: int, what: str, values: Tensor, count: int) -> None:
+    if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < count:
+        low, high = int(values.min()), int(values.max())
+        told = f"{low}" if low == high else f"{low} to {high}"
+        raise _unlike(number, f"has {what} {told}, expected 0 to {count - 1}")
+
+
+def _check_arrays(
+    number: int,
+    kind: str,
+    found: Mapping[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    rows: int,
+    whole: bool,
+) -> None:
+    for name, like in wanted.items():
+        array = found.get(name)
+        if array is None:
+            there = ", ".join(sorted(found)) or "none"
+            raise _unlike(number, f"has no array {name!r} of {kind}; there are: {there}")
+        if tuple(array.shape) != (rows, *like.shape[1:]):
+            shape, expected = list(array.shape), [rows, *like.shape[1:]]
+            raise _unlike(number, f"has {kind}/{name} of shape {shape}, expected {expected}")
+        if array.is_floating_point() != like.is_floating_point():
+            raise _unlike(number, f"has {kind}/{name} of {array.dtype}, others {like.dtype}")
+        if whole and not like.is_floating_point() and array.dtype != like.dtype:
+            # whole numbers are never converted, and ranks must have the same
+            raise _unlike(number, f"has {kind}/{name} of {array.dtype}, others {like.dtype}")
+
+
+def _unlike(number: int, what: str) -> DataError:
+    return DataError(
+        f"graph {number} {what}",
+        where=f"graph {number} of the dataset",
+        remedy="make all graphs alike, or leave such ones out with guard.on_bad_sample: skip",
+    )
