@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
+from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.files import json_text, write_atomic
 
@@ -57,7 +58,8 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        return any(phrase in self.what.lower() for phrase in _CONSEQUENCES)
+        said = any(phrase in self.what.lower() for phrase in _CONSEQUENCES)
+        return said and of_training(self.kind, self.what, self.trace)
 
     def as_error(self) -> TrainingError:
         place = f"rank {self.rank}" + (f", {self.where}" if self.where else "")

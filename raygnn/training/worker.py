@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
 
 _POLL = 0.1  # seconds between looks for the partition
+_WATCH = 1.0  # seconds between signs of life
 
 log = logging.getLogger("raygnn")
 
@@ -95,11 +96,27 @@ def recorded(job: Job, rank: int, size: int, earlier: list[faults.Failure]) -> I
 
 
 def _watch(stop: Path, recorder: blackbox.Recorder) -> None:
-    """End this process when the driver asks for it, whatever collective it waits in."""
-    while not stop.exists():
-        recorder.watch()
-        time.sleep(1)
+    """End this process when the driver asks for it, whatever collective it waits in.
+
+    Only this thread does, so nothing that goes wrong with the records may end it.
+    """
+    said = False
+    while not _asked(stop):
+        try:
+            recorder.watch()
+        except Exception:
+            if not said:
+                log.warning("the black box cannot be kept up", exc_info=True)
+            said = True
+        time.sleep(_WATCH)
     os._exit(1)
+
+
+def _asked(stop: Path) -> bool:
+    try:
+        return stop.exists()
+    except OSError:  # storage that is away for a while
+        return False
 
 
 def _attempt(run_dir: Path) -> int:

@@ -247,6 +247,64 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
         1,
         "",
     ),
+    "alarm, and the culprit met the end of the others": (
+        run(
+            Traces(0, state(0), box(0), failure(0, "rank 1 could not prepare its batch: KeyError")),
+            Traces(1, state(1), box(1), failure(1, RESET)),
+        ),
+        "data",
+        1,
+        "",
+    ),
+    "alarm for a collective": (  # of which it is not known why it came to nothing
+        run(
+            Traces(
+                0, state(0), box(0), failure(0, f"rank 1 could not prepare its batch: {TIMEOUT}")
+            ),
+            Traces(1, state(1, ago=1.0), box(1), failure(1, TIMEOUT, ago=1.0)),
+        ),
+        "timeout",
+        None,
+        "",
+    ),
+    "the user's connection": (
+        raised(
+            "graph 17 could not be had: ConnectionError: [Errno 111] connection refused",
+            ours=PREPARES,
+            kind="TrainingError",
+        ),
+        "data",
+        1,
+        "my_model.py:7",
+    ),
+    "the user's connection, at the other rank": (
+        run(
+            Traces(
+                0,
+                state(0),
+                box(0),
+                failure(
+                    0,
+                    "rank 1 could not prepare its batch: TrainingError: graph 17 could not be had: "
+                    "ConnectionError: connection refused",
+                    kind="TrainingError",
+                ),
+            ),
+            Traces(1),
+        ),
+        "data",
+        1,
+        "",
+    ),
+    "the user's socket": (
+        raised("OSError: socket: Connection reset by peer", ours=PREPARES, kind="OSError"),
+        "data",
+        1,
+        "my_model.py:7",
+    ),
+    "the user's socket, RuntimeError": (
+        raised("RuntimeError: connection closed", kind="RuntimeError"), "model", 1, "my_model.py:7"
+    ),
     "nothing began": (run(error="Ray Train failed: no"), "setup", None, ""),
     "nothing known": (run(Traces(0, state(0))), "unknown", None, ""),
     "done": (run(status="done"), "none", None, ""),

@@ -97,12 +97,19 @@ class Sums(RandomGraphs):
 
 
 class Chosen(RandomGraphs):
-    """All are for training, but for those that are left out from the start."""
+    """All are for training, but for those that are named."""
 
-    def __init__(self, without: Sequence[int] = (), **args: Any):
+    def __init__(
+        self,
+        without: Sequence[int] = (),
+        val: Sequence[int] = (),
+        test: Sequence[int] = (),
+        **args: Any,
+    ):
         super().__init__(**args)
-        numbers = [n for n in range(self.num) if n not in without]
-        self.splits = {"train": numbers, "val": [], "test": []}
+        others = {*without, *val, *test}
+        numbers = [n for n in range(self.num) if n not in others]
+        self.splits = {"train": numbers, "val": list(val), "test": list(test)}
 
 
 class Odd(RandomGraphs):
@@ -127,3 +134,85 @@ class Odd(RandomGraphs):
         if self.odd == "kind":
             graph.ndata["feat"] = graph.ndata["feat"].long()
         return graph, label
+
+
+class Wide(RandomGraphs):
+    """One graph has wider rows than all others."""
+
+    def __init__(self, wide: int, **args: Any):
+        super().__init__(**args)
+        self.wide = wide
+        self.splits = {"train": list(range(self.num))}
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, label = super().__getitem__(number)
+        if number == self.wide:
+            graph.ndata["feat"] = torch.ones(graph.num_nodes(), 7)
+        return graph, label
+
+
+class NotFinite(RandomGraphs):
+    """Graph 0 has a NaN among its features."""
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        import dgl
+
+        graph, label = super().__getitem__(number)
+        if number == 0:
+            graph = dgl.graph(([0], [1]))
+            graph.ndata["feat"] = torch.full((2, 4), torch.nan)
+        return graph, label
+
+
+class Labelled(RandomGraphs):
+    """Graph 5 has the class that it is told."""
+
+    def __init__(self, label: int, **args: Any):
+        super().__init__(**args)
+        self.label = label
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, label = super().__getitem__(number)
+        return graph, self.label if number == 5 else label
+
+
+class SplitByRank(RandomGraphs):
+    """A split that was drawn without a seed."""
+
+    @property
+    def splits(self) -> dict[str, list[int]]:
+        import torch.distributed as dist
+
+        first = dist.get_rank()
+        order = [(first + n) % self.num for n in range(self.num)]
+        return {"train": order[:14], "val": order[14:17], "test": order[17:]}
+
+
+class Tagged(RandomGraphs):
+    """Whole numbers of 32 bits in some graphs, of 64 in others."""
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, label = super().__getitem__(number)
+        dtype = torch.int32 if number == 6 else torch.int64
+        graph.ndata["tag"] = torch.ones(graph.num_nodes(), dtype=dtype)
+        return graph, label
+
+
+class SlowThenBad(RandomGraphs):
+    """Slow on rank 0; on rank 1 quick, and broken a few batches ahead of training."""
+
+    def __init__(self, **args: Any):
+        super().__init__(**args)
+        self.calls = 0
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        import time
+
+        import torch.distributed as dist
+
+        self.calls += 1
+        if dist.get_rank() == 0 and self.calls > 10:
+            time.sleep(1.5)
+        if dist.get_rank() == 1 and self.calls > 14:
+            raise ValueError("the last graph is broken")
+        return super().__getitem__(number)

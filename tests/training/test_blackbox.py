@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
-from raygnn.training import blackbox, faults
+from raygnn.training import blackbox, faults, worker
 from raygnn.training.blackbox import flight, memory, stacks
-from raygnn.training.blackbox.phases import Phases, describe
+from raygnn.training.blackbox.phases import Phases, Waiting, describe
 from raygnn.training.blackbox.recorder import PREFETCH_THREAD, Recorder
 from tests.ranks import run_ranks
 
@@ -64,6 +64,12 @@ def forked(function: Callable[[], None]) -> int:
     return process.exitcode
 
 
+@pytest.fixture
+def each_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every note is written at once."""
+    monkeypatch.setattr("raygnn.training.blackbox.recorder._APART", 0.0)
+
+
 def in_prefetch_thread(function: Callable[[], None]) -> None:
     thread = threading.Thread(target=function, name=PREFETCH_THREAD)
     thread.start()
@@ -73,6 +79,7 @@ def in_prefetch_thread(function: Callable[[], None]) -> None:
 # ── the state ────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("each_note")
 def test_a_killed_rank_has_left_where_it_was(tmp_path: Path) -> None:
     def rank() -> None:
         mine = recorder(tmp_path, 1, command=5.0)
@@ -89,6 +96,27 @@ def test_a_killed_rank_has_left_where_it_was(tmp_path: Path) -> None:
     assert (found.prefetch.phase, found.prefetch.step) == ("sample", 9)
     assert 0 < found.life.rss < found.life.limit
     assert abs(found.life.wall - time.time()) < 600
+
+
+def test_notes_that_follow_at_once_are_left_to_the_watcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raygnn.training.blackbox.recorder._APART", 600.0)
+    mine = recorder(tmp_path)
+    mine._written = dict.fromkeys(mine._written, time.monotonic() - 601)
+    mine.note("forward", step=1)
+    in_prefetch_thread(lambda: mine.note("sample", step=3))  # a place of its own
+    assert (state(tmp_path).training.phase, state(tmp_path).prefetch.phase) == ("forward", "sample")
+    mine.note("backward")
+    in_prefetch_thread(lambda: mine.note("queue"))
+    assert (state(tmp_path).training.phase, state(tmp_path).prefetch.phase) == ("forward", "sample")
+    mine.watch()
+    assert (state(tmp_path).training.phase, state(tmp_path).prefetch.phase) == ("backward", "queue")
+    mine.note("optimizer")
+    mine.write("why")
+    assert state(tmp_path).training.phase == "optimizer"
+    mine.close()
+    assert state(tmp_path).training.phase == "done"
 
 
 def test_other_threads_say_nothing(tmp_path: Path) -> None:
@@ -192,6 +220,61 @@ def test_what_is_in_the_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     text = file_of(tmp_path, 1, ".blackbox.json").read_text()
     assert "swordfish" not in text
     assert state(tmp_path, 1).life.boxed
+
+
+@pytest.mark.usefixtures("each_note")
+def test_who_notes_is_not_held_up_by_the_box(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = recorder(tmp_path)
+    noted, ended = threading.Event(), []
+
+    def describe() -> str:  # called while the box is made
+        thread = threading.Thread(target=prepare, name=PREFETCH_THREAD)
+        thread.start()
+        ended.append(noted.wait(10))
+        return "it"
+
+    def prepare() -> None:
+        mine.note("sample")
+        noted.set()
+
+    mine.remember(describe)
+    mine.write("why")
+    assert ended == [True]
+    # nor by the wait for storage
+    held = []
+
+    def sync(_: int) -> None:
+        thread = threading.Thread(target=lambda: held.append(mine._lock.acquire(timeout=10)))
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(os, "fsync", sync)
+    mine._write(0, b"")
+    mine._sync()
+    assert held == [True]
+
+
+def test_boxes_are_written_one_after_the_other(tmp_path: Path) -> None:
+    mine = recorder(tmp_path)
+    begun, go = threading.Event(), threading.Event()
+
+    def describe() -> None:
+        begun.set()
+        go.wait(60)
+
+    mine.remember(describe)
+    watcher = threading.Thread(target=mine.write, args=("seen",))
+    watcher.start()
+    assert begun.wait(60)
+    last = threading.Thread(target=mine.write, args=("raised",), kwargs={"final": True})
+    last.start()
+    last.join(0.2)
+    go.set()
+    watcher.join(60)
+    last.join(60)
+    assert (box(tmp_path)["reason"], box(tmp_path)["before"]["reason"]) == ("raised", "seen")
 
 
 def test_the_own_failure_stays_in_the_box(tmp_path: Path) -> None:
@@ -304,6 +387,62 @@ def test_the_wait_for_witnesses_ends(tmp_path: Path) -> None:
     forked(lambda: os._exit(0 if recorder(tmp_path, 1) else 1))
     mine.await_others(600)  # it is dead
     recorder(tmp_path, 0, world=1).await_others(600)
+
+
+def test_whatever_goes_wrong_with_the_records_stop_is_honoured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        looks = 0
+
+        def watch(self) -> None:
+            self.looks += 1
+            if self.looks == 3:
+                (tmp_path / "STOP").touch()
+            raise ValueError("of some library")
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(worker, "_WATCH", 0.0)
+    worker._watch(tmp_path / "STOP", Broken())  # type: ignore[arg-type]
+    assert ended == [1]
+    assert len([r for r in caplog.records if r.exc_info]) == 1
+
+
+# ── consequences ─────────────────────────────────────────────────────────────────────────────
+
+
+_LIB, _OURS = "/v/lib/python3.11/site-packages", "/src/raygnn/sampling/exchange.py"
+
+
+def _failed(what: str, *files: str, **more: Any) -> bool:
+    """Whether a failure is a consequence; innermost file last."""
+    trace = "".join(f'  File "{file}", line 1, in f\n' for file in files)
+    more = {"kind": what.partition(":")[0], **more}
+    return faults.Failure(1, 0.0, what, trace, **more).is_consequence
+
+
+def test_what_is_a_consequence() -> None:
+    reset = "Connection reset by peer"
+    gloo = f"RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: {reset}"
+    assert _failed(gloo, _OURS, f"{_LIB}/torch/distributed/distributed_c10d.py")
+    assert _failed(gloo, _OURS, "/home/me/net.py")  # it waits for what it began before
+    assert _failed(f"DistNetworkError: {reset}", "/home/me/net.py")
+    assert _failed(f"RuntimeError: {reset}", _OURS, f"{_LIB}/torch/autograd/graph.py")
+    assert _failed(f"ConnectionResetError: {reset}", _OURS)
+    assert _failed("rank 1 could not prepare its batch: KeyError: 3", _OURS, kind="TrainingError")
+
+
+def test_the_users_own_connections_are_causes() -> None:
+    reset = "Connection reset by peer"
+    user, http = "/home/me/data.py", f"{_LIB}/http/client.py"
+    for kind in ("ConnectionResetError", "RuntimeError", "OSError", "TimeoutError"):
+        assert not _failed(f"{kind}: {reset}", _OURS, user, http)
+    assert not _failed(f"OSError: {reset}", _OURS, http)
+    had = f"graph 17 could not be had: RuntimeError: gloo {reset}"
+    inner = f"{_LIB}/torch/distributed/distributed_c10d.py"
+    assert not _failed(had, _OURS, user, inner, kind="TrainingError")
+    assert not _failed(f"it cannot be read: {reset}", _OURS, kind="DataError", exit_code=2)
 
 
 # ── collectives ──────────────────────────────────────────────────────────────────────────────
@@ -424,16 +563,28 @@ class _Net(pl.LightningModule):
         self.look()
 
 
+class _Look(pl.Callback):
+    """Any callback in between."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        assert isinstance(module, _Net)
+        module.look()
+
+
+@pytest.mark.usefixtures("each_note")
 def test_the_phases_of_a_step(tmp_path: Path, current: None) -> None:
     blackbox.start(tmp_path, rank=0, world=1)
     net = _Net(tmp_path)
     batches = [_Batch({"paper": torch.ones(3, 4)}, [], 5, step) for step in (7, 8)]
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[Phases()],
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[Phases(), _Look(), Waiting(), _Look()],
     )  # fmt: skip
     trainer.fit(net, train_dataloaders=DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     assert net.seen == [
-        (phase, 5, step) for step in (7, 8) for phase in ("forward", "backward", "optimizer")
+        (phase, 5, step)
+        for step in (7, 8)
+        for phase in ("forward", "backward", "optimizer", "between", "batch")
     ]
     assert state(tmp_path).training.phase == "between"

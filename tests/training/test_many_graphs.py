@@ -195,3 +195,85 @@ def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: P
     with pytest.raises(RuntimeError, match=cause) as caught:
         train_on_ranks(make(tmp_path, graph=graph))
     assert DataError.__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
+    """What graphs must be like is what most are like."""
+    graph = {**dataset("Wide", num=12, wide=first), "val": 0.0, "test": 0.0}
+    run = train_on_ranks(make(tmp_path, graph=graph, guard={"on_bad_sample": "skip"}))
+    assert run.summary["skipped"]["samples"] == 1
+    assert np.isfinite(losses(run)).all()
+
+
+def test_a_graph_with_nan_does_not_become_padding(tmp_path: Path) -> None:
+    """Graph 0 is not finite: its own steps are left out, the others' are made."""
+    graph = {**dataset("NotFinite", num=7), "val": 0.0, "test": 0.0}
+    train_once = {"epochs": 3}
+    run = train_on_ranks(make(tmp_path, graph=graph, sampling={"batch_size": 2}, train=train_once))
+    assert run.summary["skipped"]["steps"] == 3
+
+
+@pytest.mark.parametrize(("label", "said"), [(-1, "-1"), (-100, "-100"), (5, "5")])
+def test_classes_that_are_not_there(label: int, said: str, tmp_path: Path) -> None:
+    graph = {**dataset("Labelled", num=8, label=label), "val": 0.0, "test": 0.0}
+    with pytest.raises(RuntimeError, match=rf"graph 5 has the target {said}, expected 0 to 1"):
+        train_on_ranks(make(tmp_path, graph=graph))
+    run = train_on_ranks(make(tmp_path, name="skip", graph=graph, guard={"on_bad_sample": "skip"}))
+    assert run.summary["skipped"]["samples"] == 1
+
+
+def test_splits_that_differ_between_ranks(tmp_path: Path) -> None:
+    """Else one rank would train on what another one tests."""
+    with pytest.raises(RuntimeError, match=r"data.* on rank 1"):
+        train_on_ranks(make(tmp_path, graph=dataset("SplitByRank", num=20)))
+
+
+def test_a_resume_on_another_split(tmp_path: Path) -> None:
+    graph = dataset(num=20)
+    fault = {"checkpoint_every": 1}
+    train_on_ranks(make(tmp_path, graph=graph, fault=fault, train={"epochs": 2}))
+    other = make(tmp_path, graph={**graph, "seed": 9}, fault=fault, train={"epochs": 4})
+    with pytest.raises(RuntimeError, match="another split"):
+        train_on_ranks(other, resume=True)
+
+
+def test_the_same_graph_left_out_every_epoch_counts_once(tmp_path: Path) -> None:
+    graph = {**dataset(num=8, bad=[2]), "val": 0.0, "test": 0.0}
+    guard = {"on_bad_sample": "skip", "bad_samples": 1}
+    run = train_on_ranks(make(tmp_path, graph=graph, guard=guard, train={"epochs": 6}))
+    assert run.summary["skipped"]["samples"] == 1
+
+
+def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
+    guard = {"on_bad_sample": "skip"}
+    graph = dataset("Chosen", num=20, bad=[18], val=[15, 16, 17], test=[18, 19])
+    run = train_on_ranks(make(tmp_path, graph=graph, guard=guard))
+    assert run.summary["metrics"]["test/left_out"] == 1
+    assert "val/left_out" not in run.summary["metrics"]
+    graph = dataset("Chosen", num=20, bad=[18, 19], val=[15, 16, 17], test=[18, 19])
+    with pytest.raises(RuntimeError, match="none of the graphs of split test can be had"):
+        train_on_ranks(make(tmp_path, name="none", graph=graph, guard=guard))
+
+
+def test_whole_numbers_of_two_widths_are_refused_for_own_models(tmp_path: Path) -> None:
+    own = {"kind": "tests.training.test_many_graphs:OwnGin"}
+    graph = {**dataset("Tagged", num=8), "val": 0.0, "test": 0.0}
+    with pytest.raises(RuntimeError, match=r"graph \d has _N/tag of torch.int32, others"):
+        train_on_ranks(make(tmp_path, graph=graph, model=own))
+
+
+def test_the_cause_is_not_lost_to_slow_ranks(tmp_path: Path) -> None:
+    """Rank 0 hears of it before rank 1 comes to it; both say what it was."""
+    graph = {**dataset("SlowThenBad", num=40), "val": 0.0, "test": 0.0}
+    config = make(tmp_path, graph=graph, sampling={"batch_size": 1, "prefetch": 8})
+    with pytest.raises(RuntimeError, match="the last graph is broken"):
+        train_on_ranks(config)
+
+
+def test_a_fold_to_validate_on(tmp_path: Path) -> None:
+    graph = {"format": "graphs", "dataset": f"{DATASETS}:RandomGraphs", "args": {"num": 30}}
+    config = make(tmp_path, graph={**graph, "folds": 5, "fold": 2, "fold_for": "val"})
+    run = train_on_ranks(config)
+    assert "test/accuracy" not in run.summary["metrics"]
+    assert "val/accuracy" in run.summary["metrics"]

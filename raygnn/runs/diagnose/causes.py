@@ -70,6 +70,15 @@ _COMMUNICATION = re.compile(
     r"timed out waiting|could not prepare its batch",
     re.I,
 )
+# the network of training, rather than a connection of the user's: its library's names, its errors,
+# how our alarm words it, and how we word what the user's dataset raised, whatever that says
+_TRANSPORT = re.compile(
+    r"gloo|nccl|c10d|ProcessGroup|DistNetwork|DistStore|DistBackend|monitoredBarrier", re.I
+)
+_OF_TRANSPORT = re.compile(r"RuntimeError|TimeoutError|Dist\w*Error")
+_OF_SOCKETS = re.compile(r"Connection\w*Error|BrokenPipeError")
+_ALARM = re.compile(r"(?:TrainingError: )?rank \d+ could not prepare its batch: ")
+_DATASET = re.compile(r"(?:TrainingError: )?graph \d+ could not be had: ")
 _NODE = re.compile(
     r"node (?:has )?died|node was (?:terminated|preempted|drained)|node is dead|its node|"
     r"raylet (?:has )?died|node .{0,80}missed",
@@ -78,9 +87,36 @@ _NODE = re.compile(
 _KILLED_FOR_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|memory usage threshold")
 
 
-def is_consequence(failure: Mapping[str, Any]) -> bool:
-    """Whether a rank only met the end of another, or of the network."""
-    return bool(_COMMUNICATION.search(failure["what"])) and not _DIFFER.search(failure["what"])
+def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:
+    """Whether a rank only met the end of another, or of the network.
+
+    Args:
+        own: ends of the paths of the user's modules.
+    """
+    what = failure["what"]
+    if not _COMMUNICATION.search(what) or _DIFFER.search(what):
+        return False
+    return of_training(str(failure.get("kind") or ""), what, failure["trace"], own)
+
+
+def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bool:
+    """Whether an error that speaks of a connection means one of training, not of the user's.
+
+    Args:
+        kind: name of its class; empty if only the text is known, which then begins with it.
+    """
+    if _ALARM.match(what) or _DATASET.match(what):
+        return bool(_ALARM.match(what))
+    kind = kind or what.partition(":")[0]
+    stack = frames(trace, own)
+    if stack and "torch/distributed/" in stack[-1].file:
+        return True
+    ours = bool(stack) and stack[-1].whose == "raygnn"
+    if _OF_TRANSPORT.fullmatch(kind):
+        # in backward, say, it is raised from elsewhere in torch
+        users = not stack or any(frame.whose == "user" for frame in stack)
+        return ours or not users or bool(_TRANSPORT.search(f"{kind} {what}"))
+    return ours and bool(_OF_SOCKETS.fullmatch(kind))
 
 
 def kind_of(failure: Mapping[str, Any], own: Sequence[str]) -> tuple[str, Frame | None]:

@@ -191,7 +191,7 @@ class _Judge(Clues):
         own = self.evidence.own
         found = []
         for rank, traces in self.traces.items():
-            if (failure := traces.failure) is None or causes.is_consequence(failure):
+            if (failure := traces.failure) is None or causes.is_consequence(failure, own):
                 continue
             found.append((float(failure["time"]), rank, failure, *causes.kind_of(failure, own)))
         if not found:
@@ -260,10 +260,10 @@ class _Judge(Clues):
         )
 
     def _blamed(self) -> Cause | None:
-        """A rank that another one names, but that left no record itself."""
+        """A rank that another one names, but whose own record, if any, is of a consequence."""
         for rank, traces in self.traces.items():
             match = re.match(r"rank (\d+) could not prepare its batch: (.*)", what_of(traces), re.S)
-            if match and int(match[1]) not in (r for r, t in self.traces.items() if t.failure):
+            if match and not causes.is_consequence({"what": match[2], "trace": ""}):
                 return Cause(
                     "data",
                     f"rank {match[1]} could not prepare its batch: {match[2]}",

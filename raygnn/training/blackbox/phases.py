@@ -18,7 +18,8 @@ _MOST = 64  # entries of a mapping or a sequence
 
 class Phases(pl.Callback):
     """Notes the phases of each step: ``batch`` (waiting for it), ``forward``, ``backward``,
-    ``optimizer``, ``between`` (callbacks: records, checkpoints, evaluation)."""
+    ``optimizer``, ``between`` (callbacks: records, checkpoints, evaluation). To be the first of
+    the callbacks, with `Waiting` as the last."""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         blackbox.note("batch")
@@ -38,10 +39,17 @@ class Phases(pl.Callback):
         blackbox.note("optimizer")
 
     def on_train_batch_end(self, *_: Any) -> None:
-        blackbox.note("batch")
+        blackbox.note("between")
 
     def on_train_epoch_end(self, *_: Any) -> None:
         blackbox.note("between")
+
+
+class Waiting(pl.Callback):
+    """Notes, as the last of the callbacks, that they are through and the next batch is awaited."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        blackbox.note("batch")
 
 
 def describe(value: Any, depth: int = 0) -> Any:

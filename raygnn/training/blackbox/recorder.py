@@ -39,6 +39,7 @@ PREFETCH_THREAD = "raygnn-prefetch"
 DONE = "done"  # the phase of a rank that came to its end
 
 _SLOW = 1e-3  # seconds of a write above which only the watcher writes
+_APART = 5e-3  # seconds between a thread's own writes; what comes sooner is left to the watcher
 _LARGEST = 900_000  # characters of a black box
 _LONGEST = 4000  # characters of a reason
 _WITNESSES = 3.0  # seconds that a failed rank waits for the others' black boxes
@@ -78,7 +79,9 @@ class Recorder:
         self._start = Start(attempt, rank, world, os.getpid(), command, time.time(), host)
         self._places = {TRAINING: Place(), PREFETCH: Place()}
         self._life = self._breath(0.0)
-        self._lock = threading.RLock()  # of the file and of the black box
+        self._written = {TRAINING: 0.0, PREFETCH: 0.0}  # when, by the monotonic clock
+        self._lock = threading.RLock()  # of the file; `note` waits for it, so it is held briefly
+        self._boxing = threading.Lock()  # one black box at a time
         self._batch: Callable[[], Any] | None = None
         self._before: dict[str, Any] | None = None
         self._final = False  # the black box tells of this rank's own failure
@@ -92,7 +95,8 @@ class Recorder:
     def note(self, phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
         """Say what this thread does from now on; an epoch or step not given stays as it was.
 
-        Threads other than the training thread and the prefetch thread are passed over.
+        Threads other than the training thread and the prefetch thread are passed over. In the
+        file it may be found only after the next `watch`: most phases are too short for a write.
         """
         at = self._slot()
         if at is None:
@@ -106,8 +110,8 @@ class Recorder:
             time.monotonic(),
         )
         self._places[at] = place
-        if not self._slow:
-            self._write(at, place.pack())
+        if not self._slow and place.mono - self._written[at] >= _APART:
+            self._write_place(at)
 
     def remember(self, describe: Callable[[], Any]) -> None:
         """Keep what can describe the batch at hand, in plain JSON types; it is called if needed."""
@@ -118,8 +122,7 @@ class Recorder:
         has waited for most of its timeout. To be called about once a second."""
         self._life = self._breath(self._life.boxed)
         self._write(LIFE, self._life.pack())
-        if self._slow:
-            self._write_places()
+        self._write_places()
         signs = self._signs()
         news = {name for name, stamp in signs.items() if self._seen.get(name) != stamp}
         self._seen = signs
@@ -138,10 +141,11 @@ class Recorder:
             final: it tells of this rank's own failure, whose text ``reason`` is; none will be
                 written over it.
         """
-        with self._lock:
+        with self._boxing:
             if self._final:
                 return
             self._final = final
+            self._write_places()
             if final:
                 self._write(WORDS, pack_words(reason))
             with contextlib.suppress(OSError):
@@ -149,8 +153,7 @@ class Recorder:
                 write_atomic(path, self._content(reason[:_LONGEST], times=1 if final else 4))
                 self._life = self._breath(time.time())
                 self._write(LIFE, self._life.pack())
-                if self._file is not None:
-                    os.fsync(self._file)
+                self._sync()
 
     def await_others(self, seconds: float = _WITNESSES) -> None:
         """Wait until the other ranks have written their black boxes, or have ended; bounded."""
@@ -264,9 +267,25 @@ class Recorder:
             if self._file is not None:
                 os.pwrite(self._file, data, at)
 
+    def _write_place(self, at: int) -> None:
+        with self._lock:  # read under the lock, so that no older place is written over a newer
+            self._written[at] = time.monotonic()
+            self._write(at, self._places[at].pack())
+
     def _write_places(self) -> None:
-        for at, place in self._places.items():
-            self._write(at, place.pack())
+        for at in self._places:
+            self._write_place(at)
+
+    def _sync(self) -> None:
+        """Without the lock, since it can take long; by a copy, since the file may be closed."""
+        with self._lock:
+            if self._file is None:
+                return
+            copy = os.dup(self._file)
+        try:
+            os.fsync(copy)
+        finally:
+            os.close(copy)
 
     def _catch_crashes(self) -> IO[str] | None:
         """Let SIGSEGV, SIGABRT and their like leave a traceback of all threads in a file."""
