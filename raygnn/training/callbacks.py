@@ -241,7 +241,7 @@ class Checkpoints(pl.Callback):
         if step != self._step and self._due(step):
             blackbox.note("checkpoint")
             checkpoint.save(self._directory, trainer, self._keep)
-            blackbox.note("batch")
+            blackbox.note("between")
             self._saved_at = time.monotonic()
             self._records.resume_clock()
         self._step = step

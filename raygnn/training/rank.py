@@ -23,7 +23,7 @@ from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox, checkpoint
-from raygnn.training.blackbox.phases import Phases
+from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation, Records
 from raygnn.training.guard import Guard
 from raygnn.training.job import LENGTH, Job
@@ -83,17 +83,21 @@ class Rank:
         has_val = plane.count("val") > 0
         callbacks = [Phases(), Reduction(self.ranks), records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, self._checkpoints(records)])
+        trainer = self._trainer([*callbacks, self._checkpoints(records), Waiting()])
         log.info("training from %s", state or "the start")
         try:
             guard.check_model(task, {**self._options(), "data": maker.identity})
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
         except Exception as error:
-            if loader.failure is not None and loader.failure is not error:
-                raise loader.failure from error  # of which the others, and so this rank, ended
-            raise
+            if loader.failure is None or loader.failure is error:
+                raise
+            cause = loader.failure  # of which the others ended, and so this rank
+        else:
+            cause = None
         finally:
             loader.close()
+        if cause is not None:
+            raise cause
         if has_val:
             evaluation.finish(trainer, task)
 
