@@ -85,6 +85,7 @@ class Rank:
         callbacks += [evaluation] if has_val else []
         trainer = self._trainer([*callbacks, self._checkpoints(records), Waiting()])
         log.info("training from %s", state or "the start")
+        cause: BaseException | None = None
         try:
             guard.check_model(task, {**self._options(), "data": maker.identity})
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
@@ -92,8 +93,6 @@ class Rank:
             if loader.failure is None or loader.failure is error:
                 raise
             cause = loader.failure  # of which the others ended, and so this rank
-        else:
-            cause = None
         finally:
             loader.close()
         if cause is not None:
