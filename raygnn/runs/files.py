@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
 
+LARGEST_JSON = 64 * 2**20  # bytes
+_SHOWN = 200  # characters of a path that is none
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -20,11 +23,20 @@ def storage_path(storage: str | Path) -> Path:
     """The absolute local directory that ``storage`` names: a path or a ``file://`` URI.
 
     Raises:
-        InputError: for any other URI.
+        InputError: for any other URI, and what no directory can be called.
     """
     text = str(storage)
     if "://" not in text:
-        return Path(text).expanduser().absolute()
+        try:
+            if "\0" not in text:
+                return Path(text).expanduser().absolute()
+        except RuntimeError:
+            pass  # ~name of no user
+        raise InputError(
+            f"{text[:_SHOWN]!r} is no path here",
+            where="storage",
+            remedy="give a directory; ~name needs a user of that name",
+        )
     uri = urlsplit(text)
     if uri.scheme != "file" or uri.netloc not in ("", "localhost") or not uri.path:
         raise InputError(
@@ -87,14 +99,33 @@ def plain(value: Any) -> Any:
     return value
 
 
+def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
+    """The file's content, at most ``most`` bytes of it.
+
+    Args:
+        cut: take the first ``most`` bytes of a larger file instead of refusing it.
+
+    Raises:
+        OSError: it cannot be read, is larger, or is a FIFO, a device or a directory, of which
+            none is opened: that could wait for ever.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    # it may have been replaced since
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not cut and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+        return file.read(most)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file, ``{}`` when there is no file.
 
     Raises:
-        DataError: when the file is unreadable or holds no JSON object.
+        DataError: when the file is unreadable, larger than 64 MiB, or holds no JSON object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path, LARGEST_JSON))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from raygnn.errors import DataError, InputError
-from raygnn.runs.files import read_json, storage_path
+from raygnn.runs.files import read_json, read_regular, storage_path
 from raygnn.runs.lock import holder
 from raygnn.runs.metrics import read_metrics
-from raygnn.runs.store import CONFIG, LOCK, METRICS, SUMMARY, is_run
+from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run
 
 if TYPE_CHECKING:
     import pandas
+
+# what yaml's constructors let through of values that are not of the type that their tag says
+_OF_YAML = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
+_LARGEST = 2**20  # bytes of a configuration
+_LOCK_LARGEST = 4096  # bytes of a lock
+_OF_RANK = re.compile(r"(?:comm-)?rank-\d{1,6}\.")  # how names of files in logs/ begin
+_SHOWN = 200  # characters of a name that is too long
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,8 +51,8 @@ class Run:
         """
         file = self.path / CONFIG
         try:
-            value = yaml.safe_load(file.read_bytes())
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            value = yaml.safe_load(read_regular(file, _LARGEST))
+        except (OSError, RecursionError, yaml.YAMLError, *_OF_YAML) as error:
             raise DataError(f"not readable as YAML: {error}", where=str(file)) from error
         if not isinstance(value, dict):
             raise DataError("not a configuration", where=str(file))
@@ -63,7 +71,7 @@ class Run:
     def status(self) -> str:
         """``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone)."""
         status = self.summary.get("status", "running")
-        if status == "running" and holder(self.path / LOCK) is None:
+        if status == "running" and not _held(self.path / LOCK):
             return "killed"
         return str(status)
 
@@ -114,6 +122,37 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
     Raises:
         InputError: there is no run directory; the nearest names are listed.
     """
+    try:
+        return _open(run, storage)
+    except OSError as error:  # the name is too long, or a directory on the way cannot be entered
+        raise InputError(f"cannot be read: {error.strerror}", where=str(run)[:_SHOWN]) from error
+
+
+def remains(run: str | Path, storage: str = "runs") -> Run | None:
+    """What is left of a run whose config.yaml is missing or damaged: of use to read, not to
+    decide what may be deleted.
+
+    Args:
+        run, storage: see :func:`open_run`.
+
+    Returns:
+        None where there is neither a summary.json nor a rank's file in logs/.
+
+    Raises:
+        InputError: it names no path.
+    """
+    for path in (storage_path(run), storage_path(storage) / run):
+        try:
+            if (path / SUMMARY).is_file():
+                return Run(path)
+            if any(_OF_RANK.match(entry.name) for entry in (path / LOGS).iterdir()):
+                return Run(path)
+        except OSError:
+            continue
+    return None
+
+
+def _open(run: str | Path, storage: str) -> Run:
     given = storage_path(run)
     path = given if is_run(given) else storage_path(storage) / run
     if is_run(path):
@@ -144,6 +183,15 @@ def list_runs(storage: str = "runs") -> list[Run]:
     except OSError as error:
         raise InputError(f"cannot be listed: {error.strerror}", where=str(directory)) from error
     return [Run(path) for path in sorted(paths, key=_began, reverse=True)]
+
+
+def _held(lock: Path) -> bool:
+    """Whether a live process holds the lock, as far as its file is one of ours."""
+    try:
+        read_regular(lock, _LOCK_LARGEST)
+        return holder(lock) is not None
+    except (OSError, OverflowError, RecursionError):  # no pid has that many digits
+        return False
 
 
 def _began(path: Path) -> int:

@@ -31,6 +31,7 @@ class Alarm:
         if self._store is None:
             return
         cause = f"{type(error).__name__}: {error}"[:_LONGEST]
+        cause = cause.encode("utf-8", "backslashreplace").decode()
         self._store.compare_set("cause", "", f"{self._world.rank}\n{cause}")
 
     def check(self) -> None:

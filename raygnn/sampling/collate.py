@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError
+from raygnn.errors import DataError, RaygnnError, TrainingError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.sample import Sample, Samples
 from raygnn.sampling.convert import to_compute
@@ -58,7 +58,7 @@ class Collate:
             found_nodes = sample.node_data.get(ntype, {})
             _check_arrays(number, ntype, found_nodes, wanted_nodes, num, self.whole)
             for name, count in self.categories.get(ntype, {}).items():
-                _check_range(number, f"{ntype}/{name}", found_nodes[name], count)
+                _check_range(number, f"{ntype}/{name}", self._nodes(sample, ntype, name), count)
         for etype, ends in sample.edges.items():
             named = self.pattern.edge_data.get(etype, {}) if self.whole else {}
             found = sample.edge_data.get(etype, {})
@@ -108,7 +108,7 @@ class Collate:
                 x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             if chosen.categories:
                 categories[ntype] = {
-                    name: _join([s.node_data[ntype][name] for s in samples]).flatten().long()
+                    name: _join([self._nodes(s, ntype, name) for s in samples]).flatten().long()
                     for name in chosen.categories
                 }
         y = torch.stack([_target(sample) for sample in samples])
@@ -122,6 +122,11 @@ class Collate:
             "edge_data": self._all_edges(samples) if self.whole else {},
             "y": y.float() if self.classes is None else y.long(),
         }
+
+    def _nodes(self, sample: Sample, ntype: str, name: str) -> Tensor:
+        """An array of nodes; one that a graph without nodes lacks has no rows."""
+        rows = sample.node_data.get(ntype, {}).get(name)
+        return self.pattern.node_data[ntype][name][:0] if rows is None else rows
 
     def _wanted(self, ntype: str) -> Mapping[str, Tensor]:
         named = self.pattern.node_data.get(ntype, {})
@@ -148,7 +153,7 @@ class Collate:
 
     def _column(self, ntype: str, name: str, samples: Sequence[Sample]) -> Tensor:
         """``[N, …]`` in the compute dtype; at least two-dimensional."""
-        joined = _join([s.node_data[ntype][name].to(self.dtype) for s in samples])
+        joined = _join([self._nodes(s, ntype, name).to(self.dtype) for s in samples])
         return joined.unsqueeze(1) if joined.dim() == 1 else joined
 
     def _scaled(self, ntype: str, name: str, samples: Sequence[Sample]) -> Tensor:
@@ -158,7 +163,7 @@ class Collate:
     def _all_nodes(self, samples: Sequence[Sample]) -> dict[str, dict[str, Tensor]]:
         return {
             ntype: {
-                name: _join(to_compute([s.node_data[ntype][name] for s in samples], self.dtype))
+                name: _join(to_compute([self._nodes(s, ntype, name) for s in samples], self.dtype))
                 for name in named
             }
             for ntype, named in self.pattern.node_data.items()
@@ -174,19 +179,38 @@ class Collate:
         }
 
 
+def get(samples: Samples, number: int) -> Sample:
+    """Graph ``number`` of a dataset.
+
+    Raises:
+        TrainingError: the dataset raised; with its error as the cause.
+        RaygnnError: its own, as it is.
+    """
+    try:
+        return samples[number]
+    except RaygnnError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TrainingError(
+            f"graph {number} could not be had: {type(error).__name__}: {error}",
+            where="the dataset",
+            remedy="mend the dataset, or set guard.on_bad_sample to skip",
+        ) from error
+
+
 def find_pattern(samples: Samples, numbers: np.ndarray, skip: bool) -> Sample:
     """What all others are compared with: the first graph that is like most of the first few.
 
     Raises:
         DataError: none of the first hundred can be had.
-        Exception: whatever the dataset raises, where nothing is to be left out.
+        RaygnnError: one can not, where nothing is to be left out.
     """
-    last: Exception | None = None
+    last: RaygnnError | None = None
     found: list[Sample] = []
     for number in numbers[:_TRIES].tolist():
         try:
-            found.append(samples[number])
-        except Exception as error:
+            found.append(get(samples, number))
+        except RaygnnError as error:
             if not skip:
                 raise
             last = error
@@ -242,12 +266,16 @@ def _check_arrays(
 ) -> None:
     for name, like in wanted.items():
         array = found.get(name)
+        if array is None and not rows:
+            continue
         if array is None:
             there = ", ".join(sorted(found)) or "none"
             raise _unlike(number, f"has no array {name!r} of {kind}; there are: {there}")
         if tuple(array.shape) != (rows, *like.shape[1:]):
             shape, expected = list(array.shape), [rows, *like.shape[1:]]
             raise _unlike(number, f"has {kind}/{name} of shape {shape}, expected {expected}")
+        if array.is_complex():
+            raise _unlike(number, f"has {kind}/{name} of {array.dtype}, which nothing here reads")
         if array.is_floating_point() != like.is_floating_point():
             raise _unlike(number, f"has {kind}/{name} of {array.dtype}, others {like.dtype}")
         if whole and not like.is_floating_point() and array.dtype != like.dtype:

@@ -16,7 +16,7 @@ import torch
 from raygnn.errors import RaygnnError, TrainingError
 from raygnn.graph.sample import Sample, Samples
 from raygnn.sampling.batch import GraphBatch
-from raygnn.sampling.collate import Collate
+from raygnn.sampling.collate import Collate, get
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.prefetch import Note, silent
@@ -58,7 +58,8 @@ class GraphBatchMaker:
         self.note("dataset", epoch=epoch, step=step)
         world = self.exchange.world
         chosen = self.numbers[self.plan.batch(epoch, step)]
-        mine = chosen[rank_share(chosen, world.rank, world.size)]
+        # as they were permuted, not by number: a rank shall not have neighbours of one class
+        mine = chosen[rank_share(np.arange(len(chosen)), world.rank, world.size)]
         numbers, found, bad = self._get(mine)
         left_out = self._agree(bad) if self.skip else 0
         loaded = time.perf_counter()
@@ -95,19 +96,12 @@ class GraphBatchMaker:
         for number in numbers.tolist():
             try:
                 with self._lock:  # evaluation and preparation are two threads
-                    sample = self.samples[number]
+                    sample = get(self.samples, number)
                 self.collate.check(number, sample)
-            except Exception as error:
-                what = f"{type(error).__name__}: {error}"
+            except RaygnnError as error:
                 if not self.skip:
-                    if isinstance(error, RaygnnError):
-                        raise
-                    raise TrainingError(
-                        f"graph {number} could not be had: {what}",
-                        where="the dataset",
-                        remedy="mend the dataset, or set guard.on_bad_sample to skip",
-                    ) from error
-                log.warning("graph %d is left out: %s", number, what)
+                    raise
+                log.warning("graph %d is left out: %s", number, error.what)
                 bad.append(number)
                 continue
             kept.append(number)

@@ -7,6 +7,7 @@ the rank itself and, through the alarm, on those that would wait for it for ever
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -122,10 +123,15 @@ class Prefetcher(Generic[T]):
                 if not put(made):
                     return
         except BaseException as error:
+            if not isinstance(error, Exception):  # which would end the process in silence
+                ended = RuntimeError(f"{type(error).__name__} while a batch was prepared: {error}")
+                ended.__cause__ = error
+                error = ended
             self.failure = error
-            log.exception("a batch could not be prepared")
+            log.error("a batch could not be prepared", exc_info=error)
             if self._alarm is not None:
-                self._alarm.ring(error)
+                with contextlib.suppress(Exception):  # the others will time out
+                    self._alarm.ring(error)
             put(_Failure(error))
         else:
             put(_End())

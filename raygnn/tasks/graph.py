@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raygnn.sampling.batch import GraphBatch
 from raygnn.tasks.task import Task
@@ -22,7 +22,7 @@ class GraphTask(Task):
 
 @torch.no_grad()
 def graph_outputs(
-    model: nn.Module,
+    task: GraphTask,
     join: Callable[[np.ndarray], GraphBatch],
     numbers: np.ndarray,
     batch_size: int,
@@ -38,15 +38,15 @@ def graph_outputs(
     Returns:
         outputs float32 ``[m, out_features]`` and targets ``[m, …]``, both on the CPU; m ≤ n.
     """
-    training = model.training
-    model.eval()
+    training = task.training
+    task.eval()
     outputs, targets = [], []
     try:
         for start in range(0, max(1, len(numbers)), batch_size):
             batch = join(numbers[start : start + batch_size])
             real = batch.weight > 0
-            outputs.append(model(batch.to(device)).float().cpu()[real])
+            outputs.append(task.checked(batch.to(device)).float().cpu()[real])
             targets.append(batch.y[real])
     finally:
-        model.train(training)
+        task.train(training)
     return torch.cat(outputs), torch.cat(targets)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.config.schema import TrainConfig
+from raygnn.errors import TrainingError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.losses import Loss
@@ -27,13 +28,17 @@ class Task(pl.LightningModule, ABC):
         loss: of each seed, from float32 outputs.
         config: the ``train`` section.
         world: number of ranks.
+        out_features: of the model: classes, or numbers that a target has.
 
     Attributes:
         window: what happened since the last log line, on this rank.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, config: TrainConfig, world: int):
+    def __init__(
+        self, model: nn.Module, loss: Loss, config: TrainConfig, world: int, out_features: int
+    ):
         super().__init__()
+        self.out_features = out_features
         self.model = model
         self.loss = loss
         self.config = config
@@ -45,13 +50,35 @@ class Task(pl.LightningModule, ABC):
     def outputs(self, batch: Any) -> Tensor:
         """The model's outputs for a batch's seeds, ``[B, out_features]``."""
 
+    def checked(self, batch: Share) -> Tensor:
+        """`outputs`, as a user's own module may give them: ``[B]`` is taken for ``[B, 1]``.
+
+        Raises:
+            TrainingError: they are of another shape, which might broadcast to something.
+        """
+        try:
+            out: Any = self.outputs(batch)
+        except StopIteration as error:  # which Lightning would take for the end of the data
+            raise RuntimeError(f"StopIteration in the model: {error}") from error
+        wanted = (len(batch.weight), self.out_features)
+        if isinstance(out, Tensor) and out.shape == wanted[:1] and self.out_features == 1:
+            out = out.unsqueeze(1)
+        if not isinstance(out, Tensor) or out.shape != wanted:
+            found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise TrainingError(
+                f"the model gave {found}, expected [{wanted[0]}, {wanted[1]}]: a row for each seed",
+                where="model.kind",
+                remedy="return [B, out_features] from forward, as the class was constructed for",
+            )
+        return out
+
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
         torch.manual_seed(key >> 1)
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
-        losses = self.loss(self.outputs(batch).float(), batch.y)
+        losses = self.loss(self.checked(batch).float(), batch.y)
         total = (losses * batch.weight).sum()
         self.window.add(float(total.detach()) / max(1, batch.total), batch)
         self._planned, self._real = batch.window, self._real + batch.total

@@ -171,7 +171,9 @@ class _Tee:
 @contextlib.contextmanager
 def _appending(path: Path) -> Iterator[IO[str]]:
     """The file, by lines; what a full disk has no room for is lost, and hides no other error."""
-    file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+    file = open(  # noqa: SIM115
+        path, "a", encoding="utf-8", errors="backslashreplace", buffering=1
+    )
     try:
         yield file
     finally:

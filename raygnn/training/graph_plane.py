@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from raygnn.config.schema import Config
-from raygnn.errors import DataError
+from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.collection import open_samples
 from raygnn.graph.dgl import dgl
 from raygnn.graph.sample import Sample, Samples
 from raygnn.models.graphs import GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
-from raygnn.sampling.collate import Collate, find_pattern
+from raygnn.sampling.collate import Collate, find_pattern, get
 from raygnn.sampling.graphs import GraphBatchMaker
 from raygnn.sampling.inputs import Inputs, choose_inputs
 from raygnn.sampling.plan import SeedPlan
@@ -95,7 +95,8 @@ class GraphPlane:
         schema = self.schema
         torch.manual_seed(config.train.seed)
         model = build_graph_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
-        return GraphTask(model, make_loss(config.task), config.train, self.ranks.world.size)
+        loss, world = make_loss(config.task), self.ranks.world.size
+        return GraphTask(model, loss, config.train, world, schema.out_features)
 
     @cached_property
     def schema(self) -> GraphSchema:
@@ -126,10 +127,11 @@ class GraphPlane:
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
+        assert isinstance(task, GraphTask)
         world, config = self.ranks.world, self.config
         size = config.sampling.eval_batch_size or config.sampling.batch_size
         mine = self.samples.splits[split][world.rank :: world.size]
-        outputs, y = graph_outputs(task.model, self._maker.join, mine, size, self.ranks.device)
+        outputs, y = graph_outputs(task, self._maker.join, mine, size, self.ranks.device)
         counts = torch.tensor([len(y), len(mine) - len(y)])
         there, left_out = self.ranks.control.sum(counts).tolist()
         if not there:
@@ -190,12 +192,13 @@ class GraphPlane:
         """
         world, highest, lowest = self.ranks.world, -1, 0
         skip = self.config.guard.on_bad_sample == "skip"
-        for number in range(world.rank, self.samples.num, world.size):
+        used = np.concatenate(list(self.samples.splits.values()))
+        for number in used[world.rank :: world.size].tolist():
             try:
-                sample = self.samples[number]
+                sample = get(self.samples, number)
                 values = sample.node_data.get(ntype, {}).get(name) if name else sample.y
                 low, high = _range(number, values)
-            except Exception:
+            except RaygnnError:
                 if not skip:
                     raise
                 continue  # said when it is to be trained on

@@ -107,7 +107,8 @@ class NodePlane:
             dgl()  # so that "import dgl" in the user's module finds one that works
         torch.manual_seed(config.train.seed)
         model = build_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
-        return NodeTask(model, make_loss(config.task), config.train, self.ranks.world.size)
+        loss, world = make_loss(config.task), self.ranks.world.size
+        return NodeTask(model, loss, config.train, world, schema.out_features)
 
     @property
     def traffic(self) -> Traffic:

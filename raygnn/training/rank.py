@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from raygnn.errors import TrainingError
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.batch import Share
@@ -97,6 +98,13 @@ class Rank:
             loader.close()
         if cause is not None:
             raise cause
+        if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
+            raise TrainingError(
+                f"the gradient was finite in none of {guard.skipped_steps} steps, so nothing was "
+                "learnt",
+                remedy="look for values that are not finite in the data, the model and the loss; "
+                "lower train.lr",
+            )
         if has_val:
             evaluation.finish(trainer, task)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import raygnn
-from raygnn.errors import DataError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.diagnose.causes import REMEDIES
 from raygnn.runs.diagnose.flights import first_difference
 from raygnn.runs.diagnose.frames import crashed_at, frames
@@ -20,6 +22,7 @@ from raygnn.runs.diagnose.reading import Evidence, Traces
 from raygnn.runs.diagnose.state import Life, Place, Start, State, read_state
 from raygnn.runs.diagnose.text import show
 from raygnn.runs.display import Display
+from raygnn.runs.run import open_run
 from raygnn.runs.store import RunDir
 
 NOW = 1_000_000.0  # when the made-up runs went down
@@ -563,3 +566,123 @@ def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     one = replace(state(3), prefetch=Place("sample", None, 0, 1.5, 2.5), words="of cold")
     (tmp_path / "s").write_bytes(one.pack())
     assert read_state(tmp_path / "s") == one
+
+
+# ── damage that could hang, or that no record of ours has ────────────────────────────────────
+
+
+def test_any_number_of_a_collective_is_survived() -> None:
+    far = [entry(1), {**entry(10**13), "pending": True, "created": 1.0}]
+    for created in ("soon", [1], {}, None, float("nan"), 10**400):
+        found = first_difference({0: [*far[:1], {**far[1], "created": created}], 1: [entry(1)]})
+        assert found is not None
+        assert (found["kind"], found["seq"], found["odd"]) == ("missing", 10**13, 1)
+
+
+def test_a_damaged_world_is_cut_to_what_there_is(failed: Path) -> None:
+    for rank in (0, 1, 3000):
+        one = state(min(rank, 1), attempt=2)
+        damaged = replace(one, start=replace(one.start, world=4 * 10**9, rank=rank))
+        (failed / "logs" / f"rank-{rank}.state").write_bytes(damaged.pack())
+    found = raygnn.diagnose(failed)
+    assert (found.cause.kind, found.cause.rank) == ("model", 1)
+    assert len(found.ranks) == 513
+    assert found.ranks[-1].rank == 3000
+    assert any("left no file" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("time", ["1" + "0" * 400, "1e999", "NaN", "-Infinity", "[]", '"x"'])
+def test_times_that_no_clock_shows_are_passed_over(failed: Path, time: str) -> None:
+    path = failed / "logs" / "rank-0.failure.json"
+    path.write_text(f'{{"rank": 0, "attempt": 2, "what": "x", "trace": "", "time": {time}}}')
+    bad = box(0, attempt=2) | {"collectives": [entry(5, pending=True)]}
+    text = json.dumps(bad).replace(f'"created": {NOW - 15}', f'"created": {time}')
+    assert text != json.dumps(bad)
+    (failed / "logs" / "rank-0.blackbox.json").write_text(text)
+    broken = replace(state(0, attempt=2), life=Life(float("nan")))
+    (failed / "logs" / "rank-0.state").write_bytes(broken.pack())
+    found = raygnn.diagnose(failed)
+    assert (found.cause.kind, found.cause.rank) == ("model", 1)
+    assert sum("rank-0." in note for note in found.notes) == 2
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_failure_may_say_anything_beside(failed: Path) -> None:
+    odd = {"where": [1], "remedy": {"a": 1}, "kind": "GuardError", "exit_code": [], "blamed": "x"}
+    said = failure(1, "ranks differ", attempt=2) | odd
+    said["trace"] += f'  File "/x.py", line {"9" * 5000}, in f\n'
+    (failed / "logs" / "rank-1.failure.json").write_text(json.dumps(said))
+    assert "[1]" in shown(raygnn.diagnose(failed))
+
+
+def sparse(path: Path) -> None:
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.truncate(2**40)
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("put", [sparse, fifo, device])
+def test_only_so_much_of_regular_files_is_read(failed: Path, put: Callable[[Path], None]) -> None:
+    logs = failed / "logs"
+    for path in [*logs.iterdir(), logs / "driver.json", failed / "summary.json", failed / ".lock"]:
+        if not path.name.startswith("rank-1."):
+            put(path)
+    found = raygnn.diagnose(failed)
+    assert (found.cause.kind, found.cause.rank, found.status) == ("model", 1, "unknown")
+    names = ["summary.json", "driver.json", "rank-0.blackbox.json", "rank-0.failure.json"]
+    assert all(any(name in note for note in found.notes) for name in names)
+    put(failed / "config.yaml")
+    assert raygnn.diagnose(failed).cause.rank == 1
+    (failed / "summary.json").unlink()  # so that the lock is asked
+    assert raygnn.diagnose(failed).status == "killed"
+
+
+@pytest.mark.parametrize("run", ["x" * 5000, "~nouser-of-this-name/x", "a/" * 3000, "a\0b"])
+def test_names_that_no_file_can_have(tmp_path: Path, run: str) -> None:
+    with pytest.raises(InputError):
+        raygnn.diagnose(run, str(tmp_path))
+    with pytest.raises(InputError) as told:
+        open_run(run, str(tmp_path))
+    assert len(str(told.value)) < 1000
+
+
+@pytest.mark.parametrize("config", [None, "", "{", "name: a\n", "a: !!int ''", "[" * 9000])
+def test_a_run_without_its_config_is_diagnosed(failed: Path, config: str | None) -> None:
+    (failed / "config.yaml").unlink()
+    if config is not None:
+        (failed / "config.yaml").write_text(config)
+    for kept in ("summary.json and logs", "logs", "summary.json"):
+        if kept == "logs":
+            (failed / "summary.json").rename(failed / "kept")
+        elif kept == "summary.json":
+            (failed / "kept").rename(failed / "summary.json")
+            (failed / "logs").rename(failed / "kept")
+        found = raygnn.diagnose("a", str(failed.parent))
+        assert (found.cause.rank == 1) == ("logs" in kept)
+        assert [note for note in found.notes if "config.yaml is missing or damaged" in note]
+    with pytest.raises(InputError):
+        open_run(failed)
+    with pytest.raises(InputError, match="not a run directory"):
+        RunDir.create(str(failed.parent), "a", mode="overwrite")
+    (failed / "summary.json").unlink()
+    with pytest.raises(InputError, match="not a run directory"):
+        raygnn.diagnose(failed)
+
+
+@pytest.mark.parametrize("width", [20, 40, 59])
+def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(judge(CASES["another collective"][0]), Display(console))
+    text = console.export_text()
+    for line in ("rank: 1", "  host: node0", "  state: raised", "  epoch: 1", "  sizes: [3]"):
+        assert line in text.splitlines()
+    assert "/home/me/my_model.py:7" in text

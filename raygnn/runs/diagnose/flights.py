@@ -51,8 +51,8 @@ def first_difference(flights: Mapping[int, Sequence[Entry]]) -> dict[str, Any] |
 
 def _in_group(group: str, ranks: dict[int, dict[int, Entry]]) -> dict[str, Any] | None:
     known_from = max(min(entries) for entries in ranks.values())
-    last = max(max(entries) for entries in ranks.values())
-    for seq in range(known_from, last + 1):
+    # only those that a rank has: a damaged number may be any
+    for seq in sorted({s for entries in ranks.values() for s in entries if known_from <= s}):
         here = {rank: entries.get(seq) for rank, entries in sorted(ranks.items())}
         came = {rank: entry for rank, entry in here.items() if entry is not None}
         if not came:
@@ -68,9 +68,14 @@ def _in_group(group: str, ranks: dict[int, dict[int, Entry]]) -> dict[str, Any] 
             "seq": seq,
             "odd": odd,
             "ranks": [_shown(rank, entry) for rank, entry in here.items()],
-            "created": min(float(e.get("created") or 0) for e in came.values()),
+            "created": min(_time(e.get("created")) for e in came.values()),
         }
     return None
+
+
+def _time(value: Any) -> float:
+    """Seconds of the epoch; 0 for what is no number, or none that a clock shows."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 2**63 else 0.0
 
 
 def _differ(entries: list[Entry]) -> str | None:

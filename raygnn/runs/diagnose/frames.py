@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _FRAME = re.compile(
-    r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.M
+    r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}),? in (?P<function>.+)$', re.M
 )
 _BECAUSE = "The above exception was the direct cause of the following exception"
 _DURING = "During handling of the above exception, another exception occurred"

@@ -210,13 +210,13 @@ class _Judge(Clues):
             kind,
             without_native(failure["what"]),
             rank=whose,
-            where=at,
+            where=str(at) if at else None,
             evidence=[
                 f"{file_of(failure)}: {short(failure['what'])}{also}",
                 *self.of_difference(),
                 *self.of_memory(rank if kind == "memory" else None),
             ],
-            remedy=failure.get("remedy") or "",
+            remedy=str(failure.get("remedy") or ""),
         )
 
     def _odd(self) -> int | None:
@@ -262,7 +262,9 @@ class _Judge(Clues):
     def _blamed(self) -> Cause | None:
         """A rank that another one names, but whose own record, if any, is of a consequence."""
         for rank, traces in self.traces.items():
-            match = re.match(r"rank (\d+) could not prepare its batch: (.*)", what_of(traces), re.S)
+            match = re.match(
+                r"rank (\d{1,9}) could not prepare its batch: (.*)", what_of(traces), re.S
+            )
             if match and not causes.is_consequence({"what": match[2], "trace": ""}):
                 return Cause(
                     "data",

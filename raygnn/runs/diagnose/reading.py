@@ -7,6 +7,7 @@ passed over with a note.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,14 @@ from typing import Any
 
 from raygnn.errors import DataError
 from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
+from raygnn.runs.files import LARGEST_JSON, read_regular
 from raygnn.runs.run import Run
-from raygnn.runs.store import LOGS, SUMMARY
+from raygnn.runs.store import CONFIG, LOGS, SUMMARY, is_run
 
-_LARGEST = 8 * 2**20  # bytes of a file that are read
+_LARGEST = 8 * 2**20  # bytes of a log that are read
+_LARGEST_RECORD = 4 * 2**20  # bytes of a black box and its like; a larger one is not ours
+_SILENT_RANKS = 512  # ranks without a file that are told: how many there were may be damaged
+_DIGITS = 19  # of a number that we write
 _RANK = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")
 _FAILED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ERROR raygnn: failed$", re.M)
 _MANY = 20  # earlier failures that are told
@@ -101,7 +106,7 @@ class _Reader:
         if newest is None:
             attempt = max((box["attempt"] for box in boxes.values() if box), default=1)
         ranks = []
-        for rank in range(newest.world) if newest else numbers:
+        for rank in self._world(newest.world, numbers) if newest else numbers:
             box, failure = boxes.get(rank), failures.get(rank)
             if box and (box["attempt"] != attempt or box["time"] < since):
                 box = None
@@ -124,6 +129,14 @@ class _Reader:
             now=time.time(),
         )
 
+    def _world(self, world: int, numbers: Sequence[int]) -> list[int]:
+        """The ranks to tell of: those that left a file, and the first of those that left none."""
+        left = {rank for rank in numbers if rank < world}
+        told = left.union(range(min(world, _SILENT_RANKS)))
+        if len(told) < world:
+            self.notes.append(f"{world - len(told):,} more ranks, of {world:,}, left no file")
+        return sorted(told)
+
     def _status(self, run: Run) -> str:
         try:
             return run.status
@@ -132,9 +145,14 @@ class _Reader:
 
     def _own(self, run: Run) -> tuple[str, ...]:
         """``package/module.py`` of each class of the user's that the configuration names."""
+        whole = is_run(self.path)
+        if not whole:
+            self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
         try:
             config = run.config
         except DataError as error:
+            if not whole:
+                return ()
             self.notes.append(f"config.yaml was passed over: {error.what}")
             return ()
         sections = [config.get(name) for name in ("model", "graph", "task")]
@@ -155,7 +173,13 @@ class _Reader:
     def _json(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """The object in a file; None, with a note, where it is not what it should be."""
         try:
-            value = json.loads(self._bytes(name))
+            most = LARGEST_JSON if name.endswith(SUMMARY) else _LARGEST_RECORD
+            value = json.loads(
+                read_regular(self.logs / name, most),
+                parse_int=_int,
+                parse_float=_float,
+                parse_constant=_float,
+            )
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -167,8 +191,7 @@ class _Reader:
         return None
 
     def _bytes(self, name: str) -> bytes:
-        with open(self.logs / name, "rb") as file:
-            return file.read(_LARGEST)
+        return read_regular(self.logs / name, _LARGEST, cut=True)
 
     def _crash(self, rank: int, attempt: int) -> str:
         """What faulthandler wrote in this start of the rank, if it was fatal."""
@@ -202,6 +225,16 @@ def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
         return None
     said = {"what": state.words, "trace": "", "file": f"rank-{state.start.rank}{STATE}"}
     return {"rank": state.start.rank, "time": state.life.wall, **said}
+
+
+def _int(text: str) -> int | None:
+    """The number, None for one that we never write, with which reckoning may fail."""
+    return int(text) if len(text) <= _DIGITS else None
+
+
+def _float(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def _named(name: str) -> str:

@@ -7,11 +7,13 @@ seconds, of the epoch (``wall``) and of the rank's own monotonic clock (``mono``
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from raygnn.errors import DataError
+from raygnn.runs.files import read_regular
 
 SIZE = 1024  # bytes of the file
 TRAINING, PREFETCH, LIFE, WORDS = 128, 192, 256, 384  # where parts begin; the first, at 0
@@ -135,20 +137,25 @@ def read_state(path: Path) -> State | None:
         DataError: it is cut off, or something else.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, SIZE, cut=True)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
     if len(data) < SIZE or not data.startswith(_MAGIC):
         raise DataError("not a whole record of a rank's state", where=str(path))
-    return State(
+    found = State(
         Start.unpack(data[: _START.size]),
         Place.unpack(data[TRAINING : TRAINING + _PLACE.size]),
         Place.unpack(data[PREFETCH : PREFETCH + _PLACE.size]),
         Life.unpack(data[LIFE : LIFE + _LIFE.size]),
         _read(data[WORDS:SIZE]),
     )
+    parts = (found.start, found.training, found.prefetch, found.life)
+    times = [value for part in parts for value in vars(part).values() if isinstance(value, float)]
+    if not all(map(math.isfinite, times)):
+        raise DataError("not the times of a rank's state", where=str(path))
+    return found
 
 
 def pack_words(text: str) -> bytes:

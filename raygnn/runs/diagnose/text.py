@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
+
 from raygnn.runs.diagnose.judge import Diagnosis
 from raygnn.runs.diagnose.ranks import RankReport
 from raygnn.runs.display import Display
 
 _COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
+_NARROW = 60  # columns of characters that a table needs
 _RANKS = 64  # that are shown, those first that did not just wait
 
 
@@ -30,9 +34,10 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
         shown = sorted(diagnosis.ranks, key=lambda r: (r.state in ("waiting", "running"), r.rank))
         if len(shown) > _RANKS:
             title += f", {_RANKS} of {len(shown)}"
-        display.table(title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
+        _table(display, title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
     if (found := diagnosis.first_difference) is not None:
-        display.table(
+        _table(
+            display,
             f"the first collective that differs: {found['seq']} of group {found['group']}, "
             f"{found['kind']}",
             ("rank", "collective", "dtypes", "sizes", "called at"),
@@ -46,6 +51,33 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
         display.note(f"earlier: {item['time']} rank {item['rank']}: {item['what']}")
     for note in diagnosis.notes:
         display.note(f"note: {note}")
+
+
+def _table(
+    display: Display, title: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
+) -> None:
+    """A table; where it would be folded to a few letters a line, a block of lines for each row."""
+    width = display.console.width
+    if width >= _NARROW:
+        display.table(title, columns, rows)
+        return
+    display.note(title)
+    for row in rows:
+        display.note("")
+        for name, value in zip(columns, row):
+            if value not in (None, ""):
+                indent = "  " if name != columns[0] else ""
+                text = f"{indent}{name}: {value}"
+                display.note(
+                    textwrap.fill(
+                        text,
+                        max(20, width),
+                        subsequent_indent="    ",
+                        break_long_words=False,
+                        break_on_hyphens=False,
+                    )
+                )
+    display.note("")
 
 
 def _row(rank: RankReport) -> tuple[object, ...]:

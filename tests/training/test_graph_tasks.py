@@ -120,7 +120,7 @@ def test_as_many_ranks_as_you_like(workers: int, tmp_path: Path) -> None:
 def test_your_own_model_and_a_regression(tmp_path: Path) -> None:
     config = make(
         tmp_path,
-        model={"kind": "tests.training.test_many_graphs:OwnGin", "args": {"hidden": 16}},
+        model={"kind": "tests.training.test_graph_tasks:OwnGin", "args": {"hidden": 16}},
         graph=dataset("Sums", num=40),
         task={"kind": "graph_regression"},
         train={"epochs": 40, "lr": 0.01, "optimizer": "adam"},
@@ -178,7 +178,7 @@ def test_a_bad_sample_ends_the_run_with_its_cause(
         assert "in __getitem__" in (caught.value.trace or "")
     else:
         logs = "".join(p.read_text() for p in (config.run_dir / "logs").glob("rank-*.log"))
-        assert "graph 7 is left out: OSError: graph file 7 is unreadable" in logs
+        assert "graph 7 is left out: graph 7 could not be had: OSError: graph file 7" in logs
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_of_two_widths_are_refused_for_own_models(tmp_path: Path) -> None:
-    own = {"kind": "tests.training.test_many_graphs:OwnGin"}
+    own = {"kind": "tests.training.test_graph_tasks:OwnGin"}
     graph = {**dataset("Tagged", num=8), "val": 0.0, "test": 0.0}
     with pytest.raises(RuntimeError, match=r"graph \d has _N/tag of torch.int32, others"):
         train_on_ranks(make(tmp_path, graph=graph, model=own))
