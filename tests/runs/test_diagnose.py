@@ -683,6 +683,6 @@ def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     show(judge(CASES["another collective"][0]), Display(console))
     text = console.export_text()
-    for line in ("rank: 1", "  host: node0", "  state: raised", "  epoch: 1", "  sizes: [3]"):
+    for line in ("rank: 1", "  host: node0", "  step: 6", "  epoch: 1", "  sizes: [3]"):
         assert line in text.splitlines()
     assert "/home/me/my_model.py:7" in text

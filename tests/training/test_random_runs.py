@@ -163,6 +163,7 @@ def test_a_few_runs(sections: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @settings(max_examples=200, **_COMMON)
 @given(whole_jobs())
 def test_many_runs(sections: dict[str, Any]) -> None:
