@@ -44,7 +44,7 @@ def real_job(data_dir: Path, tmp_path: Path) -> RealJob:
 
 def score(config: Config) -> float:
     """The test metric, in 0 … 1."""
-    return float(train_on_ranks(config).summary["metrics"][f"test/{config.task.metric}"])
+    return float(train_on_ranks(config).summary["metrics"][f"test/{config.task.chosen_metric}"])
 
 
 def test_cora_gcn_with_1_2_and_4_workers(real_job: RealJob) -> None:
