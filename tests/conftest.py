@@ -13,6 +13,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # A shell's background job is started with Ctrl-C ignored, and so would be all that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 from hypothesis import settings
