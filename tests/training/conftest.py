@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -80,15 +81,44 @@ def make_job(tmp_path: Path) -> JobFactory:
     return make
 
 
-@pytest.fixture(scope="session")
-def shared_ray() -> Iterator[None]:
-    """A Ray with four CPUs, more than the machine may have: ranks mostly wait for each other."""
-    from raygnn.training.cluster import RayCluster
+class _OneRay:
+    """A Ray that several tests use, while none of those runs that want none, or their own."""
 
-    config = load_config(job(Path(), cluster={"num_cpus": 4}))
-    with RayCluster(config) as cluster:
-        cluster.wait()
-        yield
+    def __init__(self) -> None:
+        self._running = contextlib.ExitStack()
+        self._is_there = False
+
+    def start(self) -> None:
+        """Start one with four CPUs, more than the machine may have: ranks mostly wait."""
+        from raygnn.training.cluster import RayCluster
+
+        if not self._is_there:
+            config = load_config(job(Path(), cluster={"num_cpus": 4}))
+            self._running.enter_context(RayCluster(config)).wait()
+            self._is_there = True
+
+    def stop(self) -> None:
+        self._running.close()
+        self._is_there = False
+
+
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[_OneRay]:
+    ray = _OneRay()
+    yield ray
+    ray.stop()
+
+
+@pytest.fixture
+def shared_ray(one_ray: _OneRay) -> None:
+    """This process is connected to a Ray."""
+    one_ray.start()
+
+
+@pytest.fixture(scope="module")
+def no_ray(one_ray: _OneRay) -> None:
+    """This process is connected to none, whatever tests ran before."""
+    one_ray.stop()
 
 
 class _Environment(LightningEnvironment):

@@ -12,6 +12,7 @@ from raygnn.training import driver
 from raygnn.training.cluster import RayCluster
 
 
+@pytest.mark.usefixtures("no_ray")
 def test_a_run_directory_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 

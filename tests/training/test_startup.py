@@ -24,7 +24,7 @@ from tests.training.conftest import job
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster(no_ray: None) -> Iterator[RayCluster]:
     """A Ray with one CPU, as for a job."""
     config = load_config(job(Path(), cluster={"num_cpus": 1, "workers": 1}))
     with RayCluster(config) as cluster:
