@@ -55,44 +55,58 @@ def probe_local(
     return Survey((facts,), _local(config, facts.cpus, len(facts.gpus)))
 
 
-def probe_cluster(config: Config, meta: Stored | None = None) -> Survey:
-    """Facts of every living node of the Ray that this process is connected to.
+class Probes:
+    """One on every living node of the Ray that this process is connected to; a context manager.
 
-    A node that does not answer within ``cluster.probe_timeout`` is one with a ``problem``.
-
-    Args:
-        meta: the partition to look for; None before there is one.
-
-    Raises:
-        InputError: the driver cannot write to the storage.
+    They stay between questions, since a Python process is started for each. The links between
+    the nodes are measured with the first answers.
     """
-    with _token(Path(config.storage).absolute()) as token:
-        question = Question.about(config, meta, token)
-        return survey(question, config.cluster.probe_timeout.seconds)
 
+    def __init__(self) -> None:
+        self._alive = _alive()
+        self._names = _names(self._alive)
+        self._actors: dict[str, Any] = {}
+        self._links: tuple[Link, ...] | None = None
 
-def survey(question: Question, deadline: float) -> Survey:
-    """Ask every living node of the Ray that this process is connected to.
+    def __enter__(self) -> Probes:
+        self._actors = {node["NodeID"]: _start(node) for node in self._alive}
+        return self
 
-    Args:
-        deadline: seconds for each node to answer, from the first one's answer on; if none
-            answers, half a minute is waited for one.
-    """
-    import ray
+    def __exit__(self, *_: object) -> None:
+        import ray
 
-    alive = _alive()
-    names = _names(alive)
-    probers = {node["NodeID"]: _start(node) for node in alive}
-    try:
-        facts = _ask(alive, names, probers, question, deadline)
-        # those without anything to give away hold no rank, and may be behind other firewalls
-        given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
-        answered = [n for n in facts if n.problem is None and n.node in given]
-        links = tuple(_measure(answered, probers))
-    finally:
-        for prober in probers.values():
-            ray.kill(prober)
-    return Survey(tuple(facts), _cluster(alive, names), links)
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def about(self, config: Config, meta: Stored | None = None) -> Survey:
+        """Ask about a job. A node that does not answer within ``cluster.probe_timeout`` is one
+        with a ``problem``.
+
+        Args:
+            meta: the partition to look for; None before there is one.
+
+        Raises:
+            InputError: the driver cannot write to the storage.
+        """
+        with _token(Path(config.storage).absolute()) as token:
+            question = Question.about(config, meta, token)
+            return self.ask(question, config.cluster.probe_timeout.seconds)
+
+    def ask(self, question: Question, deadline: float) -> Survey:
+        """Ask every node, at the same time.
+
+        Args:
+            deadline: seconds for each node to answer, from the first one's answer on; if none
+                answers, half a minute is waited for one.
+        """
+        alive, names = self._alive, self._names
+        facts = _ask(alive, names, self._actors, question, deadline)
+        if self._links is None:
+            # those without anything to give away hold no rank, and may be behind other firewalls
+            given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
+            answered = [n for n in facts if n.problem is None and n.node in given]
+            self._links = tuple(_measure(answered, self._actors))
+        return Survey(tuple(facts), _cluster(alive, names), self._links)
 
 
 def probe_resources(config: Config, local: bool) -> Resources:

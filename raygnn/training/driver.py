@@ -22,7 +22,7 @@ from raygnn.preflight import report as preflight_report
 from raygnn.preflight import text
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
-from raygnn.preflight.probe import probe_local, survey
+from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
@@ -34,7 +34,7 @@ from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, STOP, Job
 from raygnn.training.launch import Launch
-from raygnn.training.plan import Plan, count_workers, make_plan
+from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
 from raygnn.training.watch import watch
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def train(
     with (
         RunDir.create(config.storage, config.name, mode=mode) as run,
         RayCluster(config, verbose=verbose) as cluster,
+        Nodes(config, cluster) as nodes,
         _interruptible(run),
     ):
         workers = count_workers(config, cluster)
@@ -82,8 +83,8 @@ def train(
             cluster.start()  # a generated graph can not turn out to be bad
         given = read_input(config, workers, show)
         if not cluster.local or config.task.of_graphs:
-            given = given.made(show)  # so that every node can be asked whether it sees it
-        plan = make_plan(config, cluster, workers, given)
+            given = make(config, nodes, given, show)  # so that every node can be asked about it
+        plan = make_plan(config, nodes, workers, given)
         verdict(plan.report.findings, config)
         if resume:
             _check_resumable(config, plan, run)
@@ -153,9 +154,9 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
         PreflightError: no connection to the cluster.
     """
     show = _display(display, verbose)
-    with RayCluster(config, verbose=verbose) as cluster:
+    with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
-        report = make_plan(config, cluster, workers, read_input(config, workers, show)).report
+        report = make_plan(config, nodes, workers, read_input(config, workers, show)).report
     if is_run(config.run_dir):
         taken = Finding(
             "name_free",
@@ -201,7 +202,8 @@ def inspect(
             found = probe_local(config, question=question)
         else:
             cluster.wait()
-            found = survey(question, config.cluster.probe_timeout.seconds)
+            with Probes() as probes:
+                found = probes.ask(question, config.cluster.probe_timeout.seconds)
     report = preflight_report.inspect(config, found)
     _show_report(show, report)
     return report

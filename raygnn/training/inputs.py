@@ -74,6 +74,10 @@ class Input(Protocol):
         """
         ...
 
+    def known(self, config: Config) -> PartitionFacts:
+        """As `facts`, but only what there is to know without work."""
+        ...
+
     def check(self, config: Config) -> None:
         """Refuse what the config asks of the data and the data can not give.
 
@@ -164,6 +168,8 @@ class PartitionInput:
             return graph_facts(config, self.data, self.found.parts)
         return partition_facts(config, self.found)
 
+    known = facts
+
     def check(self, config: Config) -> None:
         """See `Input`: fanouts and weights of edges that there are."""
         sampling = config.sampling
@@ -224,6 +230,9 @@ class CollectionInput:
             stored = meta is self.found
             return collection_facts(meta, _splits(meta, config), stored=stored)
 
+    def known(self, config: Config) -> PartitionFacts:
+        return dataset_facts() if self.meta is None else self.facts(config)
+
     def check(self, config: Config) -> None:
         """See `Input`: nothing is sampled, and `facts` looks at the targets."""
 
@@ -262,6 +271,8 @@ class DatasetInput:
 
     def facts(self, config: Config) -> PartitionFacts:
         return dataset_facts()
+
+    known = facts
 
     def check(self, config: Config) -> None:
         """The ranks will see."""

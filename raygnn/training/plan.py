@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from raygnn.config.schema import Config
-from raygnn.preflight.partition import task_ntype
-from raygnn.preflight.probe import probe_cluster, probe_local, probe_resources
-from raygnn.preflight.report import Report, preflight, resolve_workers
+from raygnn.preflight.partition import Stored, task_ntype
+from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
+from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
+from raygnn.runs.display import Display
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import Input
 
@@ -57,7 +59,52 @@ def count_workers(config: Config, cluster: RayCluster) -> int:
     return resolve_workers(config, probe_resources(config, cluster.local))
 
 
-def make_plan(config: Config, cluster: RayCluster, workers: int, given: Input) -> Plan:
+class Nodes:
+    """Those that a job may use, looked at as often as there is something new to look for; a
+    context manager."""
+
+    def __init__(self, config: Config, cluster: RayCluster):
+        self._config = config
+        self._cluster = cluster
+        self._probes: Probes | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def look(self, meta: Stored | None) -> Survey:
+        """What they have, and what they see of the partition; ``meta`` is None before there is one.
+
+        Raises:
+            InputError: the driver cannot write to the storage.
+            PreflightError: no connection to the cluster.
+        """
+        if self._cluster.local:
+            return probe_local(self._config, meta)
+        if self._probes is None:
+            self._cluster.wait()
+            self._probes = self._open.enter_context(Probes())
+        return self._probes.about(self._config, meta)
+
+
+def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
+    """Make what the job trains on, unless it is there, on nodes that can train on it: what else
+    stops the job is said before time is spent.
+
+    Raises:
+        InputError: bad input.
+        PreflightError: the job cannot run here. Nothing was made.
+    """
+    if given.meta is None and given.place is not None:
+        given.check(config)
+        verdict(preflight(config, given.known(config), nodes.look(None)).findings, config)
+    return given.made(show)
+
+
+def make_plan(config: Config, nodes: Nodes, workers: int, given: Input) -> Plan:
     """Look at the nodes and check everything; nothing is raised for what the checks find.
 
     Raises:
@@ -66,12 +113,7 @@ def make_plan(config: Config, cluster: RayCluster, workers: int, given: Input) -
     """
     given.check(config)
     facts = given.facts(config)
-    if cluster.local:
-        found = probe_local(config, given.meta)
-    else:
-        cluster.wait()
-        found = probe_cluster(config, given.meta)
-    report = preflight(config, facts, found)
+    report = preflight(config, facts, nodes.look(given.meta))
     return Plan(
         input=given,
         report=report,

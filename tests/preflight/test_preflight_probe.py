@@ -226,7 +226,12 @@ def cluster() -> Iterator[Any]:
 
 def look(tmp_path: Path, deadline: float) -> tuple[tuple[NodeFacts, ...], Resources]:
     meta = make_meta(tmp_path / "parts")
-    found = probe.probe_cluster(make_config(tmp_path / "runs", probe_timeout=deadline), meta)
+    with probe.Probes() as probes:
+        found = probes.about(make_config(tmp_path / "runs", probe_timeout=deadline), meta)
+        assert (
+            probes.about(make_config(tmp_path / "runs", probe_timeout=deadline)).links
+            == found.links
+        )
     return found.nodes, found.resources
 
 

@@ -87,6 +87,7 @@ def refused(cluster: Cluster, shared: Path, job: dict[str, Any], *words: str) ->
     assert done.returncode == 3, said
     assert all(word in said for word in words), said
     assert not list(Path(job["storage"]).glob("*/metrics.jsonl")), "nothing may start"
+    assert not list(Path(job["storage"]).rglob("part0")), "nor be made"
 
 
 @contextmanager

@@ -75,6 +75,17 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_NO_ROOM", 0.6)
 
 
+def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
+    actor = stand_in("RayTrainWorker")
+    startup, show = start(1)
+    ray.get(actor.ping.remote(), timeout=120)
+    startup.look()
+    ray.kill(actor)  # what happens to it later is Ray Train's to say
+    time.sleep(1)
+    startup.look()
+    assert show.console.export_text() == ""
+
+
 def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> None:
     group = placement_group([{"CPU": 1}] * 3)
     startup, show = start(3)
@@ -125,17 +136,6 @@ def test_workers_that_do_not_register(
     with pytest.raises(TrainingError, match="have not started within"):
         look(startup)
     ray.kill(actor)
-
-
-def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
-    actor = stand_in("RayTrainWorker")
-    startup, show = start(1)
-    ray.get(actor.ping.remote(), timeout=120)
-    startup.look()
-    ray.kill(actor)  # what happens to it later is Ray Train's to say
-    time.sleep(1)
-    startup.look()
-    assert show.console.export_text() == ""
 
 
 # ── what Ray reports ─────────────────────────────────────────────────────────────────────────
