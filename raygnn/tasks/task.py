@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 from raygnn.config.schema import TrainConfig
@@ -104,6 +105,11 @@ class Task(pl.LightningModule, ABC):
         }
         if config.optimizer == "sgd":
             return torch.optim.SGD(self.parameters(), momentum=config.momentum, **kwargs)
+        # one kernel, where torch's default on a CPU is ten for each parameter; Lightning refuses to
+        # clip what a fused optimizer might have to unscale first
+        mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
+        if not mixed and all(p.is_floating_point() for p in self.parameters()):
+            kwargs["fused"] = True
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
         return kinds[config.optimizer](self.parameters(), **kwargs)
 

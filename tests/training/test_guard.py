@@ -662,12 +662,33 @@ def test_finite_is_exact(dtype: torch.dtype, bad: float) -> None:
     large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum overflows
     small = torch.ones(3, dtype=dtype)
     sparse = torch.sparse_coo_tensor([[0, 2]], large[:2], (5,))
-    assert callback._finite([])
-    assert callback._finite([large, small, sparse])
+    gradients = callback._Gradients()
+    assert gradients.are_finite([])
+    assert gradients.are_finite([large, small, sparse])
     for gradient in (large.clone(), sparse.clone().coalesce()):
         values = gradient.values() if gradient.is_sparse else gradient
         values[1] = bad
-        assert not callback._finite([small, gradient])
+        assert not gradients.are_finite([small, gradient])
+
+
+def test_finite_is_seen_wherever_gradients_lie() -> None:
+    def views(bucket: Tensor) -> list[Tensor]:
+        return [bucket[:6].view(2, 3), bucket[6:]]
+
+    gradients = callback._Gradients()
+    first, second, roomy = torch.ones(10), torch.ones(10), torch.ones(12)
+    for bucket in (first, first, second):
+        assert gradients.are_finite(views(bucket))
+    roomy[10:] = math.nan  # nobody's
+    assert gradients.are_finite([roomy[:6].view(2, 3), roomy[6:10], torch.ones(3)])
+    assert gradients.are_finite(views(first))
+    for place in (0, 9):
+        first[place] = math.inf
+        assert not gradients.are_finite(views(first))
+        first[place] = 1
+    second[7] = math.nan
+    assert not gradients.are_finite(views(second))
+    assert gradients.are_finite(views(first))
 
 
 class Normed(Net):

@@ -96,6 +96,13 @@ def test_knobs_reach_the_loop(make_job: JobFactory) -> None:
     assert run.metrics["val/accuracy"].notna().any()  # also when it ends within an epoch
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_clipping_under_autocast(optimizer: str, make_job: JobFactory) -> None:
+    train = {"optimizer": optimizer, "clip": 1.0}
+    config = make_job(train=train, precision="bf16-mixed", cluster={"workers": 1})
+    assert losses(train_on_ranks(config))[-1] < 1.5  # Lightning clips no fused optimizer there
+
+
 @pytest.mark.parametrize("compression", ["none", "bf16"])
 def test_comparing_collectives_changes_nothing(compression: str, make_job: JobFactory) -> None:
     curves = [

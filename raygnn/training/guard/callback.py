@@ -82,6 +82,7 @@ class Guard(pl.Callback):
         self._names: list[str] = []
         self._losses: list[tuple[int, int, Tensor]] = []  # epoch, step, loss since the last step
         self._in_a_row = 0
+        self._gradients = _Gradients()
         self._buffers: _Buffers | None = None  # if the module has any
         self._begins = True  # the next batch is the first since the last optimizer step
         self.skipped_steps = 0
@@ -128,7 +129,7 @@ class Guard(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor
     ) -> None:
-        self._losses.append((*self._place, loss.detach()))
+        self._losses.append((*self._place, loss))  # until the step, soon after its graph is gone
         if self._checking:
             compare(self._exchange, {"numerics": self._numerics}, _where(trainer))
 
@@ -144,17 +145,17 @@ class Guard(pl.Callback):
         # are gone move neither parameters nor an optimizer's state, by weight decay neither
         losses, self._losses = self._losses, []
         self._begins = True
-        groups = optimizer.param_groups
-        held = [p for group in groups for p in group["params"] if p.grad is not None]
-        if not _rescale(held, module):
-            self._drop(held)
+        held = (p.grad for group in optimizer.param_groups for p in group["params"])
+        gradients = [gradient for gradient in held if gradient is not None]
+        if not _rescale(gradients, module):
+            self._drop(optimizer)
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if _finite([p.grad for p in held]):
+        if self._gradients.are_finite(gradients):
             self._in_a_row = 0
             return
-        self._drop(held)
+        self._drop(optimizer)
         self._count(losses, trainer)
 
     def state_dict(self) -> dict[str, int]:
@@ -202,9 +203,12 @@ class Guard(pl.Callback):
                 rank=rank,
             ) from None
 
-    def _drop(self, held: list[nn.Parameter]) -> None:
-        for parameter in held:
-            parameter.grad = None
+    def _drop(self, optimizer: torch.optim.Optimizer) -> None:
+        # Lightning clips after this, and only then do optimizers look for gradients: those that
+        # are gone move neither parameters nor an optimizer's state, by weight decay neither
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         if self._buffers is not None:
             self._buffers.put_back()
 
@@ -278,32 +282,61 @@ def _where(trainer: pl.Trainer) -> str:
     return f"step {trainer.global_step}"
 
 
-def _rescale(held: list[nn.Parameter], module: Any) -> bool:
+def _rescale(gradients: list[Tensor], module: Any) -> bool:
     """Make up for samples that were left out; whether there were any others."""
     known = getattr(module, "window_scale", None)  # not every module knows of samples left out
     scale: float = known() if known else 1.0
     if scale == 0 or not math.isfinite(scale):
         return False
     if scale != 1:
-        for parameter in held:
-            assert parameter.grad is not None
-            parameter.grad.mul_(scale)
+        for gradient in gradients:
+            gradient.mul_(scale)
     return True
 
 
-def _finite(gradients: list[Tensor]) -> bool:
-    """Whether all elements are finite, exactly, for the price of one sum or norm.
+class _Gradients:
+    """Tells whether all elements of gradients are finite, exactly, for the price of one sum.
 
-    Such a sum is not finite if an element is not. Only the reverse may fail, by overflow, which
-    might depend on the processor; so then the elements are looked at.
+    Such a sum, or norm, is not finite if an element is not. Only the reverse may fail, by
+    overflow, which might depend on the processor; so then the elements are looked at.
+
+    On a CPU most parameters have so few elements that to call torch costs more than to add them
+    up. So gradients that fill one storage, as in DDP's buckets, are added up as one tensor, which
+    is remembered for as long as they lie where they lay.
     """
-    if not gradients:
-        return True
-    if gradients[0].is_cuda and not any(g.is_sparse for g in gradients):
-        norms = [norm.float() for norm in torch._foreach_norm(gradients)]  # one kernel for many
-        if math.isfinite(torch.stack(norms).sum().item()):
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._merged: list[Tensor] = []  # holds the storage, so that no other takes its place
+
+    def are_finite(self, gradients: list[Tensor]) -> bool:
+        if not gradients:
             return True
-    elif math.isfinite(sum(g.sum().item() for g in gradients)):
-        return True
-    values = (g.coalesce().values() if g.is_sparse else g for g in gradients)
-    return all(bool(value.isfinite().all()) for value in values)
+        if math.isfinite(self._total(gradients)):
+            return True
+        values = (g.coalesce().values() if g.is_sparse else g for g in gradients)
+        return all(bool(value.isfinite().all()) for value in values)
+
+    def _total(self, gradients: list[Tensor]) -> float:
+        if any(g.is_sparse for g in gradients):
+            return sum(g.sum().item() for g in gradients)
+        if gradients[0].is_cuda:  # one kernel for many
+            norms = [norm.float() for norm in torch._foreach_norm(gradients)]
+            return torch.stack(norms).sum().item()
+        places = [g.data_ptr() for g in gradients]
+        if places != self._places:
+            self._places, self._merged = places, _merge(gradients)
+        return sum(g.sum().item() for g in self._merged)
+
+
+def _merge(gradients: list[Tensor]) -> list[Tensor]:
+    """The same elements in fewer tensors, where gradients fill a storage together."""
+    by_storage: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        by_storage.setdefault(gradient.untyped_storage().data_ptr(), []).append(gradient)
+    merged: list[Tensor] = []
+    for group in by_storage.values():
+        first, size = group[0], sum(g.numel() for g in group)
+        fills = size * first.element_size() == first.untyped_storage().nbytes()
+        merged += [first.as_strided((size,), (1,), 0)] if fills else group
+    return merged
