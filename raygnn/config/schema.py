@@ -278,6 +278,10 @@ class Config(Section):
         """The YAML file that this was read from, if it was."""
         return self._file
 
+    def where(self, key: str) -> str:
+        """A key as errors name it: with the file that it stands in, if there is one."""
+        return f"{self._file}: {key}" if self._file else key
+
     @property
     def run_dir(self) -> Path:
         """``<storage>/<name>``."""

@@ -13,6 +13,47 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from raygnn.errors import DataError
+from raygnn.graph.remote import AnyPath
+
+
+def is_vacant(place: AnyPath) -> bool:
+    """Whether something can be put there: nothing, or an empty directory, is in the way.
+
+    Raises:
+        DataError: it cannot be looked at.
+    """
+    try:
+        return not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    except OSError as error:
+        raise DataError(
+            f"cannot be looked at: {error.strerror or error}",
+            where=str(place),
+            remedy="correct the path, or the permissions of its directories",
+        ) from error
+
+
+@contextlib.contextmanager
+def writing(what: str, place: Path) -> Iterator[None]:
+    """Turn errors of the file system into ours.
+
+    Raises:
+        DataError: ``what`` ("the partition") cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedies = {
+            errno.ENOSPC: "free some space, or set storage or partition.path to a larger disk",
+            errno.EDQUOT: "raise the quota, or set storage or partition.path to another disk",
+            errno.EACCES: "make it writable, or set storage or partition.path elsewhere",
+        }
+        raise DataError(
+            f"{what} cannot be written: {error.strerror or error}",
+            where=str(place),
+            remedy=remedies.get(error.errno or 0, "set storage or partition.path elsewhere"),
+        ) from error
+
 
 @contextlib.contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
@@ -39,20 +80,21 @@ def publish(temporary: Path, target: Path) -> bool:
     with something in it is there (another process was first).
     """
     for directory in (path for path in temporary.rglob("*") if path.is_dir()):
-        _sync(directory)
-    _sync(temporary)
+        sync(directory)
+    sync(temporary)
     try:
         os.rename(temporary, target)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return False
         raise
-    _sync(target.parent)
+    sync(target.parent)
     return True
 
 
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's contents, or a directory's list of files, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -8,7 +8,6 @@ the first wins and the other takes what is there.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import time
@@ -20,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.paths import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
-from raygnn.graph.atomic import new_directory, publish, remove_stale
+from raygnn.graph.atomic import is_vacant, new_directory, publish, remove_stale, writing
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
-from raygnn.graph.remote import AnyPath, RemotePath, any_path
+from raygnn.graph.remote import RemotePath, any_path
 
 if TYPE_CHECKING:
     from raygnn.config.graphs import GraphConfig
@@ -95,20 +94,20 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         ConfigError, DataError: as `ensure_partition`.
     """
     place = None if config.partition.path is None else any_path(config.partition.path)
-    there = read_meta(place) if place is not None and not _vacant(place) else None
+    there = read_meta(place) if place is not None and not is_vacant(place) else None
     if there is not None and (there.manifest is None or config.graph is None):
         _check_parts(config, there)
         return there
     if config.graph is None:
         raise ConfigError(
             f"there is no partition at {place}, and no graph to make one from",
-            where=_where(config, "partition.path"),
+            where=config.where("partition.path"),
             remedy="correct partition.path, or add a graph section",
         )
     if there is None and isinstance(place, RemotePath):
         raise ConfigError(
             f"there is no partition at {place}, and none can be made there",
-            where=_where(config, "partition.path"),
+            where=config.where("partition.path"),
             remedy="make it in a local directory with `raygnn partition`, and copy that whole",
         )
     if config.partition.parts != "auto":
@@ -126,7 +125,7 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     if place is None:
         place = Path(config.storage) / "partitions" / digest[:16]
-        there = None if _vacant(place) else read_meta(place)
+        there = None if is_vacant(place) else read_meta(place)
     if there is None:
         assert isinstance(place, Path)
         _check_writable(config, place)
@@ -134,7 +133,7 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
     if there.digest != digest:
         raise ConfigError(
             f"{place} holds another partition: {_differences(there, source)}",
-            where=_where(config, "partition.path"),
+            where=config.where("partition.path"),
             remedy="name another directory, or delete this one to have it made again",
         )
     if isinstance(place, Path):
@@ -176,7 +175,7 @@ def partition_graph(
     from raygnn.graph.store import check_storable, write_json, write_parts
 
     out_dir = out_dir.absolute()
-    if not _vacant(out_dir):
+    if not is_vacant(out_dir):
         return _the_same(out_dir, digest)
     check_storable(data)
     seconds: dict[str, float] = {}
@@ -188,7 +187,7 @@ def partition_graph(
         yield
         seconds[name] = time.perf_counter() - started
 
-    with _saying_where(out_dir), new_directory(out_dir) as directory:
+    with writing("the partition", out_dir), new_directory(out_dir) as directory:
         with stage("metis"):
             assignment = assign(data, parts, method, seed)
         with stage("assemble"):
@@ -202,23 +201,12 @@ def partition_graph(
     return read_meta(out_dir)
 
 
-def _vacant(place: AnyPath) -> bool:
-    try:
-        return not place.exists() or (place.is_dir() and not any(place.iterdir()))
-    except OSError as error:
-        raise DataError(
-            f"cannot be looked at: {error.strerror or error}",
-            where=str(place),
-            remedy="correct the path, or the permissions of its directories",
-        ) from error
-
-
 def _check_writable(config: Config, place: Path) -> None:
     """Refuse a ``partition.path`` where nothing can be made, before the graph is read."""
     if config.partition.path is not None and (why := unwritable(place)) is not None:
         raise ConfigError(
             f"no partition can be made in {place}: {why}",
-            where=_where(config, "partition.path"),
+            where=config.where("partition.path"),
             remedy="name a directory that can be made and written",
         )
 
@@ -239,7 +227,7 @@ def _check_parts(config: Config, there: PartitionMeta) -> None:
     if wanted not in ("auto", there.num_parts):
         raise ConfigError(
             f"{wanted}, but the partition at {config.partition.path} has {there.num_parts} parts",
-            where=_where(config, "partition.parts"),
+            where=config.where("partition.parts"),
             remedy="set partition.parts to auto, or name another partition.path",
         )
 
@@ -262,28 +250,6 @@ def _differences(there: PartitionMeta, source: dict[str, Any]) -> str:
     return "; ".join(found) or "it was made by another version of raygnn"
 
 
-def _where(config: Config, key: str) -> str:
-    return f"{config.file}: {key}" if config.file else key
-
-
 def _tell(progress: Progress | None, stage: str) -> None:
     if progress is not None:
         progress(stage)
-
-
-@contextlib.contextmanager
-def _saying_where(place: Path) -> Iterator[None]:
-    """Turn errors of the file system into ours."""
-    try:
-        yield
-    except OSError as error:
-        remedies = {
-            errno.ENOSPC: "free some space, or set storage or partition.path to a larger disk",
-            errno.EDQUOT: "raise the quota, or set storage or partition.path to another disk",
-            errno.EACCES: "make it writable, or set storage or partition.path elsewhere",
-        }
-        raise DataError(
-            f"the partition cannot be written: {error.strerror}",
-            where=str(place),
-            remedy=remedies.get(error.errno or 0, "set storage or partition.path elsewhere"),
-        ) from error

@@ -8,7 +8,8 @@ stay whole numbers; the model embeds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,15 +50,24 @@ class Inputs:
         """Whether the plain table is the whole input, so that its rows can be added up."""
         return bool(self.plain) and not self.scaled and not self.categories
 
+    def width(self, arrays: Mapping[str, Tensor]) -> int:
+        """Numbers in a row of what the model reads, besides categories."""
+        return sum(row_width(arrays[name]) for name in (*self.plain, *self.scaled))
+
 
 def choose_inputs(
-    arrays: Mapping[str, Tensor], features: Sequence[str], categories: Sequence[str]
+    arrays: Mapping[str, Tensor], features: Sequence[str], categories: Iterable[str]
 ) -> Inputs:
     """Which of the wanted arrays a node type has, and of what kind they are."""
     there = [name for name in features if name in arrays]
     scaled = [n for n in there if arrays[n].dtype == torch.int8 and n + SCALE in arrays]
     plain = [name for name in there if name not in scaled]
     return Inputs(tuple(plain), tuple(scaled), tuple(n for n in categories if n in arrays))
+
+
+def row_width(rows: Tensor) -> int:
+    """Numbers in one row of an array ``[N, ...]``."""
+    return math.prod(rows.shape[1:])
 
 
 def build_store(

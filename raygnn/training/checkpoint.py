@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raygnn.errors import InputError
+from raygnn.graph.atomic import sync
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -38,12 +39,12 @@ def save(directory: Path, trainer: pl.Trainer, keep: int) -> None:
     state = draft / _STATE
     manifest = {"step": trainer.global_step, "bytes": state.stat().st_size, "sha256": _sha(state)}
     (draft / _MANIFEST).write_text(json.dumps(manifest))
-    _sync(state)
-    _sync(draft / _MANIFEST)
+    sync(state)
+    sync(draft / _MANIFEST)
     if final.exists():  # the same step again, after a restart
         shutil.rmtree(final)
     os.rename(draft, final)
-    _sync(directory)
+    sync(directory)
     for old in _all(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -57,9 +58,9 @@ def save_weights(directory: Path, model: nn.Module) -> None:
 
     draft = directory / ".selected.tmp"
     torch.save(model.state_dict(), draft)
-    _sync(draft)
+    sync(draft)
     os.rename(draft, directory / "selected.pt")
-    _sync(directory)
+    sync(directory)
 
 
 def latest(directory: Path) -> Path | None:
@@ -129,11 +130,3 @@ def _sha(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -74,17 +74,17 @@ def train(
     with (
         RunDir.create(config.storage, config.name, mode=mode) as run,
         RayCluster(config, verbose=verbose) as cluster,
-        Nodes(config, cluster) as nodes,
         _interruptible(run),
     ):
         workers = count_workers(config, cluster)
         show.header(_header(config, workers, cluster))
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
-        given = read_input(config, workers, show)
-        if not cluster.local or config.task.of_graphs:
-            given = make(config, nodes, given, show)  # so that every node can be asked about it
-        plan = make_plan(config, nodes, workers, given)
+        with Nodes(config, cluster) as nodes:
+            given = read_input(config, workers, show)
+            if not cluster.local or config.task.of_graphs:
+                given = make(config, nodes, given, show)  # so that every node can be asked about it
+            plan = make_plan(config, nodes, workers, given)
         verdict(plan.report.findings, config)
         if resume:
             _check_resumable(config, plan, run)

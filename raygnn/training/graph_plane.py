@@ -14,21 +14,19 @@ from torch import Tensor
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.collection import open_samples
-from raygnn.graph.dgl import dgl
 from raygnn.graph.sample import Sample, Samples
 from raygnn.models.graphs import GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
 from raygnn.sampling.collate import Collate, find_pattern, get
 from raygnn.sampling.graphs import GraphBatchMaker
 from raygnn.sampling.inputs import Inputs, choose_inputs
-from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.graph import GraphTask, graph_outputs
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
 from raygnn.training.job import Job
-from raygnn.training.plane import Traffic
+from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 
@@ -72,10 +70,8 @@ class GraphPlane:
         pattern = find_pattern(samples, train, config.guard.on_bad_sample == "skip")
         model = config.model
         inputs = {
-            ntype: choose_inputs(
-                pattern.node_data.get(ntype, {}), model.feature_names, list(model.categories)
-            )
-            for ntype in pattern.num_nodes
+            t: choose_inputs(pattern.node_data.get(t, {}), model.feature_names, model.categories)
+            for t in pattern.num_nodes
         }
         _check_inputs(config, pattern, inputs)
         counts = ", ".join(f"{len(ids):,} {split}" for split, ids in samples.splits.items())
@@ -90,11 +86,8 @@ class GraphPlane:
     def task(self) -> GraphTask:
         """See `Plane`."""
         config = self.config
-        if config.model.kind not in FAMILIES:
-            dgl()  # so that "import dgl" in the user's module finds one that works
         schema = self.schema
-        torch.manual_seed(config.train.seed)
-        model = build_graph_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
+        model = build(config, lambda: build_graph_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
         return GraphTask(model, loss, config.train, world, schema.out_features)
 
@@ -103,10 +96,7 @@ class GraphPlane:
         """What the model must know. Collective."""
         arrays, widths = self.pattern.node_data, self.config.model.categories
         return GraphSchema(
-            in_features={
-                t: sum(_width(arrays[t][n]) for n in (*i.plain, *i.scaled))
-                for t, i in self.inputs.items()
-            },
+            in_features={t: i.width(arrays.get(t, {})) for t, i in self.inputs.items()},
             etypes=list(self.pattern.edges),
             out_features=self._out_features(),
             categories={
@@ -152,12 +142,7 @@ class GraphPlane:
         config, world = self.config, self.ranks.world
         train, precision = self.samples.splits["train"], PRECISIONS[config.precision]
         return GraphBatchMaker(
-            plan=SeedPlan(
-                num_seeds=len(train),
-                global_batch=config.sampling.batch_size * world.size,
-                seed=config.train.seed,
-                accumulate=config.train.accumulate,
-            ),
+            plan=seed_plan(config, len(train), world.size),
             samples=self.samples,
             numbers=train,
             exchange=self.ranks.data,
@@ -226,10 +211,6 @@ def _range(number: int, values: Tensor | None) -> tuple[int, int]:
             remedy="give class numbers from 0, or set task.kind to graph_regression",
         )
     return int(values.min()), int(values.max())
-
-
-def _width(rows: Tensor) -> int:
-    return int(np.prod(rows.shape[1:], dtype=np.int64))
 
 
 def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) -> None:

@@ -14,22 +14,20 @@ from torch import Tensor
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.dgl import dgl
 from raygnn.graph.layout import read_meta
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
 from raygnn.graph.validate import check_weights
 from raygnn.models.network import Network, Schema
-from raygnn.models.registry import FAMILIES, build_model, needs_degree
+from raygnn.models.registry import build_model, needs_degree
 from raygnn.preflight.machine import memory
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout, resolve_fanouts
 from raygnn.sampling.features import FeatureStore
-from raygnn.sampling.inputs import SCALE, Inputs, build_store, choose_inputs
+from raygnn.sampling.inputs import SCALE, Inputs, build_store, choose_inputs, row_width
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import SeedPlan
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import NodeSeeds, gather_seeds, owned_nodes
 from raygnn.tasks.inference import Inference
@@ -39,7 +37,7 @@ from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
 from raygnn.training.job import Job
-from raygnn.training.plane import Traffic
+from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 
@@ -83,7 +81,7 @@ class NodePlane:
         )
         model = config.model
         inputs = {
-            t: choose_inputs(arrays, model.feature_names, list(model.categories))
+            t: choose_inputs(arrays, model.feature_names, model.categories)
             for t, arrays in shard.node_data.items()
         }
         _check_scales(shard, inputs)
@@ -103,10 +101,7 @@ class NodePlane:
         """See `Plane`."""
         config = self.config
         schema = self.schema()
-        if config.model.kind not in FAMILIES:
-            dgl()  # so that "import dgl" in the user's module finds one that works
-        torch.manual_seed(config.train.seed)
-        model = build_model(config.model, schema).to(PRECISIONS[config.precision].dtype)
+        model = build(config, lambda: build_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
         return NodeTask(model, loss, config.train, world, schema.out_features)
 
@@ -146,10 +141,7 @@ class NodePlane:
         arrays, model = self.shard.node_data, self.config.model
         highest = int(self.labels.max()) if len(self.labels) else 0
         return Schema(
-            in_features={
-                t: sum(_width(arrays[t][n]) for n in (*i.plain, *i.scaled))
-                for t, i in self.inputs.items()
-            },
+            in_features={t: i.width(arrays[t]) for t, i in self.inputs.items()},
             etypes=self.shard.etypes,
             target=self.ntype,
             out_features=max(2, self.control.max(highest + 1)),
@@ -205,12 +197,7 @@ class NodePlane:
             store.fill_cache(choose(scores, bounds, rank, config.sampling.cache))
             log.info("cached remote rows in %.1f s", time.perf_counter() - start)
         return BatchMaker(
-            plan=SeedPlan(
-                num_seeds=seeds.num,
-                global_batch=config.sampling.batch_size * world.size,
-                seed=config.train.seed,
-                accumulate=config.train.accumulate,
-            ),
+            plan=seed_plan(config, seeds.num, world.size),
             seeds=seeds,
             world=world,
             sampler=NeighborSampler(
@@ -242,7 +229,7 @@ class NodePlane:
         rows = sum(
             self.shard.owned(t)
             * sum(
-                _width(arrays[name]) * (1 if name in self.inputs[t].scaled else width)
+                row_width(arrays[name]) * (1 if name in self.inputs[t].scaled else width)
                 for name in (*self.inputs[t].plain, *self.inputs[t].scaled)
             )
             for t, arrays in self.shard.node_data.items()
@@ -281,7 +268,7 @@ def _check_scales(shard: Shard, inputs: dict[str, Inputs]) -> None:
     for ntype, chosen in inputs.items():
         for name in chosen.scaled:
             scale = shard.node_data[ntype][name + SCALE]
-            if _width(scale) > 1:
+            if row_width(scale) > 1:
                 raise DataError(
                     f"array {name + SCALE!r} of node type {ntype!r} has rows of "
                     f"{list(scale.shape[1:])}, expected one number for each node",
@@ -294,7 +281,3 @@ def _check_weights(shard: Shard, config: Config) -> None:
     for etype, rows in shard.topology.items():
         if name is not None and name in rows.data:
             check_weights(name, etype, rows.data[name])
-
-
-def _width(rows: Tensor) -> int:
-    return int(np.prod(rows.shape[1:], dtype=np.int64))

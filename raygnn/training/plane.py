@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+from torch import nn
+
+from raygnn.config.schema import Config
+from raygnn.graph.dgl import dgl
+from raygnn.models.registry import FAMILIES
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
+from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.task import Task
 from raygnn.training.job import Job
+from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 
 
@@ -49,6 +58,24 @@ class Plane(Protocol):
     def traffic(self) -> Traffic:
         """Since `batches`, on this rank."""
         ...
+
+
+def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
+    """A model that is the same on all ranks, in the precision's dtype."""
+    if config.model.kind not in FAMILIES:
+        dgl()  # so that "import dgl" in the user's module finds one that works
+    torch.manual_seed(config.train.seed)
+    return make().to(PRECISIONS[config.precision].dtype)
+
+
+def seed_plan(config: Config, num_seeds: int, world: int) -> SeedPlan:
+    """Which of the training seeds come when."""
+    return SeedPlan(
+        num_seeds=num_seeds,
+        global_batch=config.sampling.batch_size * world,
+        seed=config.train.seed,
+        accumulate=config.train.accumulate,
+    )
 
 
 def open_plane(job: Job, ranks: Ranks) -> Plane:

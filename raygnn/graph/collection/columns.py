@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,12 +172,3 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     magic = np.lib.format.magic(1, 0)
     size = _HEADER_BYTES - len(magic) - 2
     return magic + size.to_bytes(2, "little") + text.ljust(size - 1) + b"\n"
-
-
-def sync(path: Path) -> None:
-    """Make a file's contents durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.collection.columns import ColumnWriter, finite_rows, sync
+from raygnn.graph.atomic import sync
+from raygnn.graph.collection.columns import ColumnWriter, finite_rows
 from raygnn.graph.collection.data import (
     VERSION,
     Column,

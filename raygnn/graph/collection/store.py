@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.atomic import new_directory, publish, remove_stale
-from raygnn.graph.collection.columns import sync
+from raygnn.graph.atomic import is_vacant, new_directory, publish, remove_stale, sync, writing
 from raygnn.graph.collection.data import MANIFEST, VERSION, CollectionMeta, read_collection
 from raygnn.graph.collection.pack import pack
 from raygnn.graph.sources import gin, shards
@@ -70,7 +68,7 @@ class MissingCollection:
         if progress is not None:
             progress("pack")
         several = len(self.files) > 1
-        with _saying_where(place), new_directory(place) as directory:
+        with writing("the collection of graphs", place), new_directory(place) as directory:
             manifest = pack(
                 (_open(file, several) for file in self.files),
                 directory,
@@ -102,15 +100,15 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     if place is not None and not isinstance(place, Path):
         raise ConfigError(
             f"{place} is not on a disk of this machine, where a collection of graphs must be",
-            where=_where(config, "partition.path"),
+            where=config.where("partition.path"),
             remedy="name a directory, or leave partition.path out",
         )
-    there = read_collection(place) if place is not None and not _vacant(place) else None
+    there = read_collection(place) if place is not None and not is_vacant(place) else None
     if graph is None:
         if there is None:
             raise ConfigError(
                 f"there is no collection at {place}, and no graphs to make one from",
-                where=_where(config, "partition.path"),
+                where=config.where("partition.path"),
                 remedy="correct partition.path, or add a graph section",
             )
         return there
@@ -122,7 +120,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     if place is None:
         place = Path(config.storage) / "partitions" / digest[:16]
-        there = None if _vacant(place) else read_collection(place)
+        there = None if is_vacant(place) else read_collection(place)
     if there is None:
         source = {"path": str(graph.path), "made_from": made_from}
         return MissingCollection(place, files, normalize, digest, source)
@@ -136,7 +134,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         )
         raise ConfigError(
             f"{place} holds another collection: {difference}",
-            where=_where(config, "partition.path"),
+            where=config.where("partition.path"),
             remedy="name another directory, or delete this one to have it made again",
         )
     with contextlib.suppress(OSError):  # a directory that is read only
@@ -188,29 +186,3 @@ def _open(file: Path, several: bool) -> AbstractContextManager[GraphSet]:
             remedy="check graph.path, or save the graphs with dgl.save_graphs",
         )
     return gin.read(file)
-
-
-def _vacant(place: Path) -> bool:
-    return not place.exists() or (place.is_dir() and not any(place.iterdir()))
-
-
-def _where(config: Config, key: str) -> str:
-    return f"{config.file}: {key}" if config.file else key
-
-
-@contextlib.contextmanager
-def _saying_where(place: Path) -> Iterator[None]:
-    """Turn errors of the file system into ours."""
-    try:
-        yield
-    except OSError as error:
-        remedies = {
-            errno.ENOSPC: "free some space, or set storage or partition.path to a larger disk",
-            errno.EDQUOT: "raise the quota, or set storage or partition.path to another disk",
-            errno.EACCES: "make it writable, or set storage or partition.path elsewhere",
-        }
-        raise DataError(
-            f"the collection of graphs cannot be written: {error.strerror or error}",
-            where=str(place),
-            remedy=remedies.get(error.errno or 0, "set storage or partition.path elsewhere"),
-        ) from error

@@ -6,6 +6,7 @@ abort the whole process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,25 +86,43 @@ def _to_data(stored: StoredGraph, file: Path) -> GraphData:
             origin[f"{ntype}/{name}"] = f"{file}: {ntype}/{name}"
             data[name] = _node_array(array, name, num, origin[f"{ntype}/{name}"])
         nodes[ntype] = NodeFrame(num, data)
+    edges = read_edges(stored, nodes, str(file))
+    for etype, frame in edges.items():
+        where = f"{file}: {etype_str(etype)}"
+        origin |= {f"{etype_str(etype)}/{key}": f"{where}/{key}" for key in frame.data}
+        origin |= {f"{etype_str(etype)}/{end}": where for end in ("src", "dst")}
+    return GraphData(file.stem, nodes, edges, origin)
+
+
+def read_edges(
+    stored: StoredGraph, nodes: Mapping[str, NodeFrame], where: str
+) -> dict[EdgeType, EdgeFrame]:
+    """The edges of each type in the order of their ids, with all data as stored.
+
+    Args:
+        nodes: of each type, in the order of the stored types.
+        where: the graph, for messages.
+
+    Raises:
+        DataError: types are not what they should be, or an edge ends outside of the graph.
+    """
     if len(nodes) != len(stored.ntypes):
-        raise _damaged(file, "holds two node types of one name")
+        raise _damaged(where, "holds two node types of one name")
     edges: dict[EdgeType, EdgeFrame] = {}
     for relation, name, arrays in zip(stored.relations, stored.etypes, stored.edata, strict=True):
         if not all(0 <= end < len(nodes) for end in (relation.src_type, relation.dst_type)):
             raise _damaged(
-                file, f"holds the relation {name!r} between node types that do not exist"
+                where, f"holds the relation {name!r} between node types that do not exist"
             )
         etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
         if etype in edges:
-            raise _damaged(file, f"holds two relations called {etype_str(etype)}")
-        where = f"{file}: {etype_str(etype)}"
-        source, target = _ends(relation, where)
-        source = convert.to_ids(source, nodes[etype[0]].num, where, "source")
-        target = convert.to_ids(target, nodes[etype[2]].num, where, "destination")
+            raise _damaged(where, f"holds two relations called {etype_str(etype)}")
+        place = f"{where}: {etype_str(etype)}"
+        source, target = _ends(relation, place)
+        source = convert.to_ids(source, nodes[etype[0]].num, place, "source")
+        target = convert.to_ids(target, nodes[etype[2]].num, place, "destination")
         edges[etype] = EdgeFrame(source, target, arrays)
-        origin |= {f"{etype_str(etype)}/{key}": f"{where}/{key}" for key in arrays}
-        origin |= {f"{etype_str(etype)}/{end}": where for end in ("src", "dst")}
-    return GraphData(file.stem, nodes, edges, origin)
+    return edges
 
 
 def _node_array(array: Any, name: str, num: int, origin: str) -> Any:

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from raygnn.errors import DataError
-from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.data import GraphData, NodeFrame
 from raygnn.graph.dglfile import StoredGraph, open_graphs
-from raygnn.graph.sources import convert
-from raygnn.graph.sources.dgl import _ends
+from raygnn.graph.sources.dgl import read_edges
 from raygnn.graph.sources.many import GraphSet
 
 MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
-_REMEDY = "Save the graphs again with dgl.save_graphs."
 
 
 @contextmanager
@@ -49,22 +47,4 @@ def _to_data(stored: StoredGraph, where: str) -> GraphData:
         ntype: NodeFrame(num, arrays)
         for ntype, num, arrays in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True)
     }
-    if len(nodes) != len(stored.ntypes):
-        raise _damaged(where, "holds two node types of one name")
-    edges: dict[EdgeType, EdgeFrame] = {}
-    for relation, name, arrays in zip(stored.relations, stored.etypes, stored.edata, strict=True):
-        if not all(0 <= end < len(nodes) for end in (relation.src_type, relation.dst_type)):
-            raise _damaged(where, f"holds the relation {name!r} between types that do not exist")
-        etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
-        if etype in edges:
-            raise _damaged(where, f"holds two relations called {etype_str(etype)}")
-        place = f"{where}: {etype_str(etype)}"
-        source, target = _ends(relation, place)
-        source = convert.to_ids(source, nodes[etype[0]].num, place, "source")
-        target = convert.to_ids(target, nodes[etype[2]].num, place, "destination")
-        edges[etype] = EdgeFrame(source, target, arrays)
-    return GraphData(where, nodes, edges)
-
-
-def _damaged(where: str, what: str) -> DataError:
-    return DataError(what, where=where, remedy=_REMEDY)
+    return GraphData(where, nodes, read_edges(stored, nodes, where))
