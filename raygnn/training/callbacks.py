@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,7 @@ class Checkpoints(pl.Callback):
     Args:
         every: steps (int) or seconds (`Duration`).
         keep: how many are kept.
+        about: see `checkpoint.save`.
         check_every: steps between looks at the clock.
     """
 
@@ -222,6 +223,7 @@ class Checkpoints(pl.Callback):
         *,
         every: int | Duration,
         keep: int,
+        about: Mapping[str, Any],
         check_every: int,
     ):
         self._directory = directory
@@ -229,6 +231,7 @@ class Checkpoints(pl.Callback):
         self._records = records
         self._every = every
         self._keep = keep
+        self._about = about
         self._check_every = check_every
         self._step = -1
 
@@ -240,7 +243,7 @@ class Checkpoints(pl.Callback):
         step = trainer.global_step
         if step != self._step and self._due(step):
             blackbox.note("checkpoint")
-            checkpoint.save(self._directory, trainer, self._keep)
+            checkpoint.save(self._directory, trainer, self._keep, self._about)
             blackbox.note("between")
             self._saved_at = time.monotonic()
             self._records.resume_clock()

@@ -1,9 +1,9 @@
 """Checkpoints in the run directory: whole or not there.
 
-``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt`` and a ``manifest.json`` with its size
-and SHA-256; ``checkpoints/selected.pt`` holds the weights of a finished run. Each is written
-under another name and renamed, so that what has the final name is complete; reading verifies it
-all the same and passes over a damaged one.
+``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt`` and a ``manifest.json`` that says what
+it belongs to and its size and SHA-256; ``checkpoints/selected.pt`` holds the weights of a
+finished run. Each is written under another name and renamed, so that what has the final name is
+complete; reading verifies it all the same and passes over a damaged one.
 """
 
 from __future__ import annotations
@@ -12,22 +12,54 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from raygnn import __version__
 from raygnn.errors import InputError
 from raygnn.graph.atomic import sync
+from raygnn.runs.files import json_text
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
     from torch import nn
 
 _STATE, _MANIFEST = "state.ckpt", "manifest.json"
+_NAME = re.compile(r"step-\d{10}")
 
 
-def save(directory: Path, trainer: pl.Trainer, keep: int) -> None:
-    """Write the state after the current step; the oldest beyond ``keep`` go. Collective."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole.
+
+    Attributes:
+        state: Lightning's file.
+        step: optimizer steps so far.
+        global_batch: seeds of a batch, over all ranks.
+    """
+
+    state: Path
+    step: int
+    global_batch: int
+
+    @property
+    def name(self) -> str:
+        return self.state.parent.name
+
+
+def save(directory: Path, trainer: pl.Trainer, keep: int, about: Mapping[str, Any]) -> None:
+    """Write the state after the current step; then all later ones go, which are of a time that
+    has not come to pass, and the oldest beyond ``keep``. Collective.
+
+    Args:
+        about: for the manifest: ``identity`` (see `find`), ``global_batch``, and what else
+            there is to say of the run.
+    """
     final = state_at(directory, trainer.global_step).parent
     draft = directory / f".{final.name}.tmp"
     if trainer.is_global_zero:
@@ -37,14 +69,24 @@ def save(directory: Path, trainer: pl.Trainer, keep: int) -> None:
     if not trainer.is_global_zero:
         return
     state = draft / _STATE
-    manifest = {"step": trainer.global_step, "bytes": state.stat().st_size, "sha256": _sha(state)}
-    (draft / _MANIFEST).write_text(json.dumps(manifest))
+    manifest = {
+        **about,
+        "step": trainer.global_step,
+        "bytes": state.stat().st_size,
+        "sha256": _sha(state),
+        "raygnn": __version__,
+        "time": time.time(),
+    }
+    (draft / _MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
     sync(state)
     sync(draft / _MANIFEST)
     if final.exists():  # the same step again, after a restart
         shutil.rmtree(final)
     os.rename(draft, final)
     sync(directory)
+    for other in _all(directory):
+        if other.name > final.name:
+            shutil.rmtree(other, ignore_errors=True)
     for old in _all(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -63,12 +105,22 @@ def save_weights(directory: Path, model: nn.Module) -> None:
     sync(directory)
 
 
-def latest(directory: Path) -> Path | None:
-    """The state file of the newest checkpoint that is whole, or None."""
+def find(directory: Path, identity: str) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole and the run's own.
+
+    Args:
+        identity: of the run's config, see `raygnn.config.resume.identity`.
+
+    Returns:
+        It, or None; and of each newer one its name and what is wrong with it.
+    """
+    rejected: list[str] = []
     for candidate in reversed(_all(directory)):
-        if _is_whole(candidate):
-            return candidate / _STATE
-    return None
+        found = _read(candidate, identity)
+        if isinstance(found, Checkpoint):
+            return found, rejected
+        rejected.append(f"{candidate.name}: {found}")
+    return None, rejected
 
 
 def newest(directory: Path) -> str:
@@ -106,22 +158,42 @@ def state_at(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}" / _STATE
 
 
-def step_of(state: Path) -> int:
-    """The optimizer step after which a state file was written."""
-    return int(state.parent.name.removeprefix("step-"))
-
-
 def _all(directory: Path) -> list[Path]:
-    return sorted(directory.glob("step-*"))
+    """Oldest first; nothing that others may have put there."""
+    return sorted(path for path in directory.glob("step-*") if _NAME.fullmatch(path.name))
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    state = checkpoint / _STATE
+def _read(directory: Path, identity: str) -> Checkpoint | str:
+    """A checkpoint, or what is wrong with it."""
+    state = directory / _STATE
     try:
-        manifest = json.loads((checkpoint / _MANIFEST).read_text())
-        return state.stat().st_size == manifest["bytes"] and _sha(state) == manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        manifest = json.loads((directory / _MANIFEST).read_text())
+        digest = manifest.pop("digest")
+        found = Checkpoint(state, int(manifest["step"]), int(manifest["global_batch"]))
+        size, sha = int(manifest["bytes"]), str(manifest["sha256"])
+    except OSError as error:
+        return f"{_MANIFEST} cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{_MANIFEST} is damaged"
+    if digest != _digest(manifest):
+        return f"{_MANIFEST} has changed since it was written"
+    if state != state_at(directory.parent, found.step):
+        return f"it holds the checkpoint of step {found.step:,}"
+    if manifest.get("identity") != identity:
+        return "it is of a run with another configuration"
+    try:
+        if (there := state.stat().st_size) != size:
+            return f"{_STATE} has {there:,} bytes, and {size:,} were written"
+        if _sha(state) != sha:
+            return f"{_STATE} has changed since it was written: its SHA-256 is another"
+    except OSError as error:
+        return f"{_STATE} cannot be read: {error.strerror}"
+    return found
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of all that a manifest says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha(path: Path) -> str:

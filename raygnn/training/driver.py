@@ -17,7 +17,7 @@ from raygnn import __version__
 from raygnn.config.graphs import ManyGraphs, PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError
+from raygnn.errors import ConfigError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight import text
 from raygnn.preflight.findings import Finding, by_severity
@@ -35,6 +35,7 @@ from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
+from raygnn.training.resume import check_steps, find_start
 from raygnn.training.watch import watch
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def train(
         _interruptible(run),
     ):
         workers = count_workers(config, cluster)
+        start = find_start(config, run, workers, resume=resume)
         show.header(_header(config, workers, cluster))
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
@@ -84,18 +86,17 @@ def train(
             given = read_input(config, workers, show)
             if not cluster.local or config.task.of_graphs:
                 given = make(config, nodes, given, show)  # so that every node can be asked about it
-            plan = make_plan(config, nodes, workers, given)
+            plan = make_plan(config, nodes, workers, given, start.global_batch)
         verdict(plan.report.findings, config)
-        if resume:
-            _check_resumable(config, plan, run)
+        check_steps(config, plan, run, start)
         run.begin(config.recorded())
         run.write_preflight(plan.report.to_dict())
         if not cluster.local:
             _show_nodes(show, plan.report)
         for finding in plan.report.findings:
             _show_finding(show, finding)
-        if resume:
-            show.note(_continuation(run))
+        for note in start.notes(workers, config.sampling.batch_size):
+            show.note(note)
         try:
             result = _fit(config, plan, run, cluster, show, started)
         except Interrupted:
@@ -156,7 +157,8 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
     show = _display(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
-        report = make_plan(config, nodes, workers, read_input(config, workers, show)).report
+        given, batch = read_input(config, workers, show), config.sampling.batch_size * workers
+        report = make_plan(config, nodes, workers, given, batch).report
     if is_run(config.run_dir):
         taken = Finding(
             "name_free",
@@ -259,42 +261,6 @@ def _fanout(hop: int | dict[str, int]) -> str:
     return "all" if hop < 0 else str(hop)
 
 
-def _check_resumable(config: Config, plan: Plan, run: RunDir) -> None:
-    """Refuse to go on where there is nothing left to do.
-
-    Raises:
-        InputError: the run is done, or went further than the configuration now says.
-    """
-    state, per_epoch = checkpoint.latest(run.checkpoints), plan.steps_per_epoch(config)
-    if per_epoch is None:
-        return  # the ranks will see
-    steps = config.train.epochs * per_epoch
-    if config.train.max_steps is not None:
-        steps = min(steps, config.train.max_steps)
-    done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
-    if done and done >= steps:
-        raise InputError(
-            f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
-            f"for {steps:,}",
-            where=str(run.path),
-            remedy="ask for more of them, or start over with --overwrite",
-        )
-    if state is not None and checkpoint.step_of(state) > steps:
-        raise InputError(
-            f"the newest checkpoint is of step {checkpoint.step_of(state):,}, and train.epochs and "
-            f"train.max_steps ask for {steps:,}",
-            where=str(state.parent),
-            remedy="repeat the --set options of the first start, or start over with --overwrite",
-        )
-
-
-def _continuation(run: RunDir) -> str:
-    state = checkpoint.latest(run.checkpoints)
-    if state is None:
-        return "resume: there is no checkpoint yet, so this starts from the beginning"
-    return f"resume: from step {checkpoint.step_of(state):,} ({state.parent.name})"
-
-
 def _fit(
     config: Config,
     plan: Plan,
@@ -317,6 +283,7 @@ def _fit(
         ntype=plan.ntype,
         replicated=plan.replicated,
         started=started,
+        global_batch=plan.global_batch,
     )
     launch = Launch(job, plan.workers, plan.report.comm, cluster)
     try:
@@ -349,8 +316,8 @@ def _interruptible(run: RunDir) -> Iterator[None]:
         what = "interrupted before training began; nothing was written"
         if run.begun:
             run.update_summary(status="interrupted")
-            state = checkpoint.latest(run.checkpoints)
-            reached = f"step {checkpoint.step_of(state):,}" if state else "the start"
+            newest = checkpoint.newest(run.checkpoints)
+            reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
             what = f"interrupted; {run.path} can go on from {reached}"
         raise Interrupted(
             what, remedy="go on with --resume and the same --set, or start over with --overwrite"

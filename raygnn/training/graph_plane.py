@@ -139,10 +139,10 @@ class GraphPlane:
 
     @cached_property
     def _maker(self) -> GraphBatchMaker:
-        config, world = self.config, self.ranks.world
+        config = self.config
         train, precision = self.samples.splits["train"], PRECISIONS[config.precision]
         return GraphBatchMaker(
-            plan=seed_plan(config, len(train), world.size),
+            plan=seed_plan(self.job, len(train)),
             samples=self.samples,
             numbers=train,
             exchange=self.ranks.data,

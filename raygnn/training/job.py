@@ -28,6 +28,8 @@ class Job:
         ntype: the node type to classify; None where the seeds are graphs.
         replicated: whether every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
+        global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
+            workers was then.
     """
 
     config: Config
@@ -36,3 +38,4 @@ class Job:
     ntype: str | None
     replicated: bool
     started: float
+    global_batch: int

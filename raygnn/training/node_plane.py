@@ -197,7 +197,7 @@ class NodePlane:
             store.fill_cache(choose(scores, bounds, rank, config.sampling.cache))
             log.info("cached remote rows in %.1f s", time.perf_counter() - start)
         return BatchMaker(
-            plan=seed_plan(config, seeds.num, world.size),
+            plan=seed_plan(self.job, seeds.num),
             seeds=seeds,
             world=world,
             sampler=NeighborSampler(

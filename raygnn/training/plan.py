@@ -27,6 +27,7 @@ class Plan:
             graphs are the seeds.
         replicated: whether every rank holds the whole structure.
         training_seeds: how many there are; None where only the ranks will know.
+        global_batch: seeds of a batch, over all ranks.
     """
 
     input: Input
@@ -35,6 +36,7 @@ class Plan:
     workers: int
     replicated: bool
     training_seeds: int | None
+    global_batch: int
 
     def topology(self, config: Config) -> str | None:
         """How the structure is spread over the nodes; None where graphs are the seeds."""
@@ -46,7 +48,7 @@ class Plan:
         """Optimizer steps, as every rank makes them; None where only the ranks will know."""
         if self.training_seeds is None:
             return None
-        batches = -(-self.training_seeds // (config.sampling.batch_size * self.workers))
+        batches = -(-self.training_seeds // self.global_batch)
         return -(-batches // config.train.accumulate)
 
 
@@ -104,7 +106,7 @@ def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
     return given.made(show)
 
 
-def make_plan(config: Config, nodes: Nodes, workers: int, given: Input) -> Plan:
+def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_batch: int) -> Plan:
     """Look at the nodes and check everything; nothing is raised for what the checks find.
 
     Raises:
@@ -121,6 +123,7 @@ def make_plan(config: Config, nodes: Nodes, workers: int, given: Input) -> Plan:
         workers=workers,
         replicated=_replicated(config, given.structure_bytes, report),
         training_seeds=facts.splits.get("train"),
+        global_batch=global_batch,
     )
 
 

@@ -68,11 +68,12 @@ def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
     return make().to(PRECISIONS[config.precision].dtype)
 
 
-def seed_plan(config: Config, num_seeds: int, world: int) -> SeedPlan:
+def seed_plan(job: Job, num_seeds: int) -> SeedPlan:
     """Which of the training seeds come when."""
+    config = job.config
     return SeedPlan(
         num_seeds=num_seeds,
-        global_batch=config.sampling.batch_size * world,
+        global_batch=job.global_batch,
         seed=config.train.seed,
         accumulate=config.train.accumulate,
     )

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from raygnn.config.resume import identity
 from raygnn.errors import TrainingError
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
@@ -74,8 +75,8 @@ class Rank:
             steps = -(-maker.plan.steps_per_epoch // config.train.accumulate)
             write_atomic(job.run_dir / LENGTH, json_text({"steps_per_epoch": steps}))
         evaluate = partial(self._evaluate, plane, task)
-        state = self._checkpoint()
-        writer = self._writer(state)
+        state, step = self._checkpoint()
+        writer = self._writer(step)
         records = Records(
             self.control, writer, log_every=config.train.log_every, started=job.started
         )
@@ -125,22 +126,24 @@ class Rank:
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         return {**result, "skipped": skipped}
 
-    def _checkpoint(self) -> Path | None:
-        """The state to go on from: rank 0 chooses, so that all ranks take the same."""
+    def _checkpoint(self) -> tuple[Path, int] | tuple[None, None]:
+        """The state to go on from, and its step: rank 0 chooses, so that all take the same."""
         directory = self.job.run_dir / "checkpoints"
         step = -1
         if self.ranks.first:
             checkpoint.sweep(directory)
-            if found := checkpoint.latest(directory):
-                checkpoint.check_contents(found)
-                step = checkpoint.step_of(found)
+            found, rejected = checkpoint.find(directory, identity(self.config))
+            for what in rejected:
+                log.warning("passed over the checkpoint %s", what)
+            if found is not None:
+                checkpoint.check_contents(found.state)
+                step = found.step
         step = self.control.max(step)
-        return checkpoint.state_at(directory, step) if step >= 0 else None
+        return (checkpoint.state_at(directory, step), step) if step >= 0 else (None, None)
 
-    def _writer(self, state: Path | None) -> MetricsWriter | None:
+    def _writer(self, keep: int | None) -> MetricsWriter | None:
         if not self.ranks.first:
             return None
-        keep = checkpoint.step_of(state) if state else None
         return MetricsWriter(self.job.run_dir / "metrics.jsonl", keep)
 
     def _loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
@@ -192,6 +195,11 @@ class Rank:
             records,
             every=fault.checkpoint_every,
             keep=fault.keep,
+            about={
+                "identity": identity(self.config),
+                "global_batch": self.job.global_batch,
+                "workers": self.ranks.world.size,
+            },
             check_every=min(10, self.config.train.log_every),
         )
 

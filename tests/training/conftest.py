@@ -25,6 +25,7 @@ from raygnn.runs.store import RunDir
 from raygnn.sampling.exchange import Exchange
 from raygnn.training.job import Job
 from raygnn.training.rank import Rank, Runtime
+from raygnn.training.resume import find_start
 from tests.ranks import run_ranks
 
 JobFactory = Callable[..., Config]
@@ -171,8 +172,9 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     assert isinstance(workers, int)
     place, ntype = _data(config, workers)
     with RunDir.create(config.storage, config.name, mode="resume" if resume else "new") as run:
+        start = find_start(config, run, workers, resume=resume)
         run.begin(config.to_dict())
-        job = Job(config, place, run.path, ntype, replicated, time.time())
+        job = Job(config, place, run.path, ntype, replicated, time.time(), start.global_batch)
         result, *others = run_ranks(workers, _train, job)
         assert all(other["metrics"] == result["metrics"] for other in others)
         run.update_summary(status="done", **result)

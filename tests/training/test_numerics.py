@@ -127,7 +127,7 @@ def _disagree(exchange: Exchange, job: Job) -> str:
 def test_debug_compares_collectives(make_job: JobFactory) -> None:
     for debug, word in ((False, ""), (True, "Detected mismatch between collectives")):
         config = make_job(name=f"{debug}", comm={"debug": debug, "timeout": 20})
-        job = Job(config, Path(), Path(), "_N", True, 0.0)
+        job = Job(config, Path(), Path(), "_N", True, 0.0, 128)
         said = run_ranks(2, _disagree, job)
         assert all(word in text if word else not text for text in said)
 
@@ -139,21 +139,6 @@ def test_patience_stops_and_the_best_weights_are_tested(make_job: JobFactory) ->
     assert run.summary["epochs"] < 40
     assert run.summary["metrics"]["val/accuracy"] == pytest.approx(max(scores), abs=1e-6)
     assert run.summary["best_epoch"] == int(np.argmax(scores))
-
-
-@pytest.mark.parametrize("steps", [8, 10])  # at the end of an epoch of 4, and within one
-def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFactory) -> None:
-    """Stopped between the last step and its evaluation: a resume has no step left to make."""
-    train = {"epochs": 9, "max_steps": steps, "eval_every": 2, "lr": 0.03}
-    config = make_job(train=train, fault={"checkpoint_every": 1})
-    whole = train_on_ranks(config)
-    known = dict(whole.summary)
-    (whole.path / "metrics.jsonl").unlink()
-    again = train_on_ranks(config, resume=True).summary
-    assert again["steps"] == known["steps"] == steps
-    assert again["metrics"] == known["metrics"]
-    assert again["best_epoch"] == known["best_epoch"] == (steps - 1) // 4
-    assert "first_step" not in again["seconds"]
 
 
 def test_more_workers_than_seeds(make_job: JobFactory) -> None:
@@ -186,35 +171,6 @@ def test_accumulated_batches_are_one_batch(make_job: JobFactory) -> None:
 def test_batch_norm_is_one_model_on_all_ranks(make_job: JobFactory) -> None:
     config = make_job(model={"norm": "batch"}, train={"epochs": 4})
     assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.7
-
-
-def test_resume_refuses_other_batches(make_job: JobFactory) -> None:
-    options: dict[str, Any] = {"fault": {"checkpoint_every": 1}}
-    train_on_ranks(make_job(**options))
-    with pytest.raises(RuntimeError, match="global_batch 128, this run has 64"):
-        train_on_ranks(make_job(**options, sampling={"batch_size": 32}), resume=True)
-
-
-# within an epoch, and at the end of the first, the second and the last
-@pytest.mark.parametrize("stop", [3, 4, 8, 12])
-@pytest.mark.parametrize("every", [1, 3])
-def test_resume_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory) -> None:
-    options: dict[str, Any] = {
-        "train": {"epochs": 3, "eval_every": every, "lr": 0.05},
-        "model": {"dropout": 0.5},
-        "fault": {"checkpoint_every": 1, "keep": 20},
-    }
-    whole = train_on_ranks(make_job(name="whole", **options))
-    train_on_ranks(make_job(name="part", **options))
-    for path in sorted(make_job(name="part").run_dir.glob("checkpoints/step-*"))[stop:]:
-        (path / "manifest.json").unlink()  # as if it had not been written to its end
-    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
-    for column in ("train/loss", "val/accuracy", "val/loss"):
-        new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
-        assert new.index.to_list() == old.index.to_list(), column
-        assert np.allclose(new, old, atol=1e-6), column
-    assert resumed.summary["best_epoch"] == whole.summary["best_epoch"]
-    assert resumed.summary["metrics"] == pytest.approx(whole.summary["metrics"])
 
 
 def test_what_the_target_does_not_depend_on_is_left_out(make_job: JobFactory) -> None:

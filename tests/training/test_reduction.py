@@ -52,7 +52,9 @@ def test_deep_compares_the_reductions_themselves(mode: str, make_job: JobFactory
     place, ntype = _data(config, 2)
     for name in ("logs", "checkpoints"):
         (config.run_dir / name).mkdir(parents=True)
-    said = run_ranks(2, _with_a_wrong_hook, Job(config, place, config.run_dir, ntype, True, 0.0))
+    said = run_ranks(
+        2, _with_a_wrong_hook, Job(config, place, config.run_dir, ntype, True, 0.0, 128)
+    )
     if mode == "on":
         assert said == ["trained", "trained"]
     else:
@@ -89,5 +91,5 @@ def test_the_hook_that_ddp_gets(
     place, ntype = _data(config, 2)
     for name in ("logs", "checkpoints"):
         (config.run_dir / name).mkdir(parents=True)
-    said = run_ranks(2, _hooked, Job(config, place, config.run_dir, ntype, True, 0.0))
+    said = run_ranks(2, _hooked, Job(config, place, config.run_dir, ntype, True, 0.0, 128))
     assert said == [expected, expected]

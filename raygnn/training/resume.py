@@ -1,0 +1,125 @@
+"""Where a run goes on: from which checkpoint, and whether this job may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from raygnn.config.resume import changes, identity
+from raygnn.config.schema import Config
+from raygnn.errors import InputError, RaygnnError
+from raygnn.runs.run import Run
+from raygnn.runs.store import RunDir
+from raygnn.training import checkpoint
+from raygnn.training.checkpoint import Checkpoint
+from raygnn.training.plan import Plan
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        checkpoint: what it goes on from; None = from the beginning.
+        global_batch: seeds of a batch, over all ranks.
+        rejected: newer checkpoints and what is wrong with each.
+        resumed: whether the user asked for an earlier run to go on.
+    """
+
+    checkpoint: Checkpoint | None
+    global_batch: int
+    rejected: tuple[str, ...] = ()
+    resumed: bool = False
+
+    def notes(self, workers: int, batch_size: int) -> Iterator[str]:
+        """What the user should know, a line each."""
+        for what in self.rejected:
+            yield f"resume: passed over {what}"
+        if not self.resumed:
+            return
+        if self.checkpoint is None:
+            yield "resume: there is no checkpoint yet, so this starts from the beginning"
+            return
+        yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name})"
+        if self.global_batch != workers * batch_size:
+            yield (
+                f"resume: a batch stays {self.global_batch:,} seeds, as the run began: about "
+                f"{-(-self.global_batch // workers):,} for each of {workers} workers"
+            )
+
+
+def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> Start:
+    """Where to begin.
+
+    The number of workers may be another one than the checkpoint's: batches stay as they are, and
+    are cut into as many shares.
+
+    Raises:
+        InputError: the config has changed where it must not, or no checkpoint is whole.
+    """
+    global_batch = config.sampling.batch_size * workers
+    if not resume:
+        return Start(None, global_batch)
+    before = _recorded(run)
+    found, rejected = checkpoint.find(run.checkpoints, identity(config))
+    if found is None and not rejected:
+        return Start(None, global_batch, resumed=True)
+    changed = changes(before, config)
+    size = before.get("sampling", {}).get("batch_size")
+    if found is not None and global_batch != found.global_batch:
+        if config.sampling.batch_size != size:
+            changed.append(
+                f"sampling.batch_size × workers was {found.global_batch:,} and is {global_batch:,}"
+            )
+        global_batch = found.global_batch
+    if changed:
+        raise InputError(
+            f"the run began with another configuration: {'; '.join(changed)}",
+            where=str(run.path),
+            remedy="go on with what it began with, or start over with another name or --overwrite",
+        )
+    if found is None:
+        raise InputError(
+            f"no checkpoint can be used: {'; '.join(rejected)}",
+            where=str(run.checkpoints),
+            remedy="put a whole one back, or start over with --overwrite",
+        )
+    return Start(found, global_batch, tuple(rejected), resumed=True)
+
+
+def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:
+    """Refuse to go on where there is nothing left to do.
+
+    Raises:
+        InputError: the run is done, or went further than the configuration now says.
+    """
+    per_epoch = plan.steps_per_epoch(config)
+    if per_epoch is None or not start.resumed:
+        return  # the ranks will see
+    steps = config.train.epochs * per_epoch
+    if config.train.max_steps is not None:
+        steps = min(steps, config.train.max_steps)
+    done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
+    if done and done >= steps:
+        raise InputError(
+            f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
+            f"for {steps:,}",
+            where=str(run.path),
+            remedy="ask for more of them, or start over with --overwrite",
+        )
+    if start.checkpoint is not None and start.checkpoint.step > steps:
+        raise InputError(
+            f"the newest checkpoint is of step {start.checkpoint.step:,}, and train.epochs and "
+            f"train.max_steps ask for {steps:,}",
+            where=str(start.checkpoint.state.parent),
+            remedy="repeat the --set options of the first start, or start over with --overwrite",
+        )
+
+
+def _recorded(run: RunDir) -> dict[str, Any]:
+    """The config that the run began with; empty where nobody can tell any more."""
+    try:
+        return Run(run.path).config
+    except RaygnnError:
+        return {}

@@ -1,0 +1,284 @@
+"""A run that stopped goes on as if it had not: the same batches, losses and weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raygnn.config.load import load_config
+from raygnn.config.resume import changes, identity
+from raygnn.errors import InputError
+from raygnn.training import checkpoint
+from raygnn.training.guard import Guard
+from tests.training.conftest import JobFactory, job, train_on_ranks
+
+
+def cut(run_dir: Path, stop: int) -> None:
+    """Forget what came after a step, as if the run had been killed there."""
+    for path in run_dir.glob("checkpoints/step-*"):
+        if int(path.name.removeprefix("step-")) > stop:
+            (path / "manifest.json").unlink()
+
+
+# within an epoch, and at the end of the first, the second and the last
+@pytest.mark.parametrize(("stop", "every"), [(3, 1), (4, 3), (8, 1), (12, 3)])
+def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory) -> None:
+    options: dict[str, Any] = {
+        "train": {"epochs": 3, "eval_every": every, "lr": 0.05},
+        "model": {"dropout": 0.5},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+    }
+    whole = train_on_ranks(make_job(name="whole", **options))
+    train_on_ranks(make_job(name="part", **options))
+    cut(make_job(name="part").run_dir, stop)
+    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    for column in ("train/loss", "val/accuracy", "val/loss"):
+        new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
+        assert new.to_dict() == old.to_dict(), column  # to the bit
+    assert resumed.summary["best_epoch"] == whole.summary["best_epoch"]
+    assert resumed.summary["metrics"] == whole.summary["metrics"]
+    weights = [torch.load(r.path / "checkpoints" / "selected.pt") for r in (resumed, whole)]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+@pytest.mark.parametrize("steps", [8, 10])  # at the end of an epoch of 4, and within one
+def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFactory) -> None:
+    """Stopped between the last step and its evaluation: a resume has no step left to make."""
+    train = {"epochs": 9, "max_steps": steps, "eval_every": 2, "lr": 0.03}
+    config = make_job(train=train, fault={"checkpoint_every": 1})
+    whole = train_on_ranks(config)
+    known = dict(whole.summary)
+    (whole.path / "metrics.jsonl").unlink()
+    again = train_on_ranks(config, resume=True).summary
+    assert again["steps"] == known["steps"] == steps
+    assert again["metrics"] == known["metrics"]
+    assert again["best_epoch"] == known["best_epoch"] == (steps - 1) // 4
+    assert "first_step" not in again["seconds"]
+
+
+def test_other_numbers_of_workers_make_the_same_batches(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 → 2 → 3 → 1: each seed once in every epoch, and the losses of one that never stopped."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    begin = Guard.on_train_batch_start
+
+    def noting(self: Guard, trainer: Any, module: Any, batch: Any, number: int) -> None:
+        rank = trainer.global_rank
+        seeds = batch.y[batch.weight > 0]
+        with open(seen / f"{rank}.jsonl", "a") as file:
+            entry = [batch.epoch, batch.step, trainer.world_size, len(seeds), batch.total]
+            file.write(json.dumps(entry) + "\n")
+        begin(self, trainer, module, batch, number)
+
+    monkeypatch.setattr(Guard, "on_train_batch_start", noting)
+    options: dict[str, Any] = {
+        "sampling": {"fanout": [-1, -1], "batch_size": 150},
+        "train": {"epochs": 4, "lr": 0.03},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+    }
+    stops = ((1, 2), (2, 5), (3, 8), (1, None))  # workers, optimizer steps
+    for number, (workers, stop) in enumerate(stops):
+        config = make_job(
+            name="part",
+            **{**options, "train": {**options["train"], "max_steps": stop}},
+            cluster={"workers": workers},
+        )
+        part = train_on_ranks(config, resume=number > 0)
+    entries = [json.loads(line) for f in seen.glob("*") for line in f.read_text().splitlines()]
+    whole = train_on_ranks(make_job(name="whole", **options, cluster={"workers": 1}))
+    assert {world for _, _, world, _, _ in entries} == {1, 2, 3}
+    steps = Counter({(e, s): t for e, s, _, _, t in entries})
+    trained: Counter[tuple[int, int]] = Counter()
+    for epoch, step, _, seeds, _ in entries:
+        trained[epoch, step] += seeds
+    assert trained == steps
+    per_epoch = {e: sum(n for (own, _), n in trained.items() if own == e) for e in range(4)}
+    assert set(per_epoch.values()) == {400}
+    new, old = (run.metrics.set_index("step")["train/loss"].dropna() for run in (part, whole))
+    assert new.index.to_list() == old.index.to_list()
+    assert np.allclose(new, old, atol=1e-4)
+
+
+# ── what may change ──────────────────────────────────────────────────────────────────────────
+
+
+def test_what_must_not_change_is_refused(make_job: JobFactory) -> None:
+    options: dict[str, Any] = {"fault": {"checkpoint_every": 2}}
+    train_on_ranks(make_job(**options))
+    other: dict[str, Any] = {"model": {"hidden": 8}, "train": {"lr": 0.5, "epochs": 3}}
+    with pytest.raises(InputError) as caught:
+        train_on_ranks(make_job(**options, **other), resume=True)
+    assert "model.hidden was 16 and is 8; train.lr was 0.01 and is 0.5" in caught.value.what
+    assert "epochs" not in caught.value.what
+    with pytest.raises(InputError, match="batch_size × workers was 128 and is 64"):
+        train_on_ranks(make_job(**options, sampling={"batch_size": 32}), resume=True)
+    longer = {"train": {"epochs": 3}, "sampling": {"batch_size": 128}, "cluster": {"workers": 1}}
+    assert train_on_ranks(make_job(**options, **longer), resume=True).summary["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": {"seed": 2}},
+        {"train": {"accumulate": 2}},
+        {"sampling": {"fanout": [5, 4]}},
+        {"sampling": {"replace": True}},
+        {"precision": "bf16"},
+        {"model": {"dropout": 0.1}},
+        {"graph": {"seed": 9}},
+        {"task": {"metric": "roc_auc"}},
+    ],
+)
+def test_changes_are_named(change: dict[str, Any]) -> None:
+    before = load_config(job(Path("runs")))
+    after = load_config(job(Path("runs"), **change))
+    (section, values), *_ = change.items()
+    key = f"{section}.{next(iter(values))}" if isinstance(values, dict) else section
+    (said,) = changes(before.to_dict(), after)
+    assert said.startswith(f"{key} was ")
+    assert section == "graph" or identity(before) != identity(after)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": {"epochs": 9, "log_every": 3, "patience": 2}},
+        {"sampling": {"prefetch": 0, "cache": 0.5, "topology": "partitioned"}},
+        {"cluster": {"workers": 1}},
+        {"comm": {"timeout": 99, "compression": "bf16"}},
+        {"fault": {"keep": 9}},
+        {"guard": "deep"},
+        {"name": "another"},
+    ],
+)
+def test_what_may_change(change: dict[str, Any]) -> None:
+    before = load_config(job(Path("runs")))
+    after = load_config(job(Path("runs"), **change))
+    assert changes(before.to_dict(), after) == []
+    assert identity(before) == identity(after)
+
+
+# ── what can be trusted ──────────────────────────────────────────────────────────────────────
+
+
+class _Trainer:
+    """As much of one as a checkpoint needs."""
+
+    is_global_zero = True
+
+    def __init__(self, step: int):
+        self.global_step = step
+
+    def save_checkpoint(self, path: Path) -> None:
+        torch.save({"step": self.global_step, "weights": torch.arange(50.0)}, path)
+
+
+def save(directory: Path, step: int, identity: str = "ours", keep: int = 9) -> None:
+    about = {"identity": identity, "global_batch": 128}
+    checkpoint.save(directory, _Trainer(step), keep, about)  # type: ignore[arg-type]
+
+
+def found(directory: Path) -> int | None:
+    best, _ = checkpoint.find(directory, "ours")
+    return None if best is None else best.step
+
+
+@given(
+    name=st.sampled_from(["state.ckpt", "manifest.json"]),
+    how=st.sampled_from(["truncated", "flipped", "deleted", "longer", "older"]),
+    where=st.floats(0, 1),
+    bit=st.integers(0, 7),
+)
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_damage_is_found(name: str, how: str, where: float, bit: int, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    shutil.rmtree(directory, ignore_errors=True)
+    for step in (1, 2, 3):
+        save(directory, step)
+    assert found(directory) == 3
+    newest = directory / "step-0000000003"
+    file = newest / name
+    content = bytearray(file.read_bytes())
+    place = round(where * (len(content) - 1))
+    match how:
+        case "truncated":
+            del content[place:]
+        case "flipped":
+            content[place] ^= 1 << bit
+        case "deleted":
+            file.unlink()
+        case "longer":
+            content += b"0"
+        case "older":  # of another step
+            content = bytearray((directory / "step-0000000002" / file.name).read_bytes())
+    if file.exists():
+        file.write_bytes(content)
+    best, rejected = checkpoint.find(directory, "ours")
+    assert best is not None
+    assert best.global_batch == 128
+    if best.step == 3:  # a space became another one
+        assert file.name == "manifest.json"
+        return
+    assert best.step == 2
+    assert len(rejected) == 1
+    assert rejected[0].startswith("step-0000000003: ")
+
+
+def test_another_runs_is_not_taken(tmp_path: Path) -> None:
+    save(tmp_path / "a", 5)
+    save(tmp_path / "b", 3)
+    save(tmp_path / "other", 7, identity="another model")
+    shutil.copytree(tmp_path / "other" / "step-0000000007", tmp_path / "b" / "step-0000000007")
+    best, rejected = checkpoint.find(tmp_path / "b", "ours")
+    assert best is not None
+    assert best.step == 3
+    assert rejected == ["step-0000000007: it is of a run with another configuration"]
+    (tmp_path / "a" / "step-0000000005").rename(tmp_path / "a" / "step-0000000009")
+    assert checkpoint.find(tmp_path / "a", "ours") == (
+        None,
+        ["step-0000000009: it holds the checkpoint of step 5"],
+    )
+
+
+def test_whole_ones_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=2)
+    assert [path.name[-1] for path in sorted(tmp_path.iterdir())] == ["3", "4"]
+    (tmp_path / "step-0000000004" / "state.ckpt").write_bytes(b"")
+    assert found(tmp_path) == 3
+    (tmp_path / "step-copy").mkdir()  # the user's
+    save(tmp_path, 4, keep=2)
+    assert found(tmp_path) == 4
+    save(tmp_path, 3, keep=2)  # gone back, and on from there
+    assert found(tmp_path) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-copy"]
+
+
+def test_the_one_before_is_taken(make_job: JobFactory) -> None:
+    options: dict[str, Any] = {"fault": {"checkpoint_every": 1, "keep": 20}}
+    whole = train_on_ranks(make_job(**options))
+    known = whole.metrics.set_index("step")["train/loss"].dropna().to_dict()
+    newest = sorted(whole.path.glob("checkpoints/step-*"))[-1]
+    state = newest / "state.ckpt"
+    content = bytearray(state.read_bytes())
+    content[len(content) // 2] ^= 1
+    state.write_bytes(content)
+    resumed = train_on_ranks(make_job(**options), resume=True)
+    assert resumed.metrics.set_index("step")["train/loss"].dropna().to_dict() == known
+    for path in whole.path.glob("checkpoints/step-*/state.ckpt"):
+        path.write_bytes(b"")
+    with pytest.raises(InputError, match="no checkpoint can be used: step-0000000008: state"):
+        train_on_ranks(make_job(**options), resume=True)
