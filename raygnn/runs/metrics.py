@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,13 @@ class MetricsTail:
     def __init__(self, path: Path):
         self.path = path
         self._offset = 0
+        self._given: list[int] = []  # hashes of the lines
 
     def poll(self) -> list[Record]:
-        """The records completed since the last call; a file that shrank is read anew.
+        """The records completed since the last call.
+
+        A file that shrank, since a run went on from an earlier step, is read anew, and what it
+        still has of the lines that were given is left out.
 
         Lines that are no record are passed over: a display must not end a training.
         """
@@ -83,9 +88,17 @@ class MetricsTail:
                 content = file.read()
         except OSError:
             return []
+        begins = not self._offset
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [record for line in whole.splitlines() if (record := _parse(line)) is not None]
+        lines = whole.splitlines()
+        if begins:
+            same = takewhile(lambda pair: hash(pair[0]) == pair[1], zip(lines, self._given))
+            known = sum(1 for _ in same)
+            del self._given[known:]
+            lines = lines[known:]
+        self._given += map(hash, lines)
+        return [record for line in lines if (record := _parse(line)) is not None]
 
 
 def read_metrics(path: Path) -> list[Record]:

@@ -289,10 +289,9 @@ def _fit(
     try:
         parts = watch(config, plan, run, show, launch, tail)
     except BaseException:
-        if not cluster.ours:  # a Ray that goes on would go on training
-            launch.stop()
+        launch.stop()
         raise
-    return {**launch.result(), "parts": parts}
+    return {**launch.result(), "parts": parts, "starts": launch.starts}
 
 
 def _note_failure(run: RunDir, error: Exception) -> None:

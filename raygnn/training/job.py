@@ -16,6 +16,15 @@ LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 
 
+def attempts(run_dir: Path) -> int:
+    """How often the ranks of a run were started: before each, the backend leaves rank 0 a line."""
+    try:
+        with open(run_dir / "logs" / "comm-rank-0.jsonl", "rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
 @dataclass(frozen=True)
 class Job:
     """One run, as every rank sees it.

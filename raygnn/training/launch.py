@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from raygnn.runs.files import read_json
 from raygnn.training import blackbox, faults
 from raygnn.training.blackbox import memory
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import RESULT, STOP, Job
+from raygnn.training.job import RESULT, STOP, Job, attempts
 from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
 _LONGEST_STOP = 60.0  # seconds
+_OWN_STOP = 3.0  # seconds
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # what the text of a cause says of how to mend it
@@ -50,14 +52,22 @@ class Launch:
         self._cluster = cluster
         self._error: BaseException | None = None
         self._oom_kills = memory.oom_kills()
+        self._before = attempts(job.run_dir)
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         cluster.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the job where Ray goes on without us: ranks look for this file, and go."""
-        (self._job.run_dir / STOP).touch()
-        self._thread.join(_LONGEST_STOP)
+        """End the job: ranks look for this file, leave behind what they were doing, and go."""
+        with contextlib.suppress(OSError):
+            (self._job.run_dir / STOP).touch()
+        # where Ray goes with us, too, nobody has to wait for its last word
+        self._thread.join(_OWN_STOP if self._cluster.ours else _LONGEST_STOP)
+
+    @property
+    def starts(self) -> int:
+        """How often this command has started the ranks."""
+        return attempts(self._job.run_dir) - self._before
 
     def running(self) -> bool:
         return self._thread.is_alive()

@@ -10,7 +10,7 @@ from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
-from raygnn.training import faults
+from raygnn.training import checkpoint, faults
 from raygnn.training.job import LENGTH
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
@@ -32,7 +32,7 @@ def watch(
         records = _first_records(tail, launch, launch.startup(show))
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
-    told = 0.0
+    told, starts = 0.0, max(1, launch.starts)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
@@ -41,6 +41,9 @@ def watch(
             if not running:
                 break
             told = _tell_failures(show, run, told)
+            if launch.starts > starts:
+                starts = launch.starts
+                _tell_start(show, run, starts, config.fault.max_failures + 1)
             time.sleep(_POLL)
             records = tail.poll()
     return parts
@@ -53,6 +56,11 @@ def _tell_failures(show: Display, run: RunDir, since: float) -> float:
         return since
     show.note(f"rank {news[0].rank} failed: {news[0].what}")
     return max(failure.time for failure in news)
+
+
+def _tell_start(show: Display, run: RunDir, number: int, most: int) -> None:
+    newest = checkpoint.newest(run.checkpoints) or "the beginning"
+    show.note(f"start {number} of at most {most}, from {newest}")
 
 
 def _first_records(tail: MetricsTail, launch: Launch, startup: Startup) -> list[dict[str, Any]]:

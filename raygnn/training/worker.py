@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
 from raygnn.training import blackbox, checkpoint, faults
-from raygnn.training.job import RESULT, STOP, Job
+from raygnn.training.job import RESULT, STOP, Job, attempts
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
@@ -67,7 +67,7 @@ def recorded(job: Job, rank: int, size: int, earlier: list[faults.Failure]) -> I
         TrainingError: in place of any exception, when the other ranks had time to say what they
             were doing: Ray Train ends them as soon as it hears of it.
     """
-    attempt = _attempt(job.run_dir)
+    attempt = max(1, attempts(job.run_dir))
     recorder = blackbox.start(
         job.run_dir / "logs",
         rank=rank,
@@ -109,6 +109,8 @@ def _watch(stop: Path, recorder: blackbox.Recorder) -> None:
                 log.warning("the black box cannot be kept up", exc_info=True)
             said = True
         time.sleep(_WATCH)
+    with suppress(Exception):
+        recorder.write("the command ended it")
     os._exit(1)
 
 
@@ -117,15 +119,6 @@ def _asked(stop: Path) -> bool:
         return stop.exists()
     except OSError:  # storage that is away for a while
         return False
-
-
-def _attempt(run_dir: Path) -> int:
-    """Which start of the run this is: before each, the backend left a line for rank 0."""
-    try:
-        with open(run_dir / "logs" / "comm-rank-0.jsonl", "rb") as file:
-            return max(1, sum(1 for _ in file))
-    except OSError:
-        return 1
 
 
 def _own_packages(config: Config) -> set[str]:

@@ -13,7 +13,8 @@ REMEDIES = {
     "data": "correct the dataset or its transform there, or let bad samples be left out with "
     "guard.on_bad_sample: skip",
     "ranks_differ": "make every rank do the same: no collective, parameter, dtype or early return "
-    "that depends on the rank or on its data; comm.debug: true stops at the first difference",
+    "that depends on the rank or on its data; comm.debug: true stops at the "
+    "first difference in what raygnn and the gradients exchange",
     "unused_parameter": "let every parameter take part in the loss of every step, or set "
     "comm.find_unused_parameters: true",
     "not_finite": "lower train.lr, set train.clip, use precision fp32 or bf16, and look for bad "

@@ -15,6 +15,7 @@ from raygnn.runs.diagnose.words import Clues, file_of, short, side_by_side, what
 
 _FULL = 0.92  # of the memory in use: a silent death there is likely the kernel's doing
 _SIGNAL = re.compile(r"Fatal Python error: (.+)")
+_STILL = 60.0  # seconds in one phase that are worth a word
 _STALE = 60.0  # seconds without a sign of life after which nothing runs any more
 
 
@@ -108,6 +109,9 @@ class _Judge(Clues):
         if status == "done":
             return Cause("none", "nothing to diagnose: the run is done", evidence=said)
         if status == "interrupted":
+            said += [
+                f"rank {r.rank} was at {r.training}" for r in self.ranks.values() if r.training
+            ]
             return Cause(
                 "interrupted", "the run was interrupted (Ctrl-C or SIGTERM)", evidence=said
             )
@@ -117,7 +121,7 @@ class _Judge(Clues):
             last = max((r.last_sign for r in self.ranks.values()), default=0.0)
             silent = self.evidence.now - last
             if status == "running" and (not last or silent < _STALE):
-                return Cause("running", "the run goes on", evidence=[*said, ".lock: held"])
+                return self._running([*said, ".lock: held"])
             if status == "running":
                 said.append(f"logs/rank-*.state: the last sign of life is {silent:,.0f} s old")
             else:
@@ -129,6 +133,24 @@ class _Judge(Clues):
                 evidence=said,
             )
         return None
+
+    def _running(self, said: list[str]) -> Cause:
+        """The run goes on, or stands still."""
+        known = [rank for rank in self.ranks.values() if rank.since and rank.phase]
+        ages = {rank.rank: max(0.0, self.evidence.now - rank.since) for rank in known}
+        said += [f"logs/rank-{r.rank}.state: {r.phase} for {ages[r.rank]:,.0f} s" for r in known]
+        still = min(ages.values(), default=0.0)
+        if still < _STILL:
+            return Cause("running", "the run goes on", evidence=said)
+        doing = ", ".join(f"rank {rank.rank} in {rank.phase}" for rank in known)
+        return Cause(
+            "running",
+            f"the run stands still: {doing}, for {still:,.0f} s",
+            confidence="medium",
+            evidence=said,
+            remedy="if that is too long for it, end it (Ctrl-C) and ask again: ranks that are "
+            "ended leave their stacks; by itself it ends after comm.timeout",
+        )
 
     def _crashed(self) -> Cause | None:
         """A native crash, unless it is how a collective's timeout ends the process (NCCL)."""

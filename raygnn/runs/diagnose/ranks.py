@@ -30,6 +30,7 @@ class RankReport:
         silent: seconds from its last sign of life to the others' last.
         memory_used: share of its node's memory in use at its last sign of life.
         place: where the thread was that the others waited for.
+        since: when its phase began, seconds since the epoch; 0 = unknown.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class RankReport:
     rss: int = 0
     memory_used: float | None = None
     place: Frame | None = None
+    since: float = 0.0
 
 
 def report(traces: Traces, evidence: Evidence) -> RankReport:
@@ -80,6 +82,7 @@ def report(traces: Traces, evidence: Evidence) -> RankReport:
         rss=life.rss if life else 0,
         memory_used=used,
         place=busy,
+        since=state.training.wall - _skew(traces, evidence) if state else 0.0,
     )
 
 
