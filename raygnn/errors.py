@@ -76,6 +76,7 @@ class TrainingError(RaygnnError):
     """Training failed. ``rank`` is the rank whose fault it was, ``trace`` its traceback.
 
     ``run`` is the run directory, once there is one: ``raygnn diagnose`` says more of it.
+    ``direct`` is whether that rank could say it itself; else it is what others made of it.
     """
 
     exit_code = 4
@@ -93,6 +94,7 @@ class TrainingError(RaygnnError):
         self.rank = rank
         self.trace = trace
         self.run: str | None = None
+        self.direct = True
 
 
 class GuardError(TrainingError):

@@ -24,6 +24,7 @@ from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
+from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
@@ -40,6 +41,8 @@ from raygnn.training.watch import watch
 
 if TYPE_CHECKING:
     from raygnn.preflight.partition import Stored
+
+_NO_CAUSES = ("none", "running", "interrupted", "command_gone", "unknown")  # of `diagnose`
 
 
 def train(
@@ -300,6 +303,19 @@ def _note_failure(run: RunDir, error: Exception) -> None:
         run.update_summary(status="failed", error=str(error))
     if isinstance(error, TrainingError):
         error.run = str(run.path)
+        if not error.direct:
+            _say_cause(run, error)
+
+
+def _say_cause(run: RunDir, error: TrainingError) -> None:
+    """Put what the ranks left together, where none of them could say what happened."""
+    with suppress(Exception):  # whatever goes wrong here must not hide the error
+        cause = diagnose(run.path).cause
+        if cause.confidence == "low" or cause.kind in _NO_CAUSES:
+            return
+        error.what, error.where, error.remedy = cause.what, cause.where, cause.remedy
+        error.rank, error.trace = cause.rank, None
+        run.update_summary(error=str(error))
 
 
 @contextmanager

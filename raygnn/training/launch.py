@@ -91,6 +91,7 @@ class Launch:
         # without an error and without a result, the ranks found a failure recorded: see train_loop
         if self._error is not None or not file.exists():
             error = explain(self._error, failures)
+            error.direct = bool(failures) and not failures[0].is_consequence
             killed = memory.oom_kills() - self._oom_kills
             faults.record_driver(self._job.run_dir, error, self._error, killed)
             raise error from self._error

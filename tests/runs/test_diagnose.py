@@ -686,3 +686,17 @@ def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
     for line in ("rank: 1", "  host: node0", "  step: 6", "  epoch: 1", "  sizes: [3]"):
         assert line in text.splitlines()
     assert "/home/me/my_model.py:7" in text
+
+
+@pytest.mark.parametrize("seconds", [5, 600])
+def test_a_run_that_stands_still(seconds: int) -> None:
+    """Its heartbeats go on."""
+    ranks = []
+    for rank, phase in enumerate(("backward", "forward")):
+        at = state(rank, phase=phase)
+        ranks.append(Traces(rank, replace(at, training=replace(at.training, wall=NOW - seconds))))
+    found = judge(replace(run(*ranks, status="running"), now=NOW + 1)).cause
+    assert found.kind == "running"
+    still = "stands still: rank 0 in backward, rank 1 in forward, for 601 s" in found.what
+    assert still == (seconds > 60)
+    assert f"logs/rank-1.state: forward for {seconds + 1} s" in found.evidence

@@ -123,6 +123,21 @@ def test_a_tail_sees_half_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
     assert tail.poll() == [{"step": 7}]
 
 
+def test_a_tail_does_not_tell_again_what_a_restart_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}, "time": {step}.5}}\n' for step in range(1, 7)]
+    path.write_text("".join(lines))
+    tail = MetricsTail(path)
+    assert len(tail.poll()) == 6
+    path.write_text("".join(lines[:3]))
+    assert tail.poll() == []
+    with open(path, "a") as file:
+        file.write('{"step": 4, "time": 9.5}\n')
+    assert tail.poll() == [{"step": 4, "time": 9.5}]
+    path.write_text(lines[0] + '{"step": 2, "time": 11.5}\n')  # and both since the last look
+    assert tail.poll() == [{"step": 2, "time": 11.5}]
+
+
 @pytest.mark.parametrize("bad", ["", "{", "[1]", "3", "nonsense", "[" * 100_000])
 def test_a_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "metrics.jsonl"
