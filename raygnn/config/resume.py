@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raygnn.config.schema import Config
 
-# How long, where, how watched and how fast: no step is another one for it. All else decides which
-# batches there are, what is made of them, or what a checkpoint's tensors mean. Whether the data
-# are the same, their digest says, wherever they lie and however many parts they have.
+# How long, where, how watched, how fast, and what to do about what goes wrong. All else decides
+# which batches there are, what is made of them, or what a checkpoint's tensors mean. Whether the
+# data are the same, their digest says, wherever they lie and however many parts they have.
 _MAY_CHANGE = (
     "name",
     "storage",
@@ -37,6 +36,8 @@ _MAY_CHANGE = (
     "fault",
 )
 
+_WHOLE = ("graph.args", "model.args", "model.categories")  # the user's own keys are in them
+
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that must not change, dotted, with their values as JSON types.
@@ -51,22 +52,14 @@ def changes(before: Mapping[str, Any], now: Config) -> list[str]:
     """The keys that changed and must not, each with both values, in the order of the config.
 
     Args:
-        before: the config that the run began with. Keys that it lacks, since it is of an older
-            version, are passed over.
+        before: `fixed` of the config that the run began with. Keys that it lacks, since it is of
+            an older version, are passed over.
     """
-    old, new = fixed(before), fixed(now.to_dict())
     return [
-        f"{key} was {_show(old[key])} and is {_show(value)}"
-        for key, value in new.items()
-        if key in old and old[key] != value
+        f"{key} was {json.dumps(before[key])} and is {json.dumps(value)}"
+        for key, value in fixed(now.to_dict()).items()
+        if key in before and before[key] != value
     ]
-
-
-def identity(config: Config) -> str:
-    """Stands for all that must not change but the graph, for which its data stand: SHA-256."""
-    keys = {k: v for k, v in fixed(config.to_dict()).items() if not k.startswith("graph")}
-    text = json.dumps(keys, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _may_change(key: str) -> bool:
@@ -76,11 +69,7 @@ def _may_change(key: str) -> bool:
 def _leaves(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in value.items():
         key = f"{head}{name}"
-        if isinstance(inner, Mapping) and inner:
+        if isinstance(inner, Mapping) and key not in _WHOLE:
             yield from _leaves(inner, f"{key}.")
         else:
             yield key, inner
-
-
-def _show(value: Any) -> str:
-    return json.dumps(value)

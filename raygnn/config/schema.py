@@ -233,7 +233,9 @@ class FaultConfig(Section):
 
     max_failures: int = Field(3, ge=0, le=10**6, description="Restarts before the job gives up.")
     checkpoint_every: Interval = Field(
-        Duration(600.0), description="Steps (a number) or time (such as 10m) between checkpoints."
+        Duration(600.0),
+        description="Steps (a number) or time (such as 10m) between checkpoints; one more "
+        "comes after the last step.",
     )
     keep: Count = Field(3, description="Checkpoints kept.")
 

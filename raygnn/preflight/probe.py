@@ -63,20 +63,22 @@ class Probes:
     """
 
     def __init__(self) -> None:
-        self._alive = _alive()
-        self._names = _names(self._alive)
         self._actors: dict[str, Any] = {}
-        self._links: tuple[Link, ...] | None = None
+        self._links: tuple[Link, ...] = ()
 
     def __enter__(self) -> Probes:
-        self._actors = {node["NodeID"]: _start(node) for node in self._alive}
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         import ray
 
-        for actor in self._actors.values():
-            ray.kill(actor)
+        while self._actors:
+            _, actor = self._actors.popitem()
+            with suppress(Exception):  # gone with its node
+                ray.kill(actor)
 
     def about(self, config: Config, meta: Stored | None = None) -> Survey:
         """Ask about a job. A node that does not answer within ``cluster.probe_timeout`` is one
@@ -99,9 +101,14 @@ class Probes:
             deadline: seconds for each node to answer, from the first one's answer on; if none
                 answers, half a minute is waited for one.
         """
-        alive, names = self._alive, self._names
+        alive = _alive()
+        names = _names(alive)
+        known = {node["NodeID"] for node in alive} == self._actors.keys()
+        if not known:  # at first, or nodes came or went in the meantime
+            self._end()
+            self._actors = {node["NodeID"]: _start(node) for node in alive}
         facts = _ask(alive, names, self._actors, question, deadline)
-        if self._links is None:
+        if not known:
             # those without anything to give away hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
             answered = [n for n in facts if n.problem is None and n.node in given]

@@ -121,6 +121,7 @@ class RunDir:
             # The config first: what has it is recognised as a run, however early this ends.
             write_atomic(self.path / CONFIG, text)
             summary = read_json(self.path / SUMMARY)
+            summary.pop("error", None)  # of an earlier start
             summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
             write_atomic(self.path / SUMMARY, json_text({**summary, "status": "running"}))
 

@@ -30,6 +30,7 @@ class GraphBatchMaker:
 
     Attributes:
         numbers: of the graphs to train on, int64 ``[plan.num_seeds]``.
+        data: stands for the contents of the graphs, if that is known.
         skip: leave out a graph that can not be had, on all ranks; else its error is raised.
         most_skipped: how many different ones may be left out before that is an error.
         note: told ``"dataset"`` and ``"features"``.
@@ -41,6 +42,7 @@ class GraphBatchMaker:
     numbers: np.ndarray
     exchange: Exchange
     collate: Collate
+    data: str = ""
     skip: bool = False
     most_skipped: int = 100
     note: Note = silent
@@ -78,7 +80,7 @@ class GraphBatchMaker:
     def identity(self) -> str:
         """See `Maker`."""
         digest = hashlib.blake2b(
-            f"{self.samples.num} {self.collate.classes}".encode(), digest_size=8
+            f"{self.data} {self.samples.num} {self.collate.classes}".encode(), digest_size=8
         )
         for split, numbers in sorted(self.samples.splits.items()):
             digest.update(split.encode() + numbers.astype(np.int64).tobytes())

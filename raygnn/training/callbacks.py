@@ -206,11 +206,13 @@ class Evaluation(pl.Callback):
 
 
 class Checkpoints(pl.Callback):
-    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks.
+    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, and
+    after the last step.
 
     Args:
         every: steps (int) or seconds (`Duration`).
         keep: how many are kept.
+        last: the optimizer step after which training ends.
         about: see `checkpoint.save`.
         check_every: steps between looks at the clock.
     """
@@ -223,6 +225,7 @@ class Checkpoints(pl.Callback):
         *,
         every: int | Duration,
         keep: int,
+        last: int,
         about: Mapping[str, Any],
         check_every: int,
     ):
@@ -232,6 +235,7 @@ class Checkpoints(pl.Callback):
         self._every = every
         self._keep = keep
         self._about = about
+        self._last = last
         self._check_every = check_every
         self._step = -1
 
@@ -250,6 +254,8 @@ class Checkpoints(pl.Callback):
         self._step = step
 
     def _due(self, step: int) -> bool:
+        if step == self._last:
+            return True
         if isinstance(self._every, int):
             return step % self._every == 0
         if step % self._check_every:

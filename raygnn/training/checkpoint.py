@@ -8,6 +8,7 @@ complete; reading verifies it all the same and passes over a damaged one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
+from raygnn.config.resume import changes
+from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.atomic import sync
 from raygnn.runs.files import json_text
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 _STATE, _MANIFEST = "state.ckpt", "manifest.json"
+_ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
+_ASIDE = "passed-over-"
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # of a file, not of the storage
 _NAME = re.compile(r"step-\d{10}")
 
 
@@ -40,12 +46,14 @@ class Checkpoint:
     Attributes:
         state: Lightning's file.
         step: optimizer steps so far.
-        global_batch: seeds of a batch, over all ranks.
+        about: what its manifest says: ``config`` (see `raygnn.config.resume.fixed`), ``data``
+            (what stands for them), ``global_batch`` (seeds, over all ranks), ``batch_size``,
+            ``workers``.
     """
 
     state: Path
     step: int
-    global_batch: int
+    about: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -53,12 +61,11 @@ class Checkpoint:
 
 
 def save(directory: Path, trainer: pl.Trainer, keep: int, about: Mapping[str, Any]) -> None:
-    """Write the state after the current step; then all later ones go, which are of a time that
-    has not come to pass, and the oldest beyond ``keep``. Collective.
+    """Write the state after the current step. Later ones, which the run has passed over, are put
+    aside (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go. Collective.
 
     Args:
-        about: for the manifest: ``identity`` (see `find`), ``global_batch``, and what else
-            there is to say of the run.
+        about: for the manifest, see `Checkpoint`.
     """
     final = state_at(directory, trainer.global_step).parent
     draft = directory / f".{final.name}.tmp"
@@ -80,14 +87,15 @@ def save(directory: Path, trainer: pl.Trainer, keep: int, about: Mapping[str, An
     (draft / _MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
     sync(state)
     sync(draft / _MANIFEST)
-    if final.exists():  # the same step again, after a restart
-        shutil.rmtree(final)
+    for other in _all(directory):
+        if other.name >= final.name:  # the same step again, too, after a restart
+            aside = directory / f"{_ASIDE}{other.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(other, aside)
     os.rename(draft, final)
     sync(directory)
-    for other in _all(directory):
-        if other.name > final.name:
-            shutil.rmtree(other, ignore_errors=True)
-    for old in _all(directory)[:-keep]:
+    shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
+    for old in (*_all(directory)[:-keep], *sorted(directory.glob(f"{_ASIDE}*"))[:-keep]):
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -105,18 +113,26 @@ def save_weights(directory: Path, model: nn.Module) -> None:
     sync(directory)
 
 
-def find(directory: Path, identity: str) -> tuple[Checkpoint | None, list[str]]:
+def find(
+    directory: Path, config: Config, data: str | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole and the run's own.
 
     Args:
-        identity: of the run's config, see `raygnn.config.resume.identity`.
+        config: of the run as it is now.
+        data: what stands for its data, if that is known.
 
     Returns:
         It, or None; and of each newer one its name and what is wrong with it.
+
+    Raises:
+        OSError: the storage is away, which says nothing of what lies there.
     """
     rejected: list[str] = []
     for candidate in reversed(_all(directory)):
-        found = _read(candidate, identity)
+        found = _read(candidate)
+        if isinstance(found, Checkpoint):
+            found = _own(found, config, data)
         if isinstance(found, Checkpoint):
             return found, rejected
         rejected.append(f"{candidate.name}: {found}")
@@ -163,32 +179,46 @@ def _all(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("step-*") if _NAME.fullmatch(path.name))
 
 
-def _read(directory: Path, identity: str) -> Checkpoint | str:
+def _read(directory: Path) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it."""
     state = directory / _STATE
     try:
         manifest = json.loads((directory / _MANIFEST).read_text())
         digest = manifest.pop("digest")
-        found = Checkpoint(state, int(manifest["step"]), int(manifest["global_batch"]))
-        size, sha = int(manifest["bytes"]), str(manifest["sha256"])
+        step, size, sha = int(manifest["step"]), int(manifest["bytes"]), str(manifest["sha256"])
+        found = Checkpoint(state, step, {name: manifest[name] for name in _ABOUT})
     except OSError as error:
-        return f"{_MANIFEST} cannot be read: {error.strerror}"
+        return _unreadable(_MANIFEST, error)
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{_MANIFEST} is damaged"
     if digest != _digest(manifest):
         return f"{_MANIFEST} has changed since it was written"
-    if state != state_at(directory.parent, found.step):
-        return f"it holds the checkpoint of step {found.step:,}"
-    if manifest.get("identity") != identity:
-        return "it is of a run with another configuration"
+    if state != state_at(directory.parent, step):
+        return f"it holds the checkpoint of step {step:,}"
     try:
         if (there := state.stat().st_size) != size:
             return f"{_STATE} has {there:,} bytes, and {size:,} were written"
         if _sha(state) != sha:
             return f"{_STATE} has changed since it was written: its SHA-256 is another"
     except OSError as error:
-        return f"{_STATE} cannot be read: {error.strerror}"
+        return _unreadable(_STATE, error)
     return found
+
+
+def _own(found: Checkpoint, config: Config, data: str | None) -> Checkpoint | str:
+    """A checkpoint, or why it is not this run's."""
+    if changed := changes(found.about["config"], config):
+        return f"it is of another configuration: {'; '.join(changed)}"
+    if data is not None and found.about["data"] != data:
+        return "it was trained on other data, or on another split of them"
+    return found
+
+
+def _unreadable(name: str, error: OSError) -> str:
+    """What is wrong with a file; raises where that is not the file's."""
+    if error.errno not in _DAMAGE:
+        raise error
+    return f"{name} cannot be read: {error.strerror}"
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

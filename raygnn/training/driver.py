@@ -82,7 +82,7 @@ def train(
     ):
         workers = count_workers(config, cluster)
         start = find_start(config, run, workers, resume=resume)
-        show.header(_header(config, workers, cluster))
+        show.header(_header(config, workers, cluster, start.global_batch))
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
         with Nodes(config, cluster) as nodes:
@@ -109,6 +109,8 @@ def train(
             raise
         finally:
             shutil.rmtree(run.path / ".ray", ignore_errors=True)
+            if cluster.local:  # whose ranks end now, if they have not
+                (run.path / STOP).unlink(missing_ok=True)
         result["seconds"]["total"] = time.time() - started
         run.update_summary(
             **result,
@@ -235,7 +237,7 @@ def _display(display: bool, verbose: bool) -> Display:
     return Display(verbose=verbose) if display else NullDisplay()
 
 
-def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]:
+def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int) -> dict[str, str]:
     graph = config.graph
     source = f"the partition in {config.partition.path}"
     if isinstance(graph, ManyGraphs):
@@ -252,7 +254,7 @@ def _header(config: Config, workers: int, cluster: RayCluster) -> dict[str, str]
         "run": f"{config.name} → {config.run_dir}",
         "graph": source,
         "model": f"{model}, {config.precision}",
-        "training": f"{config.train.epochs} epochs, batch {config.sampling.batch_size} × {workers} "
+        "training": f"{config.train.epochs} epochs, batch {global_batch} on {workers} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }
@@ -290,11 +292,15 @@ def _fit(
     )
     launch = Launch(job, plan.workers, plan.report.comm, cluster)
     try:
-        parts = watch(config, plan, run, show, launch, tail)
-    except BaseException:
-        launch.stop()
-        raise
-    return {**launch.result(), "parts": parts, "starts": launch.starts}
+        try:
+            parts = watch(config, plan, run, show, launch, tail)
+        except BaseException:
+            launch.stop()
+            raise
+        return {**launch.result(), "parts": parts}
+    finally:
+        with suppress(TrainingError):
+            run.update_summary(starts=launch.starts)
 
 
 def _note_failure(run: RunDir, error: Exception) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, RaygnnError
 from raygnn.graph.collection import open_samples
+from raygnn.graph.collection.data import read_collection
 from raygnn.graph.sample import Sample, Samples
 from raygnn.models.graphs import GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
@@ -139,7 +141,7 @@ class GraphPlane:
 
     @cached_property
     def _maker(self) -> GraphBatchMaker:
-        config = self.config
+        config, place = self.config, self.job.partition
         train, precision = self.samples.splits["train"], PRECISIONS[config.precision]
         return GraphBatchMaker(
             plan=seed_plan(self.job, len(train)),
@@ -157,6 +159,7 @@ class GraphPlane:
                     for t, named in self.schema.categories.items()
                 },
             ),
+            data=read_collection(Path(str(place))).digest if place is not None else "",
             skip=config.guard.on_bad_sample == "skip",
             most_skipped=config.guard.bad_samples,
             note=blackbox.note,

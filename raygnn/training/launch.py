@@ -62,7 +62,7 @@ class Launch:
         with contextlib.suppress(OSError):
             (self._job.run_dir / STOP).touch()
         # where Ray goes with us, too, nobody has to wait for its last word
-        self._thread.join(_OWN_STOP if self._cluster.ours else _LONGEST_STOP)
+        self._thread.join(_OWN_STOP if self._cluster.local else _LONGEST_STOP)
 
     @property
     def starts(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -213,7 +214,19 @@ class NodePlane:
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
             note=blackbox.note,
+            identity=self._identity(),
         )
+
+    def _identity(self) -> str:
+        """What the partition was made from, however many parts it has; of one that others made,
+        how much there is of it."""
+        assert self.job.partition is not None
+        meta = read_meta(self.job.partition)
+        made_from = ((meta.manifest or {}).get("source") or {}).get("made_from") or {}
+        if "graph" in made_from:
+            return str(made_from["graph"])
+        counts = {t: meta.num_nodes(t) for t in meta.ntypes}
+        return json.dumps([counts, [meta.num_edges(e) for e in meta.etypes]])
 
     def count(self, split: str) -> int:
         """See `Plane`."""
@@ -246,10 +259,9 @@ class NodePlane:
             return degrees(self.shard)
         first = self.shard.first(ntype)
         ids = seeds.ids(np.arange(seeds.num))
+        share = -(-self.job.global_batch // self.ranks.world.size)
         own = ids[(ids >= first) & (ids < first + self.shard.owned(ntype))]
-        return inclusion(
-            self.shard, {ntype: own}, sampling.batch_size, fanouts, replace=sampling.replace
-        )
+        return inclusion(self.shard, {ntype: own}, share, fanouts, replace=sampling.replace)
 
     def _count(self, ntype: str, name: str) -> int:
         """Categories of an array, over all ranks."""

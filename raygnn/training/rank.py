@@ -16,8 +16,8 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn.config.resume import identity
-from raygnn.errors import TrainingError
+from raygnn.config.resume import fixed
+from raygnn.errors import InputError, TrainingError
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.batch import Share
@@ -75,17 +75,18 @@ class Rank:
             steps = -(-maker.plan.steps_per_epoch // config.train.accumulate)
             write_atomic(job.run_dir / LENGTH, json_text({"steps_per_epoch": steps}))
         evaluate = partial(self._evaluate, plane, task)
-        state, step = self._checkpoint()
+        state, step = self._checkpoint(maker.identity)
         writer = self._writer(step)
         records = Records(
             self.control, writer, log_every=config.train.log_every, started=job.started
         )
         guard = Guard(self.control, config.guard)
         evaluation = self._evaluation(evaluate, records, loader)
+        checkpoints = self._checkpoints(records, maker)
         has_val = plane.count("val") > 0
         callbacks = [Phases(), Reduction(self.ranks), records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, self._checkpoints(records), Waiting()])
+        trainer = self._trainer([*callbacks, checkpoints, Waiting()])
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         try:
@@ -126,15 +127,26 @@ class Rank:
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         return {**result, "skipped": skipped}
 
-    def _checkpoint(self) -> tuple[Path, int] | tuple[None, None]:
-        """The state to go on from, and its step: rank 0 chooses, so that all take the same."""
+    def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
+        """The state to go on from, and its step: rank 0 chooses, so that all take the same.
+
+        Raises:
+            InputError: there are checkpoints, and none can be used: nobody is to start over where
+                they would be replaced.
+        """
         directory = self.job.run_dir / "checkpoints"
         step = -1
         if self.ranks.first:
             checkpoint.sweep(directory)
-            found, rejected = checkpoint.find(directory, identity(self.config))
+            found, rejected = checkpoint.find(directory, self.config, data)
             for what in rejected:
                 log.warning("passed over the checkpoint %s", what)
+            if found is None and rejected:
+                raise InputError(
+                    f"no checkpoint can be used: {'; '.join(rejected)}",
+                    where=str(directory),
+                    remedy="put a whole one back, or start over with --overwrite",
+                )
             if found is not None:
                 checkpoint.check_contents(found.state)
                 step = found.step
@@ -187,17 +199,21 @@ class Rank:
             max_steps=train.max_steps,
         )
 
-    def _checkpoints(self, records: Records) -> Checkpoints:
-        fault = self.config.fault
+    def _checkpoints(self, records: Records, maker: Maker[Share]) -> Checkpoints:
+        fault, train, plan = self.config.fault, self.config.train, maker.plan
+        last = train.epochs * -(-plan.steps_per_epoch // train.accumulate)
         return Checkpoints(
             self.job.run_dir / "checkpoints",
             self.control,
             records,
             every=fault.checkpoint_every,
             keep=fault.keep,
+            last=min(last, train.max_steps or last),
             about={
-                "identity": identity(self.config),
+                "config": fixed(self.config.to_dict()),
+                "data": maker.identity,
                 "global_batch": self.job.global_batch,
+                "batch_size": self.config.sampling.batch_size,
                 "workers": self.ranks.world.size,
             },
             check_every=min(10, self.config.train.log_every),

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from raygnn.config.resume import changes, identity
+from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, RaygnnError
+from raygnn.runs.files import storage_errors
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint
@@ -56,34 +57,37 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
     are cut into as many shares.
 
     Raises:
-        InputError: the config has changed where it must not, or no checkpoint is whole.
+        InputError: the config has changed where it must not, or there is no whole checkpoint of a
+            run that had one, or that is done.
     """
     global_batch = config.sampling.batch_size * workers
     if not resume:
         return Start(None, global_batch)
-    before = _recorded(run)
-    found, rejected = checkpoint.find(run.checkpoints, identity(config))
-    if found is None and not rejected:
-        return Start(None, global_batch, resumed=True)
-    changed = changes(before, config)
-    size = before.get("sampling", {}).get("batch_size")
-    if found is not None and global_batch != found.global_batch:
-        if config.sampling.batch_size != size:
-            changed.append(
-                f"sampling.batch_size × workers was {found.global_batch:,} and is {global_batch:,}"
-            )
-        global_batch = found.global_batch
+    with storage_errors(run.checkpoints, InputError):
+        found, rejected = checkpoint.find(run.checkpoints, config)
+    changed = changes(fixed(_recorded(run)), config) if found or rejected else []
+    if found is not None:
+        began = int(found.about["global_batch"])
+        if global_batch != began and config.sampling.batch_size != found.about["batch_size"]:
+            changed.append(f"sampling.batch_size × workers was {began:,} and is {global_batch:,}")
+        global_batch = began
     if changed:
         raise InputError(
             f"the run began with another configuration: {'; '.join(changed)}",
             where=str(run.path),
             remedy="go on with what it began with, or start over with another name or --overwrite",
         )
-    if found is None:
+    if found is None and rejected:
         raise InputError(
             f"no checkpoint can be used: {'; '.join(rejected)}",
             where=str(run.checkpoints),
             remedy="put a whole one back, or start over with --overwrite",
+        )
+    if found is None and run.summary.get("status") == "done":
+        raise InputError(
+            "this run is done, and has no checkpoint to go on from",
+            where=str(run.path),
+            remedy="start over with --overwrite, or choose another name",
         )
     return Start(found, global_batch, tuple(rejected), resumed=True)
 

@@ -59,8 +59,10 @@ def _tell_failures(show: Display, run: RunDir, since: float) -> float:
 
 
 def _tell_start(show: Display, run: RunDir, number: int, most: int) -> None:
+    if any(failure.final for failure in faults.recorded(run.path)):
+        return  # its ranks will see that, and go
     newest = checkpoint.newest(run.checkpoints) or "the beginning"
-    show.note(f"start {number} of at most {most}, from {newest}")
+    show.note(f"start {number} of at most {most}, from {newest} if that is whole")
 
 
 def _first_records(tail: MetricsTail, launch: Launch, startup: Startup) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -15,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raygnn.config.load import load_config
-from raygnn.config.resume import changes, identity
+from raygnn.config.resume import changes, fixed
+from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.training import checkpoint
 from raygnn.training.guard import Guard
@@ -138,6 +141,7 @@ def test_what_must_not_change_is_refused(make_job: JobFactory) -> None:
         {"model": {"dropout": 0.1}},
         {"graph": {"seed": 9}},
         {"task": {"metric": "roc_auc"}},
+        {"model": {"categories": {"brand": 4}}},
     ],
 )
 def test_changes_are_named(change: dict[str, Any]) -> None:
@@ -145,9 +149,8 @@ def test_changes_are_named(change: dict[str, Any]) -> None:
     after = load_config(job(Path("runs"), **change))
     (section, values), *_ = change.items()
     key = f"{section}.{next(iter(values))}" if isinstance(values, dict) else section
-    (said,) = changes(before.to_dict(), after)
+    (said,) = changes(fixed(before.to_dict()), after)
     assert said.startswith(f"{key} was ")
-    assert section == "graph" or identity(before) != identity(after)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +168,7 @@ def test_changes_are_named(change: dict[str, Any]) -> None:
 def test_what_may_change(change: dict[str, Any]) -> None:
     before = load_config(job(Path("runs")))
     after = load_config(job(Path("runs"), **change))
-    assert changes(before.to_dict(), after) == []
-    assert identity(before) == identity(after)
+    assert changes(fixed(before.to_dict()), after) == []
 
 
 # ── what can be trusted ──────────────────────────────────────────────────────────────────────
@@ -184,13 +186,22 @@ class _Trainer:
         torch.save({"step": self.global_step, "weights": torch.arange(50.0)}, path)
 
 
-def save(directory: Path, step: int, identity: str = "ours", keep: int = 9) -> None:
-    about = {"identity": identity, "global_batch": 128}
+OURS, OTHER = (load_config(job(Path("runs"), model={"hidden": n})) for n in (16, 8))
+
+
+def save(directory: Path, step: int, config: Config = OURS, data: str = "d", keep: int = 9) -> None:
+    about = {
+        "config": fixed(config.to_dict()),
+        "data": data,
+        "global_batch": 128,
+        "batch_size": 64,
+        "workers": 2,
+    }
     checkpoint.save(directory, _Trainer(step), keep, about)  # type: ignore[arg-type]
 
 
 def found(directory: Path) -> int | None:
-    best, _ = checkpoint.find(directory, "ours")
+    best, _ = checkpoint.find(directory, OURS)
     return None if best is None else best.step
 
 
@@ -226,9 +237,9 @@ def test_damage_is_found(name: str, how: str, where: float, bit: int, tmp_path: 
             content = bytearray((directory / "step-0000000002" / file.name).read_bytes())
     if file.exists():
         file.write_bytes(content)
-    best, rejected = checkpoint.find(directory, "ours")
+    best, rejected = checkpoint.find(directory, OURS)
     assert best is not None
-    assert best.global_batch == 128
+    assert best.about["global_batch"] == 128
     if best.step == 3:  # a space became another one
         assert file.name == "manifest.json"
         return
@@ -240,14 +251,21 @@ def test_damage_is_found(name: str, how: str, where: float, bit: int, tmp_path: 
 def test_another_runs_is_not_taken(tmp_path: Path) -> None:
     save(tmp_path / "a", 5)
     save(tmp_path / "b", 3)
-    save(tmp_path / "other", 7, identity="another model")
+    save(tmp_path / "other", 7, OTHER)
     shutil.copytree(tmp_path / "other" / "step-0000000007", tmp_path / "b" / "step-0000000007")
-    best, rejected = checkpoint.find(tmp_path / "b", "ours")
+    best, rejected = checkpoint.find(tmp_path / "b", OURS)
     assert best is not None
     assert best.step == 3
-    assert rejected == ["step-0000000007: it is of a run with another configuration"]
+    assert rejected == [
+        "step-0000000007: it is of another configuration: model.hidden was 8 and is 16"
+    ]
+    save(tmp_path / "a", 6, data="of another graph")
+    best, rejected = checkpoint.find(tmp_path / "a", OURS, "d")
+    assert best is not None
+    assert (best.step, len(rejected)) == (5, 1)
+    shutil.rmtree(tmp_path / "a" / "step-0000000006")
     (tmp_path / "a" / "step-0000000005").rename(tmp_path / "a" / "step-0000000009")
-    assert checkpoint.find(tmp_path / "a", "ours") == (
+    assert checkpoint.find(tmp_path / "a", OURS) == (
         None,
         ["step-0000000009: it holds the checkpoint of step 5"],
     )
@@ -262,9 +280,44 @@ def test_whole_ones_are_kept(tmp_path: Path) -> None:
     (tmp_path / "step-copy").mkdir()  # the user's
     save(tmp_path, 4, keep=2)
     assert found(tmp_path) == 4
-    save(tmp_path, 3, keep=2)  # gone back, and on from there
-    assert found(tmp_path) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-copy"]
+    save(tmp_path, 2, keep=2)  # gone back, and on from there
+    assert found(tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "passed-over-step-0000000003",
+        "passed-over-step-0000000004",
+        "step-0000000002",
+        "step-copy",
+    ]
+
+
+def test_storage_that_is_away_says_nothing_of_what_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    read = Path.read_text
+
+    def away(path: Path, *args: Any, **options: Any) -> str:
+        if path.parent.name == "step-0000000002":
+            raise OSError(code, os.strerror(code))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", away)
+    code = errno.ESTALE
+    with pytest.raises(OSError, match="Stale"):
+        found(tmp_path)
+    code = errno.EIO  # a bad place on the disk
+    assert found(tmp_path) == 1
+
+
+def test_a_run_that_is_done_is_not_begun_again(make_job: JobFactory) -> None:
+    config = make_job(train={"epochs": 1})
+    run = train_on_ranks(config)
+    shutil.rmtree(run.path / "checkpoints" / "step-0000000004")  # of its last step
+    records = (run.path / "metrics.jsonl").read_text()
+    with pytest.raises(InputError, match="has no checkpoint to go on from"):
+        train_on_ranks(make_job(train={"epochs": 2}), resume=True)
+    assert (run.path / "metrics.jsonl").read_text() == records
 
 
 def test_the_one_before_is_taken(make_job: JobFactory) -> None:

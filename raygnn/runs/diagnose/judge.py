@@ -15,6 +15,7 @@ from raygnn.runs.diagnose.words import Clues, file_of, short, side_by_side, what
 
 _FULL = 0.92  # of the memory in use: a silent death there is likely the kernel's doing
 _SIGNAL = re.compile(r"Fatal Python error: (.+)")
+_SHORT = {"batch", "forward", "backward", "optimizer"}  # phases of one step
 _STILL = 60.0  # seconds in one phase that are worth a word
 _STALE = 60.0  # seconds without a sign of life after which nothing runs any more
 
@@ -140,7 +141,7 @@ class _Judge(Clues):
         ages = {rank.rank: max(0.0, self.evidence.now - rank.since) for rank in known}
         said += [f"logs/rank-{r.rank}.state: {r.phase} for {ages[r.rank]:,.0f} s" for r in known]
         still = min(ages.values(), default=0.0)
-        if still < _STILL:
+        if still < _STILL or not {rank.phase for rank in known} <= _SHORT:
             return Cause("running", "the run goes on", evidence=said)
         doing = ", ".join(f"rank {rank.rank} in {rank.phase}" for rank in known)
         return Cause(
@@ -149,7 +150,7 @@ class _Judge(Clues):
             confidence="medium",
             evidence=said,
             remedy="if that is too long for it, end it (Ctrl-C) and ask again: ranks that are "
-            "ended leave their stacks; by itself it ends after comm.timeout",
+            "ended leave their stacks; a wait for other ranks ends after comm.timeout",
         )
 
     def _crashed(self) -> Cause | None:

@@ -129,7 +129,7 @@ class Guard(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor
     ) -> None:
-        self._losses.append((*self._place, loss))  # until the step, soon after its graph is gone
+        self._losses.append((*self._place, loss.detach()))
         if self._checking:
             compare(self._exchange, {"numerics": self._numerics}, _where(trainer))
 
