@@ -50,7 +50,7 @@ train: setup
 	$(BIN)/raygnn train jobs/products-100k.yaml --overwrite
 
 test: setup
-	$(BIN)/python -m pytest $(FAST)
+	$(BIN)/python -m pytest $(FAST) --durations=20
 
 test-all: setup
 	$(BIN)/python -m pytest

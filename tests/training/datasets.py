@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -174,6 +175,15 @@ class Labelled(RandomGraphs):
     def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
         graph, label = super().__getitem__(number)
         return graph, self.label if number == 5 else label
+
+
+class SplitByVariable(RandomGraphs):
+    """Who trains on what is not the same each time that it is made."""
+
+    def __init__(self, **args: Any):
+        super().__init__(**args)
+        first = int(os.environ["RAYGNN_TEST_SPLIT"])
+        self.splits = {"train": list(range(first)), "val": list(range(first, self.num))}
 
 
 class SplitByRank(RandomGraphs):

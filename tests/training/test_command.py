@@ -27,6 +27,7 @@ from tests.training.conftest import job, wait_for_step
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = "tests.training.models"
 MARK = "RAYGNN_TEST_MARK"
+SLOW = pytest.mark.slow
 
 
 class Command:
@@ -177,7 +178,14 @@ def listener(answer: bytes | None) -> Iterator[str]:
         connection.close()
 
 
-@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        pytest.param(b"", marks=SLOW),
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", marks=SLOW),
+    ],
+)
 def test_a_port_that_is_not_rays(run: Callable[..., Command], answer: bytes | None) -> None:
     with listener(answer) as address:
         command = run("check", "--json", cluster={"address": address, "num_cpus": None})
@@ -242,7 +250,10 @@ def slow(run: Callable[..., Command], tmp_path: Path) -> Command:
     return command
 
 
-@pytest.mark.parametrize("how", ["term", "group", "twice", "hangup"])
+@pytest.mark.parametrize(
+    "how",
+    ["term", "twice", pytest.param("group", marks=SLOW), pytest.param("hangup", marks=SLOW)],
+)
 def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: str) -> None:
     command = slow(run, tmp_path)
     if how == "term":

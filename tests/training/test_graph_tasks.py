@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import DataError, TrainingError
+from raygnn.errors import DataError, InputError, TrainingError
 from raygnn.runs.run import Run
 from raygnn.training.driver import check, partition, train
 from tests.training.conftest import job, train_on_ranks
@@ -229,13 +229,19 @@ def test_splits_that_differ_between_ranks(tmp_path: Path) -> None:
         train_on_ranks(make(tmp_path, graph=dataset("SplitByRank", num=20)))
 
 
-def test_a_resume_on_another_split(tmp_path: Path) -> None:
-    graph = dataset(num=20)
-    fault = {"checkpoint_every": 1}
-    train_on_ranks(make(tmp_path, graph=graph, fault=fault, train={"epochs": 2}))
-    other = make(tmp_path, graph={**graph, "seed": 9}, fault=fault, train={"epochs": 4})
-    with pytest.raises(RuntimeError, match="another split"):
+def test_a_resume_on_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = dataset("SplitByVariable", num=20)
+    monkeypatch.setenv("RAYGNN_TEST_SPLIT", "16")
+    run = train_on_ranks(make(tmp_path, graph=graph, train={"epochs": 2}))
+    records = (run.path / "metrics.jsonl").read_text()
+    longer = {"epochs": 4}
+    with pytest.raises(InputError, match="graph.seed was 0 and is 9"):
+        other = make(tmp_path, graph={**graph, "seed": 9}, train=longer)
         train_on_ranks(other, resume=True)
+    monkeypatch.setenv("RAYGNN_TEST_SPLIT", "12")
+    with pytest.raises(RuntimeError, match="on another split of them"):
+        train_on_ranks(make(tmp_path, graph=graph, train=longer), resume=True)
+    assert (run.path / "metrics.jsonl").read_text() == records
 
 
 def test_the_same_graph_left_out_every_epoch_counts_once(tmp_path: Path) -> None:
