@@ -235,8 +235,8 @@ def test_a_resume_on_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = train_on_ranks(make(tmp_path, graph=graph, train={"epochs": 2}))
     records = (run.path / "metrics.jsonl").read_text()
     longer = {"epochs": 4}
-    with pytest.raises(InputError, match="graph.seed was 0 and is 9"):
-        other = make(tmp_path, graph={**graph, "seed": 9}, train=longer)
+    other = make(tmp_path, graph={**graph, "seed": 9}, train=longer)
+    with pytest.raises(InputError, match=r"graph\.seed was 0 and is 9"):
         train_on_ranks(other, resume=True)
     monkeypatch.setenv("RAYGNN_TEST_SPLIT", "12")
     with pytest.raises(RuntimeError, match="on another split of them"):
