@@ -16,7 +16,7 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,6 +137,15 @@ def find(
             return found, rejected
         rejected.append(f"{candidate.name}: {found}")
     return None, rejected
+
+
+def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
+    """Where there are checkpoints and none can be used: nobody is to start over in their place."""
+    return InputError(
+        f"no checkpoint can be used: {'; '.join(rejected)}",
+        where=str(directory),
+        remedy="put a whole one back, or start over with --overwrite",
+    )
 
 
 def newest(directory: Path) -> str:

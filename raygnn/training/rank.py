@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.config.resume import fixed
-from raygnn.errors import InputError, TrainingError
+from raygnn.errors import TrainingError
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.batch import Share
@@ -142,11 +142,7 @@ class Rank:
             for what in rejected:
                 log.warning("passed over the checkpoint %s", what)
             if found is None and rejected:
-                raise InputError(
-                    f"no checkpoint can be used: {'; '.join(rejected)}",
-                    where=str(directory),
-                    remedy="put a whole one back, or start over with --overwrite",
-                )
+                raise checkpoint.unusable(directory, rejected)
             if found is not None:
                 checkpoint.check_contents(found.state)
                 step = found.step

@@ -78,11 +78,7 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
             remedy="go on with what it began with, or start over with another name or --overwrite",
         )
     if found is None and rejected:
-        raise InputError(
-            f"no checkpoint can be used: {'; '.join(rejected)}",
-            where=str(run.checkpoints),
-            remedy="put a whole one back, or start over with --overwrite",
-        )
+        raise checkpoint.unusable(run.checkpoints, rejected)
     if found is None and run.summary.get("status") == "done":
         raise InputError(
             "this run is done, and has no checkpoint to go on from",

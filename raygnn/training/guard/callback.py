@@ -141,8 +141,6 @@ class Guard(pl.Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        # Lightning clips after this, and only then do optimizers look for gradients: those that
-        # are gone move neither parameters nor an optimizer's state, by weight decay neither
         losses, self._losses = self._losses, []
         self._begins = True
         held = (p.grad for group in optimizer.param_groups for p in group["params"])
