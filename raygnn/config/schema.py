@@ -238,6 +238,17 @@ class FaultConfig(Section):
         "comes after the last step.",
     )
     keep: Count = Field(3, description="Checkpoints kept.")
+    save_timeout: Duration = Field(
+        Duration(30.0),
+        description="Longest wait for a last checkpoint when a run is interrupted (Ctrl-C, "
+        "SIGTERM, `ray job stop`); a second Ctrl-C ends the wait.",
+    )
+    storage_timeout: Duration = Field(
+        Duration(60.0),
+        description="Longest wait for storage that is full or away, where a run cannot go on "
+        "without it: where it starts and where it ends. In between, records wait and checkpoints "
+        "are left out.",
+    )
 
 
 class Config(Section):

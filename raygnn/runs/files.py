@@ -6,10 +6,11 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
@@ -17,6 +18,9 @@ from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
 LARGEST_JSON = 64 * 2**20  # bytes
 _SHOWN = 200  # characters of a path that is none
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_APART = 1.0  # seconds between tries
+
+T = TypeVar("T")
 
 
 def storage_path(storage: str | Path) -> Path:
@@ -59,6 +63,22 @@ def storage_errors(path: Path, kind: type[RaygnnError] = TrainingError) -> Itera
             what = f"it cannot be written: {error.strerror or error}"
             remedy = "make it writable for this user, or change storage"
         raise kind(what, where=str(path), remedy=remedy) from error
+
+
+def insist(act: Callable[[], T], seconds: float) -> T:
+    """Do it, again and again for so many seconds while the storage is full or away.
+
+    Raises:
+        OSError: of the last try.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return act()
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(min(_APART, seconds))
 
 
 def write_atomic(path: Path, text: str) -> None:

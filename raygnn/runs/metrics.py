@@ -16,46 +16,73 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
-from raygnn.runs.files import plain, storage_errors
+from raygnn.runs.append import Appender
+from raygnn.runs.files import insist, plain, storage_errors
 
 Record = dict[str, Any]
 
+_MOST_WAITING = 4 * 2**20  # bytes
+
 
 class MetricsWriter:
-    """Writes records, each reaching the file before :meth:`write` returns.
+    """Writes records, each reaching the file before :meth:`write` returns, if there is room.
+
+    What the storage does not take now waits for the next call: a disk that is full for a while
+    costs nothing.
 
     Args:
         path: the file; its directory exists.
         keep: records of an earlier start that stay: those up to this step, so that a run that
             goes on from a checkpoint has each step once. None for none of them.
 
+    Attributes:
+        waiting: why records wait, if they do.
+
     Raises:
-        TrainingError: the file cannot be written.
+        TrainingError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, keep: int | None = None):
         self.path = path
+        self.waiting: OSError | None = None
+        self._file = Appender(path)
         with storage_errors(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            descriptor = self._file.open()
             end = 0 if keep is None else _bytes_until(path, keep)
-            if os.fstat(self._descriptor).st_size > end:
-                os.ftruncate(self._descriptor, end)
+            if os.fstat(descriptor).st_size > end:
+                os.ftruncate(descriptor, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record; scalars of numpy and torch are welcome.
 
         Raises:
-            TrainingError: the file cannot be written (the disk is full, say).
+            TrainingError: too many records wait for a file that cannot be written.
         """
         assert {"step", "epoch", "time"} <= record.keys(), sorted(record)
         line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
-        rest = line.encode()
-        with storage_errors(self.path):
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+        self.waiting = None
+        try:
+            self._file.add(line.encode())
+        except OSError as error:
+            self.waiting = error
+            if len(self._file.waiting) > _MOST_WAITING:
+                with storage_errors(self.path):
+                    raise
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+    def close(self, seconds: float = 0.0) -> None:
+        """Close the file.
+
+        Args:
+            seconds: how long to wait for storage that is full or away.
+
+        Raises:
+            TrainingError: there are records that cannot be written.
+        """
+        try:
+            with storage_errors(self.path):
+                insist(self._file.flush, seconds)
+        finally:
+            self._file.close()
 
     def __enter__(self) -> MetricsWriter:
         return self

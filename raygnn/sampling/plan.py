@@ -60,6 +60,11 @@ class SeedPlan:
     def steps_per_epoch(self) -> int:
         return -(-self.num_seeds // self.global_batch)
 
+    @property
+    def updates_per_epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return -(-self.steps_per_epoch // self.accumulate)
+
     def seeds_in_window(self, step: int) -> int:
         """Seeds of all batches that make one optimizer step together with batch ``step``."""
         size = self.accumulate * self.global_batch
@@ -68,8 +73,7 @@ class SeedPlan:
 
     def batches_until(self, optimizer_steps: int) -> int:
         """Batches, over all epochs, after which so many optimizer steps have been made."""
-        per_epoch = -(-self.steps_per_epoch // self.accumulate)
-        epochs, rest = divmod(optimizer_steps, per_epoch)
+        epochs, rest = divmod(optimizer_steps, self.updates_per_epoch)
         return epochs * self.steps_per_epoch + min(self.steps_per_epoch, rest * self.accumulate)
 
     def batch(self, epoch: int, step: int) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.metrics import LOWER_IS_BETTER
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox, checkpoint
+from raygnn.training.saving import Saver
+
+_LOOK = 0.5  # seconds between looks at the clock and for requests
+_FARTHEST = 1000  # steps
+
+log = logging.getLogger("raygnn")
 
 PARTS = ("sample", "features", "compute", "wait")
 
@@ -54,7 +61,10 @@ class Records(pl.Callback):
         """Write one record (rank 0); ``time`` is added."""
         if self._writer is not None:
             elapsed = round(time.time() - self._started, 3)
+            waited = self._writer.waiting
             self._writer.write({"step": step, "epoch": epoch, "time": elapsed, **values})
+            if self._writer.waiting and not waited:
+                log.warning("records wait for the storage: %s", self._writer.waiting)
 
     def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
         self._mark = self._window_start = time.perf_counter()
@@ -206,59 +216,65 @@ class Evaluation(pl.Callback):
 
 
 class Checkpoints(pl.Callback):
-    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, and
-    after the last step.
+    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, when
+    somebody asks for it, and after the last step.
 
     Args:
+        saver: writes them on rank 0; the trainer's `CheckpointIO`.
         every: steps (int) or seconds (`Duration`).
-        keep: how many are kept.
         last: the optimizer step after which training ends.
-        about: see `checkpoint.save`.
-        check_every: steps between looks at the clock.
     """
 
     def __init__(
         self,
+        saver: Saver,
         directory: Path,
         exchange: Exchange,
         records: Records,
         *,
         every: int | Duration,
-        keep: int,
         last: int,
-        about: Mapping[str, Any],
-        check_every: int,
     ):
+        self._saver = saver
         self._directory = directory
         self._exchange = exchange
         self._records = records
         self._every = every
-        self._keep = keep
-        self._about = about
         self._last = last
-        self._check_every = check_every
-        self._step = -1
+        self._step = self._look_at = -1
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._saved_at = time.monotonic()
-        self._step = trainer.global_step
+        self._step = self._looked_step = trainer.global_step
+        self._saved_at = self._looked_at = time.monotonic()
+        self._look_at = self._step + 1
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         step = trainer.global_step
-        if step != self._step and self._due(step):
+        if step == self._step:  # batches accumulate
+            return
+        self._step = step
+        if self._is_due(step):
             blackbox.note("checkpoint")
-            checkpoint.save(self._directory, trainer, self._keep, self._about)
+            trainer.save_checkpoint(checkpoint.state_at(self._directory, step))
             blackbox.note("between")
             self._saved_at = time.monotonic()
             self._records.resume_clock()
-        self._step = step
 
-    def _due(self, step: int) -> bool:
-        if step == self._last:
+    def _is_due(self, step: int) -> bool:
+        if step == self._last or (isinstance(self._every, int) and step % self._every == 0):
             return True
-        if isinstance(self._every, int):
-            return step % self._every == 0
-        if step % self._check_every:
-            return False
-        due = time.monotonic() - self._saved_at >= self._every.seconds
-        return bool(self._exchange.max(due and self._exchange.world.rank == 0))
+        return step >= self._look_at and self._look(step)
+
+    def _look(self, step: int) -> bool:
+        """Do what rank 0 finds is to be done, and look again about half a second later, by its
+        clock. Collective."""
+        now, due, steps = time.monotonic(), False, 0
+        if self._exchange.world.rank == 0:
+            late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
+            due = late or self._saver.asked
+            each = (now - self._looked_at) / max(1, step - self._looked_step)
+            steps = max(1, min(_FARTHEST, int(_LOOK / max(each, 1e-9))))
+        told = self._exchange.sum(torch.tensor([due, steps], dtype=torch.int64)).tolist()
+        self._looked_at, self._looked_step = now, step
+        self._look_at = step + told[1]
+        return bool(told[0])

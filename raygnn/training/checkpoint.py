@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from raygnn import __version__
 from raygnn.config.resume import changes
@@ -29,7 +30,6 @@ from raygnn.graph.atomic import sync
 from raygnn.runs.files import json_text
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
     from torch import nn
 
 _STATE, _MANIFEST = "state.ckpt", "manifest.json"
@@ -60,40 +60,35 @@ class Checkpoint:
         return self.state.parent.name
 
 
-def save(directory: Path, trainer: pl.Trainer, keep: int, about: Mapping[str, Any]) -> None:
-    """Write the state after the current step. Later ones, which the run has passed over, are put
-    aside (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go. Collective.
+def write(
+    directory: Path, state: Mapping[str, Any], step: int, keep: int, about: Mapping[str, Any]
+) -> None:
+    """Write the state after a step. Later ones, which the run has passed over, are put aside
+    (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go.
 
     Args:
+        state: Lightning's: plain values and tensors.
         about: for the manifest, see `Checkpoint`.
+
+    Raises:
+        OSError: it cannot be written; those that were there are there still.
     """
-    final = state_at(directory, trainer.global_step).parent
+    final = state_at(directory, step).parent
     draft = directory / f".{final.name}.tmp"
-    if trainer.is_global_zero:
-        shutil.rmtree(draft, ignore_errors=True)
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
         draft.mkdir(parents=True)
-    trainer.save_checkpoint(draft / _STATE)
-    if not trainer.is_global_zero:
-        return
-    state = draft / _STATE
-    manifest = {
-        **about,
-        "step": trainer.global_step,
-        "bytes": state.stat().st_size,
-        "sha256": _sha(state),
-        "raygnn": __version__,
-        "time": time.time(),
-    }
-    (draft / _MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
-    sync(state)
-    sync(draft / _MANIFEST)
-    for other in _all(directory):
-        if other.name >= final.name:  # the same step again, too, after a restart
-            aside = directory / f"{_ASIDE}{other.name}"
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(other, aside)
-    os.rename(draft, final)
-    sync(directory)
+        _fill(draft, state, {**about, "step": step})
+        for other in _all(directory):
+            if other.name >= final.name:  # the same step again, too, after a restart
+                aside = directory / f"{_ASIDE}{other.name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(other, aside)
+        os.rename(draft, final)
+        sync(directory)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
     shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
     for old in (*_all(directory)[:-keep], *sorted(directory.glob(f"{_ASIDE}*"))[:-keep]):
         shutil.rmtree(old, ignore_errors=True)
@@ -181,6 +176,51 @@ def check_contents(state: Path) -> None:
 def state_at(directory: Path, step: int) -> Path:
     """The state file of one step's checkpoint."""
     return directory / f"step-{step:010d}" / _STATE
+
+
+class _Hashed(io.RawIOBase):
+    """A file that knows the SHA-256 of what was written to it, whatever became of that.
+
+    torch's writer, which is C++, takes no exceptions: the first one is kept.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.sha = hashlib.sha256()
+        self.bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        self.sha.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+
+def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Write both files of a checkpoint, durably."""
+    import torch
+
+    with open(draft / _STATE, "wb") as file:
+        hashed = _Hashed(file)
+        torch.save(dict(state), cast(IO[bytes], hashed))
+        if hashed.error is not None:
+            raise hashed.error
+    manifest = {
+        **about,
+        "bytes": hashed.bytes,
+        "sha256": hashed.sha.hexdigest(),
+        "raygnn": __version__,
+        "torch": torch.__version__,
+        "time": time.time(),
+    }
+    (draft / _MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
+    sync(draft / _STATE)
+    sync(draft / _MANIFEST)
 
 
 def _all(directory: Path) -> list[Path]:

@@ -33,7 +33,7 @@ from raygnn.runs.store import Mode, RunDir, is_run
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
-from raygnn.training.job import LENGTH, RESULT, STOP, Job
+from raygnn.training.job import LENGTH, RESULT, SAVE, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
 from raygnn.training.resume import check_steps, find_start
@@ -279,7 +279,7 @@ def _fit(
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
     faults.clear(run.path)
-    for name in (RESULT, STOP, LENGTH):
+    for name in (RESULT, STOP, SAVE, LENGTH):
         (run.path / name).unlink(missing_ok=True)
     job = Job(
         config=config,
@@ -294,13 +294,25 @@ def _fit(
     try:
         try:
             parts = watch(config, plan, run, show, launch, tail)
-        except BaseException:
-            launch.stop()
+        except BaseException as error:
+            try:
+                if isinstance(error, (KeyboardInterrupt, OutputLost)):
+                    _save(launch, show)
+            finally:
+                launch.stop()
             raise
         return {**launch.result(), "parts": parts}
     finally:
         with suppress(TrainingError):
             run.update_summary(starts=launch.starts)
+
+
+def _save(launch: Launch, show: Display) -> None:
+    """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no further."""
+    with suppress(OutputLost, KeyboardInterrupt):
+        show.note("interrupted: saving a checkpoint")
+    with suppress(KeyboardInterrupt):
+        launch.save()
 
 
 def _note_failure(run: RunDir, error: Exception) -> None:

@@ -17,6 +17,7 @@ from typing import IO
 from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
+from raygnn.runs.events import EVENTS
 from raygnn.runs.files import json_text, write_atomic
 
 _LONGEST = 4000  # characters of an error's text
@@ -144,7 +145,12 @@ def record_driver(
 def clear(run_dir: Path) -> None:
     """Forget the failures of an earlier command."""
     logs = run_dir / "logs"
-    for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), logs / DRIVER):
+    for path in (
+        *logs.glob(f"rank-*{FAILURE}"),
+        *logs.glob(f"rank-*{BOX}"),
+        logs / DRIVER,
+        logs / EVENTS,
+    ):
         path.unlink(missing_ok=True)
 
 

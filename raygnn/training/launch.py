@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.errors import RaygnnError, TrainingError
+from raygnn.errors import DataError, RaygnnError, TrainingError
 from raygnn.preflight.comm_plan import CommPlan
+from raygnn.runs.diagnose.state import STATE, file_of, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
 from raygnn.training import blackbox, faults
 from raygnn.training.blackbox import memory
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import RESULT, STOP, Job, attempts
+from raygnn.training.job import RESULT, SAVE, STOP, Job, attempts
 from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _LONGEST_STOP = 60.0  # seconds
 _OWN_STOP = 3.0  # seconds
+_POLL = 0.05  # seconds
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # what the text of a cause says of how to mend it
@@ -63,6 +67,22 @@ class Launch:
             (self._job.run_dir / STOP).touch()
         # where Ray goes with us, too, nobody has to wait for its last word
         self._thread.join(_OWN_STOP if self._cluster.local else _LONGEST_STOP)
+
+    def save(self) -> None:
+        """Have the ranks write a checkpoint, if they train; waits for it no longer than the
+        configuration says."""
+        job = self._job
+        if not self.running() or not _trains(job.run_dir / "logs"):
+            return
+        request = job.run_dir / SAVE
+        deadline = time.monotonic() + job.config.fault.save_timeout.seconds
+        with contextlib.suppress(OSError):
+            request.touch()
+            try:
+                while request.exists() and self.running() and time.monotonic() < deadline:
+                    time.sleep(_POLL)
+            finally:
+                request.unlink(missing_ok=True)
 
     @property
     def starts(self) -> int:
@@ -106,6 +126,17 @@ class Launch:
             make_trainer(self._job, self._workers, self._comm, local=self._cluster.local).fit()
         except BaseException as error:
             self._error = error
+
+
+def _trains(logs: Path) -> bool:
+    """Whether the ranks are between their first step and their last."""
+    try:
+        state = read_state(file_of(logs, 0, STATE))
+    except DataError:
+        return False
+    if state is None or state.training.step is None:
+        return False
+    return state.training.phase not in (blackbox.TEST, blackbox.DONE)
 
 
 def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> TorchTrainer:

@@ -6,10 +6,11 @@ All ranks go through the same sequence and the same collectives.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -18,7 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.config.resume import fixed
 from raygnn.errors import TrainingError
-from raygnn.runs.files import json_text, write_atomic
+from raygnn.runs.events import EVENTS, Events
+from raygnn.runs.files import insist, json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
@@ -28,11 +30,14 @@ from raygnn.training import blackbox, checkpoint
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation, Records
 from raygnn.training.guard import Guard
-from raygnn.training.job import LENGTH, Job
+from raygnn.training.job import LENGTH, SAVE, Job
 from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.reduction import Reduction
+from raygnn.training.saving import Saver
+
+T = TypeVar("T")
 
 log = logging.getLogger("raygnn")
 
@@ -63,6 +68,8 @@ class Rank:
         torch.set_num_threads(self.config.cluster.cpus_per_worker)
         self.ranks = Ranks.join(job.config, runtime.world, runtime.device)
         self.control = self.ranks.control
+        self.directory = job.run_dir / "checkpoints"
+        self.events = Events(job.run_dir / "logs" / EVENTS)
 
     def run(self) -> dict[str, Any]:
         """Train, then test; returns the summary's figures (the same on all ranks)."""
@@ -71,9 +78,10 @@ class Rank:
         task = plane.task()
         maker = plane.batches(task)
         loader = self._loader(maker)
+        steps_per_epoch = maker.plan.updates_per_epoch
         if self.ranks.first:
-            steps = -(-maker.plan.steps_per_epoch // config.train.accumulate)
-            write_atomic(job.run_dir / LENGTH, json_text({"steps_per_epoch": steps}))
+            length = json_text({"steps_per_epoch": steps_per_epoch})
+            self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
         writer = self._writer(step)
@@ -82,11 +90,12 @@ class Rank:
         )
         guard = Guard(self.control, config.guard)
         evaluation = self._evaluation(evaluate, records, loader)
-        checkpoints = self._checkpoints(records, maker)
+        saver = self._saver(maker)
+        checkpoints = self._checkpoints(saver, records, steps_per_epoch)
         has_val = plane.count("val") > 0
         callbacks = [Phases(), Reduction(self.ranks), records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, checkpoints, Waiting()])
+        trainer = self._trainer([*callbacks, checkpoints, Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         try:
@@ -98,6 +107,7 @@ class Rank:
             cause = loader.failure  # of which the others ended, and so this rank
         finally:
             loader.close()
+            saver.wait(config.fault.storage_timeout.seconds)
         if cause is not None:
             raise cause
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
@@ -113,7 +123,7 @@ class Rank:
         if config.train.select == "best":
             evaluation.restore_best(task)
         if self.ranks.first:
-            checkpoint.save_weights(job.run_dir / "checkpoints", task.model)
+            self._insist(lambda: checkpoint.save_weights(self.directory, task.model))
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
@@ -123,9 +133,17 @@ class Rank:
         # those of the validation split are another epoch's, if the best weights were put back
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
+        if writer is not None:
+            writer.close(config.fault.storage_timeout.seconds)
+        self.events.flush()
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
-        return {**result, "skipped": skipped}
+        counts = {"saved": saver.saved, "failed": saver.failed}
+        return {**result, "skipped": skipped, "checkpoints": counts}
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """What the run cannot do without: the storage may be full or away for a while."""
+        return insist(act, self.config.fault.storage_timeout.seconds)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
         """The state to go on from, and its step: rank 0 chooses, so that all take the same.
@@ -134,11 +152,11 @@ class Rank:
             InputError: there are checkpoints, and none can be used: nobody is to start over where
                 they would be replaced.
         """
-        directory = self.job.run_dir / "checkpoints"
+        directory = self.directory
         step = -1
         if self.ranks.first:
             checkpoint.sweep(directory)
-            found, rejected = checkpoint.find(directory, self.config, data)
+            found, rejected = self._insist(lambda: checkpoint.find(directory, self.config, data))
             for what in rejected:
                 log.warning("passed over the checkpoint %s", what)
             if found is None and rejected:
@@ -169,7 +187,7 @@ class Rank:
         )
 
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
-        blackbox.note("evaluate" if split == "val" else "test")
+        blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self._average_buffers(task)
         return plane.evaluate(task, split)
 
@@ -195,16 +213,12 @@ class Rank:
             max_steps=train.max_steps,
         )
 
-    def _checkpoints(self, records: Records, maker: Maker[Share]) -> Checkpoints:
-        fault, train, plan = self.config.fault, self.config.train, maker.plan
-        last = train.epochs * -(-plan.steps_per_epoch // train.accumulate)
-        return Checkpoints(
-            self.job.run_dir / "checkpoints",
-            self.control,
-            records,
-            every=fault.checkpoint_every,
+    def _saver(self, maker: Maker[Share]) -> Saver:
+        fault = self.config.fault
+        return Saver(
+            self.directory,
+            self.job.run_dir / SAVE,
             keep=fault.keep,
-            last=min(last, train.max_steps or last),
             about={
                 "config": fixed(self.config.to_dict()),
                 "data": maker.identity,
@@ -212,7 +226,20 @@ class Rank:
                 "batch_size": self.config.sampling.batch_size,
                 "workers": self.ranks.world.size,
             },
-            check_every=min(10, self.config.train.log_every),
+            events=self.events,
+            patience=fault.storage_timeout.seconds,
+        )
+
+    def _checkpoints(self, saver: Saver, records: Records, steps_per_epoch: int) -> Checkpoints:
+        train = self.config.train
+        last = train.epochs * steps_per_epoch
+        return Checkpoints(
+            saver,
+            self.directory,
+            self.control,
+            records,
+            every=self.config.fault.checkpoint_every,
+            last=min(last, train.max_steps or last),
         )
 
     def _ddp(self) -> dict[str, Any]:
@@ -242,7 +269,7 @@ class Rank:
             },
         }
 
-    def _trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:
+    def _trainer(self, callbacks: list[pl.Callback], saver: Saver) -> pl.Trainer:
         config = self.config
         strategy = self.runtime.strategy(**self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -250,7 +277,7 @@ class Rank:
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
             devices="auto" if self.runtime.device.type == "cuda" else 1,
             strategy=strategy,
-            plugins=[self.runtime.environment],
+            plugins=[self.runtime.environment, saver],
             precision=self.precision.autocast,
             max_epochs=config.train.epochs,
             max_steps=config.train.max_steps or -1,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.runs.display import Display
+from raygnn.runs.events import EVENTS
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
@@ -17,6 +20,8 @@ from raygnn.training.plan import Plan
 from raygnn.training.startup import Startup
 
 _POLL = 0.2  # seconds between looks at the records
+_APART = 5.0  # seconds between looks at the storage
+_LITTLE = 64 * 2**10  # bytes
 
 
 def watch(
@@ -33,6 +38,8 @@ def watch(
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     told, starts = 0.0, max(1, launch.starts)
+    events = MetricsTail(run.path / "logs" / EVENTS)
+    storage = _Storage(run.path, show)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
@@ -41,12 +48,41 @@ def watch(
             if not running:
                 break
             told = _tell_failures(show, run, told)
+            for event in events.poll():
+                show.note(str(event.get("text")))
+            storage.look()
             if launch.starts > starts:
                 starts = launch.starts
                 _tell_start(show, run, starts, config.fault.max_failures + 1)
             time.sleep(_POLL)
             records = tail.poll()
     return parts
+
+
+class _Storage:
+    """Says that there is no room, which ranks can write nowhere."""
+
+    def __init__(self, path: Path, show: Display):
+        self._path = path
+        self._show = show
+        self._next = 0.0
+        self._full = False
+
+    def look(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _APART
+        try:
+            free = shutil.disk_usage(self._path).free
+        except OSError:
+            return
+        full = free < _LITTLE
+        if full and not self._full:
+            self._show.note(
+                f"the storage of {self._path} is full: training goes on, and records and "
+                "checkpoints wait for room"
+            )
+        self._full = full
 
 
 def _tell_failures(show: Display, run: RunDir, since: float) -> float:

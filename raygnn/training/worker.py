@@ -135,7 +135,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     import ray.train.lightning
     import ray.train.torch
 
-    from raygnn.runs.files import json_text, write_atomic
+    from raygnn.runs.files import insist, json_text, write_atomic
     from raygnn.sampling.exchange import World
     from raygnn.training.rank import Rank, Runtime
 
@@ -153,7 +153,8 @@ def _run(job: Job, rank: int, size: int) -> None:
     blackbox.note("setup")
     result = Rank(job, runtime).run()
     if rank == 0:
-        write_atomic(job.run_dir / RESULT, json_text(result))
+        patience = job.config.fault.storage_timeout.seconds
+        insist(lambda: write_atomic(job.run_dir / RESULT, json_text(result)), patience)
 
 
 def _await_partition(directory: AnyPath, timeout: float) -> None:

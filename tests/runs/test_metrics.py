@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -155,5 +156,44 @@ def test_no_file_is_no_records(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_says_so() -> None:
     writer = MetricsWriter(Path("/dev/full"))
-    with writer, pytest.raises(TrainingError, match="full"):
-        writer.write(record(1))
+    writer.write(record(1))
+    assert writer.waiting is not None
+    with pytest.raises(TrainingError, match="full"):
+        writer.close()
+
+
+def test_records_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up in the middle of a record, and is full for a while."""
+    path = tmp_path / "metrics.jsonl"
+    room = [20]
+    write = os.write
+
+    def limited(file: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = write(file, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", limited)
+    writer = MetricsWriter(path)
+    for step in (1, 2, 3):
+        writer.write(record(step))
+    assert writer.waiting is not None
+    room[0] = 10**6
+    writer.write(record(4))
+    assert writer.waiting is None
+    writer.close()
+    assert [entry["step"] for entry in read_metrics(path)] == [1, 2, 3, 4]
+
+
+def test_there_is_a_limit_to_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raygnn.runs.metrics._MOST_WAITING", 1000)
+    writer = MetricsWriter(Path("/dev/full"))
+
+    def fill() -> None:
+        for step in range(100):
+            writer.write(record(step))
+
+    with pytest.raises(TrainingError, match="full"):
+        fill()

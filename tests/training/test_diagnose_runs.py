@@ -110,6 +110,7 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
             staging={"path": str(tmp_path / "stage")},
             cluster={"allow": ["disk_space"], "probe_timeout": "1m"},
             model={"kind": MODEL, "args": {"how": "storage", "run": str(small_disk / "test")}},
+            fault={"max_failures": 0, "storage_timeout": "1s"},
         )
     )
     found = fail(config)

@@ -174,18 +174,6 @@ def test_what_may_change(change: dict[str, Any]) -> None:
 # ── what can be trusted ──────────────────────────────────────────────────────────────────────
 
 
-class _Trainer:
-    """As much of one as a checkpoint needs."""
-
-    is_global_zero = True
-
-    def __init__(self, step: int):
-        self.global_step = step
-
-    def save_checkpoint(self, path: Path) -> None:
-        torch.save({"step": self.global_step, "weights": torch.arange(50.0)}, path)
-
-
 OURS, OTHER = (load_config(job(Path("runs"), model={"hidden": n})) for n in (16, 8))
 
 
@@ -197,7 +185,7 @@ def save(directory: Path, step: int, config: Config = OURS, data: str = "d", kee
         "batch_size": 64,
         "workers": 2,
     }
-    checkpoint.save(directory, _Trainer(step), keep, about)  # type: ignore[arg-type]
+    checkpoint.write(directory, {"step": step, "weights": torch.arange(50.0)}, step, keep, about)
 
 
 def found(directory: Path) -> int | None:

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.runs.diagnose.state import CRASH, STATE
-from raygnn.training.blackbox.recorder import Recorder
+from raygnn.training.blackbox.recorder import DONE, Recorder
+
+TEST = "test"  # the phase after training
+
+__all__ = ["DONE", "TEST", "Recorder", "note", "remember", "start", "tidy"]
 
 _current: Recorder | None = None
 

@@ -1,0 +1,41 @@
+"""``logs/events.jsonl``: what happens to a run besides its records, for whoever watches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from pathlib import Path
+
+from raygnn.runs.append import Appender
+from raygnn.runs.files import plain
+
+EVENTS = "events.jsonl"
+_MOST_WAITING = 2**20  # bytes
+
+
+class Events:
+    """Writes events; what the storage does not take now is tried again with the next one.
+
+    Threads may share one.
+
+    Args:
+        path: the file; its directory exists.
+    """
+
+    def __init__(self, path: Path):
+        self._file = Appender(path)
+        self._lock = threading.Lock()
+
+    def tell(self, text: str, **facts: object) -> None:
+        """Add an event: its text, the time, and facts of plain JSON types."""
+        event = {"time": round(time.time(), 3), "text": text, **facts}
+        with self._lock, contextlib.suppress(OSError):
+            full = len(self._file.waiting) > _MOST_WAITING
+            self._file.add(b"" if full else json.dumps(plain(event)).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Try again to write what could not be written."""
+        with self._lock, contextlib.suppress(OSError):
+            self._file.flush()

@@ -1,0 +1,202 @@
+"""Checkpoints are written beside training, on request, and are left out where there is no room."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raygnn.config.load import load_config
+from raygnn.config.resume import fixed
+from raygnn.runs.events import EVENTS, Events
+from raygnn.training import callbacks, checkpoint
+from raygnn.training.guard import Guard
+from raygnn.training.job import SAVE
+from raygnn.training.saving import Saver
+from tests.training.conftest import JobFactory, job, train_on_ranks
+
+CONFIG = load_config(job(Path("runs")))
+ABOUT = {
+    "config": fixed(CONFIG.to_dict()),
+    "data": "d",
+    "global_batch": 128,
+    "batch_size": 64,
+    "workers": 2,
+}
+
+
+def saver(directory: Path, *, keep: int = 9, patience: float = 30.0) -> Saver:
+    events = Events(directory / EVENTS)
+    return Saver(
+        directory, directory / SAVE, keep=keep, about=ABOUT, events=events, patience=patience
+    )
+
+
+def state(step: int, weights: torch.Tensor | None = None) -> dict[str, Any]:
+    return {
+        "global_step": step,
+        "state_dict": {"w": torch.zeros(3) if weights is None else weights},
+    }
+
+
+def told(directory: Path) -> list[str]:
+    path = directory / EVENTS
+    return [json.loads(s)["text"] for s in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextlib.contextmanager
+def mounted(path: Path, options: str) -> Iterator[Path]:
+    """A file system of its own."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(directory: Path) -> Path:
+    """Leave no room."""
+    path = directory / "filler"
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"0" * 4096):
+            pass
+    return path
+
+
+def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on, and moves the weights, before they are written."""
+    go, write = threading.Event(), checkpoint.write
+
+    def held(*args: Any) -> None:
+        assert go.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "write", held)
+    weights, saving = torch.arange(4.0), saver(tmp_path)
+    saving.save_checkpoint(state(1, weights), tmp_path)
+    weights.add_(1)
+    assert checkpoint.newest(tmp_path) == ""
+    go.set()
+    assert saving.wait(30)
+    found, _ = checkpoint.find(tmp_path, CONFIG)
+    assert found is not None
+    assert torch.load(found.state)["state_dict"]["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_storage_that_hangs_does_not_hold_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, write = threading.Event(), checkpoint.write
+
+    def held(*args: Any) -> None:
+        assert go.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "write", held)
+    saving = saver(tmp_path, patience=0.1)
+    for step in (1, 2):
+        saving.save_checkpoint(state(step), tmp_path)
+    assert (saving.saved, saving.failed) == (0, 1)
+    go.set()
+    assert saving.wait(30)
+    saving.save_checkpoint(state(3), tmp_path)
+    assert saving.wait(30)
+    assert [p.name[-1] for p in sorted(tmp_path.glob("step-*"))] == ["1", "3"]
+    (said,) = told(tmp_path)
+    assert said.startswith("the checkpoint of step 2 was not written: the last one takes more")
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_no_room(how: str, tmp_path: Path) -> None:
+    """Nothing half-written, nothing lost of what was there, and the next one is tried."""
+    with mounted(tmp_path / "small", "size=1m") as disk:
+        large = torch.zeros(100_000)
+        saving = saver(disk, keep=1)
+        saving.save_checkpoint(state(1, large), disk)
+        assert saving.wait(30)
+        filler = fill(disk) if how == "full" else None
+        if filler is None:
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        saving.save_checkpoint(state(2, large), disk)
+        assert saving.wait(30)
+        assert (saving.saved, saving.failed) == (1, 1)
+        assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000001"]
+        found, rejected = checkpoint.find(disk, CONFIG)
+        assert found is not None
+        assert (found.step, rejected) == (1, [])
+        if filler is None:
+            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        else:
+            filler.unlink()
+        saving.save_checkpoint(state(3, large), disk)
+        assert saving.wait(30)
+        assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000003"]
+        Events.flush(saving._events)
+        reason = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
+        (said,) = told(disk)
+        assert said == (
+            f"the checkpoint of step 2 was not written: {reason}; training goes on, and a failure "
+            "now would take it back to step-0000000001"
+        )
+
+
+def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_job(fault={"checkpoint_every": "1h", "keep": 9})
+    begin = Guard.on_train_batch_start
+
+    def ask(self: Guard, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == 3 and trainer.global_rank == 0:
+            (config.run_dir / SAVE).touch()
+        begin(self, trainer, *args)
+
+    monkeypatch.setattr(Guard, "on_train_batch_start", ask)
+    monkeypatch.setattr(callbacks, "_LOOK", 0.0)  # after each step
+    run = train_on_ranks(config)
+    assert [p.name[-1] for p in sorted(run.path.glob("checkpoints/step-*"))] == ["4", "8"]
+    assert not (run.path / SAVE).exists()
+    assert run.summary["checkpoints"] == {"saved": 2, "failed": 0}
+
+
+def test_a_disk_that_is_full_for_a_while(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "train": {"epochs": 3},
+        "fault": {"checkpoint_every": 1, "keep": 99},
+        "staging": {"path": str(tmp_path / "stage")},
+        "partition": {"path": str(tmp_path / "parts")},
+    }
+    whole = train_on_ranks(make_job(**options))
+    begin = Guard.on_train_batch_start
+
+    with mounted(tmp_path / "small", "size=4m") as disk:
+
+        def disturb(self: Guard, trainer: Any, *args: Any) -> None:
+            if trainer.global_rank == 0 and trainer.global_step == 3:
+                fill(disk)
+            if trainer.global_rank == 0 and trainer.global_step == 8:
+                (disk / "filler").unlink(missing_ok=True)
+            begin(self, trainer, *args)
+
+        monkeypatch.setattr(Guard, "on_train_batch_start", disturb)
+        run = train_on_ranks(load_config(job(disk, **options)))
+        new, old = (r.metrics.set_index("step")["train/loss"].dropna() for r in (run, whole))
+        assert new.to_dict() == old.to_dict()
+        assert run.summary["metrics"] == whole.summary["metrics"]
+        counts = run.summary["checkpoints"]
+        assert 3 <= counts["failed"] <= 5
+        assert counts["failed"] + counts["saved"] == 12
+        steps = {int(p.name[-2:]) for p in run.path.glob("checkpoints/step-*")}
+        assert {1, 2, 12} <= steps
+        assert len(steps) == counts["saved"]
+        assert "No space left on device" in told(run.path / "logs")[0]
