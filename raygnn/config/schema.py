@@ -238,6 +238,12 @@ class FaultConfig(Section):
         "comes after the last step.",
     )
     keep: Count = Field(3, description="Checkpoints kept.")
+    straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+        1.5,
+        description="A rank is named as slow that, on its own, is busy for so many times the "
+        "median of the other ranks, in three windows of `train.log_every` steps in a row; null = "
+        "never.",
+    )
     save_timeout: Duration = Field(
         Duration(30.0),
         description="Longest wait for a last checkpoint when a run is interrupted (Ctrl-C, "

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, cast
 
 from rich import box
@@ -30,6 +31,7 @@ _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": 
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
 _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
+_OFTEN = 0.2  # of a training's windows
 
 
 class Display:
@@ -139,6 +141,8 @@ class Display:
             rows["seeds/s"] = f"{summary['seeds_per_second']:,.0f}"
         if summary.get("seconds"):
             rows["seconds"] = _split(summary["seconds"])
+        if slow := _slow(summary.get("ranks") or []):
+            rows["held up by"] = slow
         rows["run directory"] = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({str(path)!r}).metrics in Python"
@@ -211,6 +215,16 @@ def _sorted_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, float]]:
     order = {"test": 0, "val": 1}
     numbers = [(name, value) for name, value in metrics.items() if isinstance(value, (int, float))]
     return sorted(numbers, key=lambda item: order.get(item[0].split("/")[0], 2))
+
+
+def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """The ranks that were slow for a good part of the time, if there are any."""
+    said = []
+    for slow in (rank for rank in ranks if rank["slow"] >= _OFTEN):
+        name = f"rank {slow['rank']}" + (f" on {slow['host']}" if slow.get("host") else "")
+        others = median(rank["busy"] for rank in ranks if rank is not slow)
+        said.append(f"{name}: busy for {slow['busy']:.3f} s a batch, the others for {others:.3f} s")
+    return "; ".join(said)
 
 
 def _split(seconds: Mapping[str, float]) -> str:

@@ -1,8 +1,7 @@
-"""What happens around the steps: records, evaluation, checkpoints."""
+"""What happens around the steps: evaluation, checkpoints."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -14,117 +13,16 @@ import torch
 from torch import Tensor
 
 from raygnn.config.duration import Duration
-from raygnn.runs.metrics import MetricsWriter
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.metrics import LOWER_IS_BETTER
-from raygnn.tasks.task import Task
 from raygnn.training import blackbox, checkpoint
+from raygnn.training.records import Records
 from raygnn.training.saving import Saver
 
 _LOOK = 0.5  # seconds between looks at the clock and for requests
 _FARTHEST = 1000  # steps
-
-log = logging.getLogger("raygnn")
-
-PARTS = ("sample", "features", "compute", "wait")
-
-
-class Records(pl.Callback):
-    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last.
-
-    Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
-    mean seconds of a step and rank: ``sample`` and ``features`` happen in the prefetch thread,
-    ``compute`` is forward, backward, gradient exchange and optimizer, ``wait`` is from the end of
-    a step to the start of the next one.
-
-    Args:
-        writer: rank 0's; None elsewhere.
-        started: when the command began, seconds since the epoch.
-    """
-
-    def __init__(
-        self, exchange: Exchange, writer: MetricsWriter | None, *, log_every: int, started: float
-    ):
-        self._exchange = exchange
-        self._writer = writer
-        self._log_every = log_every
-        self._started = started
-        self._logged = -1
-        self._mark = self._window_start = time.perf_counter()
-        self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
-        self.seeds = 0
-        self.first_step: float | None = None
-
-    def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write one record (rank 0); ``time`` is added."""
-        if self._writer is not None:
-            elapsed = round(time.time() - self._started, 3)
-            waited = self._writer.waiting
-            self._writer.write({"step": step, "epoch": epoch, "time": elapsed, **values})
-            if self._writer.waiting and not waited:
-                log.warning("records wait for the storage: %s", self._writer.waiting)
-
-    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
-        self._mark = self._window_start = time.perf_counter()
-        self._logged = trainer.global_step
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: Task, batch: Share, batch_idx: int
-    ) -> None:
-        now = time.perf_counter()
-        module.window.spend("wait", now - self._mark)
-        self._mark = now
-
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        module: Task,
-        outputs: Any,
-        batch: Share,
-        batch_idx: int,
-    ) -> None:
-        now = time.perf_counter()
-        module.window.spend("compute", now - self._mark)
-        self._mark = now
-        step = trainer.global_step
-        if step != self._logged and (self.first_step is None or step % self._log_every == 0):
-            self._flush(trainer, module)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
-        if trainer.global_step != self._logged and module.window.steps:
-            self._flush(trainer, module)
-
-    def resume_clock(self) -> None:
-        """Leave out what happened since the last step (an evaluation, a checkpoint)."""
-        now = time.perf_counter()
-        self._window_start += now - self._mark
-        self._mark = now
-
-    def _flush(self, trainer: pl.Trainer, module: Task) -> None:
-        now = time.perf_counter()
-        window = module.window
-        local = [window.loss, *(window.seconds.get(name, 0.0) for name in PARTS)]
-        loss, *seconds = self._exchange.sum(torch.tensor(local, dtype=torch.float64)).tolist()
-        size = self._exchange.world.size
-        for name, value in zip(PARTS, seconds):
-            self.totals[name] += value / size
-        self.seeds += window.seeds
-        values = {
-            "train/loss": loss / window.steps,
-            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
-            "seeds_per_second": window.seeds / max(now - self._window_start, 1e-9),
-        }
-        values |= {
-            f"seconds/{name}": value / size / window.steps for name, value in zip(PARTS, seconds)
-        }
-        self.write(trainer.global_step, trainer.current_epoch, values)
-        if self.first_step is None:
-            self.first_step = time.time() - self._started
-        self._logged = trainer.global_step
-        window.reset()
-        self._window_start = self._mark = time.perf_counter()
 
 
 class Evaluation(pl.Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,15 @@ STOP = ".stop"  # in the run directory: the driver wants the ranks to end
 SAVE = ".save"  # in the run directory: somebody wants a checkpoint now; gone when it is written
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
+
+
+def host_of(logs: Path, rank: int) -> str | None:
+    """Where a rank runs, or ran last, as the backend noted it; None where it did not."""
+    try:
+        last = (logs / f"comm-rank-{rank}.jsonl").read_text().splitlines()[-1]
+        return str(json.loads(last)["host"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def attempts(run_dir: Path) -> int:

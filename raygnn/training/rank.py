@@ -28,14 +28,16 @@ from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox, checkpoint
 from raygnn.training.blackbox.phases import Phases, Waiting
-from raygnn.training.callbacks import Checkpoints, Evaluation, Records
+from raygnn.training.callbacks import Checkpoints, Evaluation
 from raygnn.training.guard import Guard
-from raygnn.training.job import LENGTH, SAVE, Job
+from raygnn.training.job import LENGTH, SAVE, Job, host_of
 from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.records import Records
 from raygnn.training.reduction import Reduction
 from raygnn.training.saving import Saver
+from raygnn.training.stragglers import Stragglers
 
 T = TypeVar("T")
 
@@ -85,8 +87,13 @@ class Rank:
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
         writer = self._writer(step)
+        stragglers = self._stragglers()
         records = Records(
-            self.control, writer, log_every=config.train.log_every, started=job.started
+            self.control,
+            writer,
+            stragglers,
+            log_every=config.train.log_every,
+            started=job.started,
         )
         guard = Guard(self.control, config.guard)
         evaluation = self._evaluation(evaluate, records, loader)
@@ -139,7 +146,17 @@ class Rank:
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         counts = {"saved": saver.saved, "failed": saver.failed}
-        return {**result, "skipped": skipped, "checkpoints": counts}
+        return {
+            **result,
+            "skipped": skipped,
+            "checkpoints": counts,
+            "ranks": stragglers.summary(),
+        }
+
+    def _stragglers(self) -> Stragglers:
+        logs = self.job.run_dir / "logs"
+        tell = self.events.tell if self.ranks.first else lambda text: None
+        return Stragglers(self.config.fault.straggler, tell, partial(host_of, logs))
 
     def _insist(self, act: Callable[[], T]) -> T:
         """What the run cannot do without: the storage may be full or away for a while."""
@@ -300,7 +317,7 @@ class Rank:
         traffic: Traffic,
         metrics: dict[str, float],
     ) -> dict[str, Any]:
-        busy = records.totals["compute"] + records.totals["wait"]
+        busy = sum(records.totals[name] for name in ("compute", "communicate", "wait"))
         counts = torch.tensor([traffic.rows, traffic.hits, self.ranks.data.sent_bytes])
         remote, hits, sent = self.control.sum(counts).tolist()
         # a run that goes on from its last step makes none

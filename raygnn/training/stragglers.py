@@ -1,0 +1,154 @@
+"""Ranks that hold up the others: who, how much, since when. Pure; rank 0 tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+_WINDOWS = 3  # in a row, until something is said
+_STARVES = 0.2  # of a batch's time that a rank waits for its loader
+_LEAST = 5e-3  # seconds of a batch: what is shorter is noise
+_LATE = 5.0  # seconds that a rank's first batch may come after the others'
+
+
+@dataclass
+class _Streak:
+    """A condition of one rank that has to last until it is told, once."""
+
+    since: int = 0
+    windows: int = 0
+    told: bool = False
+
+    def is_news(self, holds: bool, step: int) -> bool:
+        if not holds:
+            self.windows, self.told = 0, False
+            return False
+        if not self.windows:
+            self.since = step
+        self.windows += 1
+        news = self.windows >= _WINDOWS and not self.told
+        self.told |= news
+        return news
+
+
+@dataclass
+class Stragglers:
+    """Watches the times of all ranks, window after window.
+
+    In step with each other as they are, all ranks take the same time for a step; what tells them
+    apart is how long each was busy on its own before it waited for the others.
+
+    Args:
+        factor: a rank is slow that is busy for so many times the median of the other ranks; None
+            to say nothing.
+        tell: takes a sentence for the user.
+        host: rank → where it runs, as far as that is known.
+    """
+
+    factor: float | None
+    tell: Callable[[str], None]
+    host: Callable[[int], str | None] = lambda rank: None
+    _first: bool = True
+    _windows: int = 0
+    _busy: list[float] = field(default_factory=list)  # seconds of a batch, summed over windows
+    _waited: list[float] = field(default_factory=list)
+    _slow_windows: list[int] = field(default_factory=list)
+    _slow: list[_Streak] = field(default_factory=list)
+    _starved: list[_Streak] = field(default_factory=list)
+
+    def add(self, step: int, seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Take in a window that ended with this optimizer step.
+
+        Args:
+            seconds: ``compute``, ``communicate`` and ``wait`` → of a batch, of each rank.
+
+        Returns:
+            What belongs into the record of the window.
+        """
+        waits = seconds["wait"]
+        if self._first:  # what the first batch took is no matter of speed
+            self._first = False
+            self._start(waits)
+            waits = [0.0] * len(waits)
+        busy = [compute + wait for compute, wait in zip(seconds["compute"], waits)]
+        totals = [b + c for b, c in zip(busy, seconds["communicate"])]
+        self._windows += 1
+        for rank, own in enumerate(busy):
+            self._busy[rank] += own
+            self._waited[rank] += waits[rank]
+            self._see_slow(rank, step, busy)
+        self._see_starved(step, [w / (t or 1.0) for w, t in zip(waits, totals)], waits)
+        slowest = max(range(len(busy)), key=busy.__getitem__)
+        return {
+            "ranks/slowest": slowest,
+            "ranks/slowest_seconds": busy[slowest],
+            "ranks/median_seconds": median(busy),
+        }
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Each rank's mean ``busy`` and ``wait`` (seconds of a batch), ``host``, and the share of
+        the windows in which it was slow."""
+        count = max(1, self._windows)
+        return [
+            {
+                "rank": rank,
+                "host": self.host(rank),
+                "busy": busy / count,
+                "wait": waited / count,
+                "slow": slow / count,
+            }
+            for rank, (busy, waited, slow) in enumerate(
+                zip(self._busy, self._waited, self._slow_windows)
+            )
+        ]
+
+    def _start(self, waits: Sequence[float]) -> None:
+        ranks = range(len(waits))
+        self._busy, self._waited = [0.0 for _ in ranks], [0.0 for _ in ranks]
+        self._slow_windows = [0 for _ in ranks]
+        self._slow, self._starved = [_Streak() for _ in ranks], [_Streak() for _ in ranks]
+        latest = max(ranks, key=waits.__getitem__)
+        late = waits[latest] - median(_others(waits, latest))
+        if self.factor is not None and late > _LATE:
+            self.tell(
+                f"{self._name(latest)} was ready for its first batch {late:.1f} s after the others"
+            )
+
+    def _see_slow(self, rank: int, step: int, busy: Sequence[float]) -> None:
+        usual = median(_others(busy, rank))
+        more = busy[rank] - usual
+        slow = self.factor is not None and more > _LEAST and busy[rank] > self.factor * usual
+        self._slow_windows[rank] += slow
+        if self._slow[rank].is_news(slow, step):
+            self.tell(
+                f"{self._name(rank)} holds up the others: it is busy for {busy[rank]:.3f} s a "
+                f"batch, they for {usual:.3f} s (median), since step {self._slow[rank].since:,}"
+            )
+
+    def _see_starved(self, step: int, shares: Sequence[float], waits: Sequence[float]) -> None:
+        news = []
+        for rank, share in enumerate(shares):
+            starves = self.factor is not None and share > _STARVES and waits[rank] > _LEAST
+            if self._starved[rank].is_news(starves, step):
+                news.append(rank)
+        if not news:
+            return
+        worst = max(news, key=shares.__getitem__)
+        who = (
+            self._name(worst) if len(news) == 1 else f"{len(news)} ranks, {self._name(worst)} most,"
+        )
+        self.tell(
+            f"{who} {'waits' if len(news) == 1 else 'wait'} for the next batch "
+            f"{shares[worst]:.0%} of the time, since step {self._starved[worst].since:,}: a higher "
+            "sampling.prefetch, smaller fanouts or a larger sampling.cache may help"
+        )
+
+    def _name(self, rank: int) -> str:
+        host = self.host(rank)
+        return f"rank {rank} on {host}" if host else f"rank {rank}"
+
+
+def _others(values: Sequence[float], rank: int) -> list[float]:
+    return [value for other, value in enumerate(values) if other != rank]
