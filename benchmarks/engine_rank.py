@@ -49,6 +49,7 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
         ntype=settings["ntype"],
         replicated=settings["replicated"],
         started=time.time(),
+        global_batch=config.sampling.batch_size * size,
     )
     begin = time.perf_counter()
     ranks = Ranks.join(config, world, torch.device("cpu"))

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,9 @@ def test_other_numbers_of_workers_make_the_same_batches(
 
     def noting(self: Guard, trainer: Any, module: Any, batch: Any, number: int) -> None:
         rank = trainer.global_rank
-        seeds = batch.y[batch.weight > 0]
+        seeds = batch.seeds[batch.weight > 0].tolist()
         with open(seen / f"{rank}.jsonl", "a") as file:
-            entry = [batch.epoch, batch.step, trainer.world_size, len(seeds), batch.total]
+            entry = [batch.epoch, batch.step, trainer.world_size, seeds, batch.total]
             file.write(json.dumps(entry) + "\n")
         begin(self, trainer, module, batch, number)
 
@@ -89,6 +89,7 @@ def test_other_numbers_of_workers_make_the_same_batches(
         "sampling": {"fanout": [-1, -1], "batch_size": 150},
         "train": {"epochs": 4, "lr": 0.03},
         "fault": {"checkpoint_every": 1, "keep": 20},
+        "partition": {"parts": 3},
     }
     stops = ((1, 2), (2, 5), (3, 8), (1, None))  # workers, optimizer steps
     for number, (workers, stop) in enumerate(stops):
@@ -102,12 +103,15 @@ def test_other_numbers_of_workers_make_the_same_batches(
     whole = train_on_ranks(make_job(name="whole", **options, cluster={"workers": 1}))
     assert {world for _, _, world, _, _ in entries} == {1, 2, 3}
     steps = Counter({(e, s): t for e, s, _, _, t in entries})
-    trained: Counter[tuple[int, int]] = Counter()
+    trained: dict[tuple[int, int], list[int]] = defaultdict(list)
     for epoch, step, _, seeds, _ in entries:
         trained[epoch, step] += seeds
-    assert trained == steps
-    per_epoch = {e: sum(n for (own, _), n in trained.items() if own == e) for e in range(4)}
-    assert set(per_epoch.values()) == {400}
+    assert {when: len(seeds) for when, seeds in trained.items()} == steps
+    epochs = [
+        [n for (own, _), seeds in trained.items() if own == e for n in seeds] for e in range(4)
+    ]
+    assert all(len(seeds) == len(set(seeds)) == 400 for seeds in epochs)  # each once
+    assert all(set(seeds) == set(epochs[0]) for seeds in epochs)
     new, old = (run.metrics.set_index("step")["train/loss"].dropna() for run in (part, whole))
     assert new.index.to_list() == old.index.to_list()
     assert np.allclose(new, old, atol=1e-4)

@@ -14,6 +14,7 @@ import torch
 import raygnn
 from raygnn.errors import ConfigError, DataError, InputError, PreflightError, TrainingError
 from raygnn.graph.dgl import dgl
+from raygnn.runs.events import EVENTS
 from raygnn.runs.run import Run
 from tests.graphs import random_graph
 from tests.training.conftest import JobFactory
@@ -39,9 +40,8 @@ def test_run_directory(make_job: JobFactory) -> None:
     ]  # fmt: skip
     assert raygnn.load_config(run.config).to_dict() == config.to_dict()
     assert json.loads((run.path / "preflight.json").read_text())["ok"]
-    assert sorted(p.name for p in (run.path / "logs").iterdir()) == [
-        *("comm-rank-0.jsonl", "comm-rank-1.jsonl", "rank-0.log", "rank-1.log")
-    ]
+    logs = {p.name for p in (run.path / "logs").iterdir()} - {EVENTS}  # of a slow rank, say
+    assert sorted(logs) == [*("comm-rank-0.jsonl", "comm-rank-1.jsonl", "rank-0.log", "rank-1.log")]
 
     frame = run.metrics
     assert frame["step"].is_monotonic_increasing
@@ -86,22 +86,6 @@ def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) ->
     assert run.status == "failed"
     log = (run.path / "logs" / "rank-1.log").read_text()
     assert log.count("ERROR raygnn: failed") == 2  # the same again ends it, with starts left
-
-
-def test_a_rank_that_is_killed_is_started_again(make_job: JobFactory, tmp_path: Path) -> None:
-    """From the last checkpoint, with the losses that an undisturbed run has."""
-    args = {"how": "die", "flag": str(tmp_path / "died")}
-    config = make_job(
-        model={"kind": f"{MODELS}:Faulty", "args": args},
-        train={"epochs": 3},
-        fault={"max_failures": 1, "checkpoint_every": 2},
-    )
-    run = train(config)
-    assert (tmp_path / "died").exists()
-    frame = run.metrics[run.metrics["train/loss"].notna()]
-    assert frame["step"].to_list() == list(range(1, 13))  # each once
-    assert run.summary["steps"] == 12
-    assert run.summary["starts"] == 2
 
 
 def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
