@@ -13,7 +13,13 @@ from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, KeyPath, read_yaml
 from raygnn.errors import ConfigError
 
-_PATHS = (("graph", "path"), ("partition", "path"), ("staging", "path"), ("storage",))
+_PATHS = (
+    ("graph", "path"),
+    ("partition", "path"),
+    ("staging", "path"),
+    ("fault", "mirror"),
+    ("storage",),
+)
 
 
 @dataclass(frozen=True)

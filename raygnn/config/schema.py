@@ -27,7 +27,7 @@ from raygnn.config.types import (
     Fraction,
     InputPath,
     Interval,
-    PartitionPath,
+    Place,
     RunName,
     Storage,
     Text,
@@ -41,7 +41,7 @@ class PartitionConfig(Section):
     method: Literal["metis", "random"] = Field(
         "metis", description="metis keeps neighbours together; random is quick."
     )
-    path: PartitionPath | None = Field(
+    path: Place | None = Field(
         None,
         description="Directory of a partition to reuse, or to write; null = "
         "<storage>/partitions/<digest>. One to reuse may be a URI that pyarrow.fs opens, such as "
@@ -238,6 +238,12 @@ class FaultConfig(Section):
         "comes after the last step.",
     )
     keep: Count = Field(3, description="Checkpoints kept.")
+    mirror: Place | None = Field(
+        None,
+        description="A second place for checkpoints, such as s3://BUCKET/DIRECTORY or whatever "
+        "else pyarrow.fs opens: each is copied to `<mirror>/<name>`, and `--resume` takes the "
+        "newest of both places, also on a machine that has never seen the run.",
+    )
     straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
         1.5,
         description="A rank is named as slow that, on its own, is busy for so many times the "

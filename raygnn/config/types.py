@@ -146,7 +146,7 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 InputPath: TypeAlias = Annotated[Path, BeforeValidator(_to_path)]
-PartitionPath: TypeAlias = Annotated[
+Place: TypeAlias = Annotated[
     Path | Uri,
     PlainValidator(_to_place),
     PlainSerializer(str, return_type=str),

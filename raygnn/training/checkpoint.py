@@ -32,11 +32,11 @@ from raygnn.runs.files import json_text
 if TYPE_CHECKING:
     from torch import nn
 
-_STATE, _MANIFEST = "state.ckpt", "manifest.json"
+STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
 _ASIDE = "passed-over-"
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # of a file, not of the storage
-_NAME = re.compile(r"step-\d{10}")
+NAME = re.compile(r"step-\d{10}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def check_contents(state: Path) -> None:
 
 def state_at(directory: Path, step: int) -> Path:
     """The state file of one step's checkpoint."""
-    return directory / f"step-{step:010d}" / _STATE
+    return directory / f"step-{step:010d}" / STATE
 
 
 class _Hashed(io.RawIOBase):
@@ -205,7 +205,7 @@ def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> No
     """Write both files of a checkpoint, durably."""
     import torch
 
-    with open(draft / _STATE, "wb") as file:
+    with open(draft / STATE, "wb") as file:
         hashed = _Hashed(file)
         torch.save(dict(state), cast(IO[bytes], hashed))
         if hashed.error is not None:
@@ -218,39 +218,39 @@ def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> No
         "torch": torch.__version__,
         "time": time.time(),
     }
-    (draft / _MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
-    sync(draft / _STATE)
-    sync(draft / _MANIFEST)
+    (draft / MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
+    sync(draft / STATE)
+    sync(draft / MANIFEST)
 
 
 def _all(directory: Path) -> list[Path]:
     """Oldest first; nothing that others may have put there."""
-    return sorted(path for path in directory.glob("step-*") if _NAME.fullmatch(path.name))
+    return sorted(path for path in directory.glob("step-*") if NAME.fullmatch(path.name))
 
 
 def _read(directory: Path) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it."""
-    state = directory / _STATE
+    state = directory / STATE
     try:
-        manifest = json.loads((directory / _MANIFEST).read_text())
+        manifest = json.loads((directory / MANIFEST).read_text())
         digest = manifest.pop("digest")
         step, size, sha = int(manifest["step"]), int(manifest["bytes"]), str(manifest["sha256"])
         found = Checkpoint(state, step, {name: manifest[name] for name in _ABOUT})
     except OSError as error:
-        return _unreadable(_MANIFEST, error)
+        return _unreadable(MANIFEST, error)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{_MANIFEST} is damaged"
+        return f"{MANIFEST} is damaged"
     if digest != _digest(manifest):
-        return f"{_MANIFEST} has changed since it was written"
+        return f"{MANIFEST} has changed since it was written"
     if state != state_at(directory.parent, step):
         return f"it holds the checkpoint of step {step:,}"
     try:
         if (there := state.stat().st_size) != size:
-            return f"{_STATE} has {there:,} bytes, and {size:,} were written"
+            return f"{STATE} has {there:,} bytes, and {size:,} were written"
         if _sha(state) != sha:
-            return f"{_STATE} has changed since it was written: its SHA-256 is another"
+            return f"{STATE} has changed since it was written: its SHA-256 is another"
     except OSError as error:
-        return _unreadable(_STATE, error)
+        return _unreadable(STATE, error)
     return found
 
 

@@ -29,14 +29,14 @@ from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
-from raygnn.runs.store import Mode, RunDir, is_run
+from raygnn.runs.store import RunDir, is_run
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, SAVE, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
-from raygnn.training.resume import check_steps, find_start
+from raygnn.training.resume import check_steps, find_start, resume_mode
 from raygnn.training.watch import watch
 
 if TYPE_CHECKING:
@@ -74,9 +74,12 @@ def train(
     """
     started = time.time() if started is None else started
     show = _display(display, verbose)
-    mode: Mode = "resume" if resume else "overwrite" if overwrite else "new"
     with (
-        RunDir.create(config.storage, config.name, mode=mode) as run,
+        RunDir.create(
+            config.storage,
+            config.name,
+            mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
+        ) as run,
         RayCluster(config, verbose=verbose) as cluster,
         _interruptible(run),
     ):

@@ -31,6 +31,7 @@ from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
 from raygnn.training.guard import Guard
 from raygnn.training.job import LENGTH, SAVE, Job, host_of
+from raygnn.training.mirror import Mirror
 from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
@@ -245,6 +246,7 @@ class Rank:
             },
             events=self.events,
             patience=fault.storage_timeout.seconds,
+            mirror=Mirror.of(self.config),
         )
 
     def _checkpoints(self, saver: Saver, records: Records, steps_per_epoch: int) -> Checkpoints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.files import storage_errors
 from raygnn.runs.run import Run
-from raygnn.runs.store import RunDir
+from raygnn.runs.store import Mode, RunDir, is_run
 from raygnn.training import checkpoint
 from raygnn.training.checkpoint import Checkpoint
+from raygnn.training.mirror import Mirror
 from raygnn.training.plan import Plan
 
 
@@ -26,12 +28,14 @@ class Start:
         global_batch: seeds of a batch, over all ranks.
         rejected: newer checkpoints and what is wrong with each.
         resumed: whether the user asked for an earlier run to go on.
+        fetched: the mirror that the checkpoint was fetched from, if it was.
     """
 
     checkpoint: Checkpoint | None
     global_batch: int
     rejected: tuple[str, ...] = ()
     resumed: bool = False
+    fetched: str | None = None
 
     def notes(self, workers: int, batch_size: int) -> Iterator[str]:
         """What the user should know, a line each."""
@@ -42,12 +46,20 @@ class Start:
         if self.checkpoint is None:
             yield "resume: there is no checkpoint yet, so this starts from the beginning"
             return
-        yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name})"
+        place = f", from {self.fetched}" if self.fetched else ""
+        yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name}{place})"
         if self.global_batch != workers * batch_size:
             yield (
                 f"resume: a batch stays {self.global_batch:,} seeds, as the run began: about "
                 f"{-(-self.global_batch // workers):,} for each of {workers} workers"
             )
+
+
+def resume_mode(config: Config) -> Mode:
+    """How to claim the directory of a run that is to go on: with a mirror of its checkpoints,
+    this machine need not have seen it."""
+    new = config.fault.mirror is not None and not is_run(config.run_dir)
+    return "new" if new else "resume"
 
 
 def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> Start:
@@ -63,8 +75,26 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
     global_batch = config.sampling.batch_size * workers
     if not resume:
         return Start(None, global_batch)
+    try:
+        return _find_start(config, run, global_batch)
+    except InputError:
+        if not is_run(run.path):  # all that lies there came from the mirror
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+        raise
+
+
+def _find_start(config: Config, run: RunDir, global_batch: int) -> Start:
+    mirror, fetched = Mirror.of(config), None
     with storage_errors(run.checkpoints, InputError):
+        if mirror is not None:
+            fetched = mirror.fetch(run.checkpoints)
         found, rejected = checkpoint.find(run.checkpoints, config)
+    if found is None and not rejected and not is_run(run.path):
+        raise InputError(
+            "there is no run to resume, neither here nor in the mirror",
+            where=f"{run.path}, {mirror}",
+            remedy="start it without resume",
+        )
     changed = changes(fixed(_recorded(run)), config) if found or rejected else []
     if found is not None:
         began = int(found.about["global_batch"])
@@ -85,7 +115,8 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
             where=str(run.path),
             remedy="start over with --overwrite, or choose another name",
         )
-    return Start(found, global_batch, tuple(rejected), resumed=True)
+    place = str(mirror) if found is not None and found.name == fetched else None
+    return Start(found, global_batch, tuple(rejected), resumed=True, fetched=place)
 
 
 def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:

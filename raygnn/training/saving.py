@@ -13,8 +13,10 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from raygnn.errors import DataError
 from raygnn.runs.events import Events
 from raygnn.training import checkpoint
+from raygnn.training.mirror import Mirror
 
 log = logging.getLogger("raygnn")
 
@@ -32,6 +34,7 @@ class Saver(TorchCheckpointIO):
             or could not be.
         keep: how many are kept.
         about: for the manifests, see `checkpoint.Checkpoint`.
+        mirror: where each is copied to.
         patience: seconds to wait for one that is still being written when the next one is due.
 
     Attributes:
@@ -47,6 +50,7 @@ class Saver(TorchCheckpointIO):
         about: Mapping[str, Any],
         events: Events,
         patience: float,
+        mirror: Mirror | None = None,
     ):
         self._directory = directory
         self._request = request
@@ -54,6 +58,7 @@ class Saver(TorchCheckpointIO):
         self._about = about
         self._events = events
         self._patience = patience
+        self._mirror = mirror
         self._thread: threading.Thread | None = None
         self.saved = self.failed = 0
 
@@ -92,6 +97,7 @@ class Saver(TorchCheckpointIO):
         try:
             checkpoint.write(self._directory, state, step, self._keep, self._about)
             self.saved += 1
+            self._send(step)
         except Exception as error:
             log.warning("no checkpoint of step %d", step, exc_info=True)
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -101,6 +107,17 @@ class Saver(TorchCheckpointIO):
                 self._request.unlink(missing_ok=True)
             except OSError:
                 log.warning("%s cannot be removed", self._request, exc_info=True)
+
+    def _send(self, step: int) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.send(checkpoint.state_at(self._directory, step).parent, self._keep)
+        except DataError as error:
+            log.warning("%s", error)
+            self._events.tell(
+                f"the checkpoint of step {step:,} is not in {self._mirror}: {error.what}", step=step
+            )
 
     def _tell_failure(self, step: int, reason: str) -> None:
         self.failed += 1

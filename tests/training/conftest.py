@@ -25,7 +25,7 @@ from raygnn.runs.store import RunDir
 from raygnn.sampling.exchange import Exchange
 from raygnn.training.job import Job
 from raygnn.training.rank import Rank, Runtime
-from raygnn.training.resume import find_start
+from raygnn.training.resume import find_start, resume_mode
 from tests.ranks import run_ranks
 
 JobFactory = Callable[..., Config]
@@ -171,7 +171,8 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     workers = config.cluster.workers
     assert isinstance(workers, int)
     place, ntype = _data(config, workers)
-    with RunDir.create(config.storage, config.name, mode="resume" if resume else "new") as run:
+    mode = resume_mode(config) if resume else "new"
+    with RunDir.create(config.storage, config.name, mode=mode) as run:
         start = find_start(config, run, workers, resume=resume)
         run.begin(config.to_dict())
         job = Job(config, place, run.path, ntype, replicated, time.time(), start.global_batch)
