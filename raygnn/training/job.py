@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raygnn.config.schema import Config
 
@@ -17,14 +19,24 @@ SAVE = ".save"  # in the run directory: somebody wants a checkpoint now; gone wh
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 
+_LONGEST = 2**16  # bytes of a record of a start
+
+
+def last_start(logs: Path, rank: int) -> dict[str, Any] | None:
+    """What the backend noted of a rank's last start (``host``, ``node``, ``world``, …); None
+    where it noted nothing."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        with open(logs / f"comm-rank-{rank}.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
+            record = json.loads(file.read().splitlines()[-1])
+        return record if isinstance(record, dict) else None
+    return None
+
 
 def host_of(logs: Path, rank: int) -> str | None:
-    """Where a rank runs, or ran last, as the backend noted it; None where it did not."""
-    try:
-        last = (logs / f"comm-rank-{rank}.jsonl").read_text().splitlines()[-1]
-        return str(json.loads(last)["host"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    """Where a rank runs, or ran last, as far as that was noted."""
+    host = (last_start(logs, rank) or {}).get("host")
+    return None if host is None else str(host)
 
 
 def attempts(run_dir: Path) -> int:

@@ -47,13 +47,16 @@ class Launch:
 
     Args:
         cluster: it need not be ready yet.
+
+    Attributes:
+        cluster: the Ray that the ranks run on.
     """
 
     def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
         self._job = job
         self._workers = workers
         self._comm = comm
-        self._cluster = cluster
+        self.cluster = cluster
         self._error: BaseException | None = None
         self._oom_kills = memory.oom_kills()
         self._before = attempts(job.run_dir)
@@ -66,7 +69,7 @@ class Launch:
         with contextlib.suppress(OSError):
             (self._job.run_dir / STOP).touch()
         # where Ray goes with us, too, nobody has to wait for its last word
-        self._thread.join(_OWN_STOP if self._cluster.local else _LONGEST_STOP)
+        self._thread.join(_OWN_STOP if self.cluster.local else _LONGEST_STOP)
 
     def save(self) -> None:
         """Have the ranks write a checkpoint, if they train; waits for it no longer than the
@@ -94,7 +97,7 @@ class Launch:
 
     def startup(self, show: Display) -> Startup:
         """What to look at until the workers are there."""
-        return Startup(self._job.config, self._workers, self._cluster, show)
+        return Startup(self._job.config, self._workers, self.cluster, show)
 
     def result(self) -> dict[str, Any]:
         """What rank 0 left for the summary; waits for the end.
@@ -122,8 +125,8 @@ class Launch:
 
     def _run(self) -> None:
         try:
-            self._cluster.wait()
-            make_trainer(self._job, self._workers, self._comm, local=self._cluster.local).fit()
+            self.cluster.wait()
+            make_trainer(self._job, self._workers, self._comm, local=self.cluster.local).fit()
         except BaseException as error:
             self._error = error
 

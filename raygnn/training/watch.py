@@ -17,6 +17,7 @@ from raygnn.training import checkpoint, faults
 from raygnn.training.job import LENGTH
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
+from raygnn.training.preemption import Preemption
 from raygnn.training.startup import Startup
 
 _POLL = 0.2  # seconds between looks at the records
@@ -40,6 +41,7 @@ def watch(
     told, starts = 0.0, max(1, launch.starts)
     events = MetricsTail(run.path / "logs" / EVENTS)
     storage = _Storage(run.path, show)
+    preemption = Preemption(run.path, launch.cluster, show)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
@@ -51,6 +53,7 @@ def watch(
             for event in events.poll():
                 show.note(str(event.get("text")))
             storage.look()
+            preemption.look()
             if launch.starts > starts:
                 starts = launch.starts
                 _tell_start(show, run, starts, config.fault.max_failures + 1)

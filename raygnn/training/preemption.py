@@ -1,0 +1,82 @@
+"""Nodes that are about to go: their notice is answered with a checkpoint at once.
+
+Ray learns of it from its autoscaler, from a cloud's notice that an operator passes on, or from
+``ray drain-node``; Ray Train starts anew when the time is up, from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from raygnn.runs.display import Display
+from raygnn.training.cluster import RayCluster
+from raygnn.training.job import SAVE, last_start
+
+_EVERY = 2.0  # seconds between looks
+_BEFORE = 15.0  # seconds before its end that a node's ranks are asked for another checkpoint
+
+
+class Preemption:
+    """Asks the ranks for a checkpoint when a node that runs some is to go, and again right before
+    it goes.
+
+    Args:
+        run_dir: of the run.
+        cluster: whose nodes; those of a Ray of our own are not preempted.
+    """
+
+    def __init__(self, run_dir: Path, cluster: RayCluster, show: Display):
+        self._run_dir = run_dir
+        self._cluster = cluster
+        self._show = show
+        self._next = 0.0
+        self._asked: set[tuple[str, bool]] = set()
+
+    def look(self) -> None:
+        """To be called often while ranks train."""
+        if self._cluster.local or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _EVERY
+        with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
+            if going := _draining():
+                self._ask(going, _ranks(self._run_dir / "logs"))
+
+    def _ask(self, going: Mapping[str, float | None], ranks: Mapping[str, list[int]]) -> None:
+        for node in going.keys() & ranks.keys():
+            left = going[node]
+            soon = left is not None and left <= _BEFORE
+            if (node, soon) in self._asked:
+                continue
+            first = (node, not soon) not in self._asked
+            self._asked.add((node, soon))
+            if first:
+                when = f"in {left:.0f} s" if left is not None else "soon"
+                who = ", ".join(map(str, ranks[node]))
+                self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")
+            (self._run_dir / SAVE).touch()
+
+
+def _draining() -> dict[str, float | None]:
+    """Node id → seconds until it goes, None where nobody says; of those that are to go."""
+    from ray._private import state  # as Ray Train's own watcher does
+
+    now = time.time()
+    told: Mapping[str, int] = state.state.get_draining_nodes()
+    return {node: at / 1000 - now if at else None for node, at in told.items()}
+
+
+def _ranks(logs: Path) -> dict[str, list[int]]:
+    """Node id → the ranks that it ran in their last start."""
+    found: dict[str, list[int]] = {}
+    for rank in range(_world(logs)):
+        node = (last_start(logs, rank) or {}).get("node")
+        if node is not None:
+            found.setdefault(str(node), []).append(rank)
+    return found
+
+
+def _world(logs: Path) -> int:
+    return int((last_start(logs, 0) or {}).get("world", 0))
