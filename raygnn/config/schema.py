@@ -238,6 +238,15 @@ class FaultConfig(Section):
         "comes after the last step.",
     )
     keep: Count = Field(3, description="Checkpoints kept.")
+    heartbeat: Duration = Field(
+        Duration(60.0),
+        description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "
+        "whatever it computes; one that gives none for so long is frozen (stopped, swapping, stuck "
+        "in the kernel or in storage): it is named and ended, and all ranks start again. 10s are "
+        "enough once another's wait for it has failed, as comm.timeout has it. A call that keeps "
+        "Python's lock looks the same, such as into native code, or an import of large libraries "
+        "from slow storage: raise it if one takes longer, or to hold a rank in a debugger.",
+    )
 
 
 class Config(Section):

@@ -6,11 +6,13 @@ import time
 from typing import Any
 
 from raygnn.config.schema import Config
+from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
+from raygnn.training.heartbeat import Heartbeat
 from raygnn.training.job import LENGTH
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
@@ -28,8 +30,9 @@ def watch(
         TrainingError: the workers do not start.
     """
     parts = plan.input.made(show).parts
+    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     with show.stage("Ray and workers"):
-        records = _first_records(tail, launch, launch.startup(show))
+        records = _first_records(tail, launch, launch.startup(show), heartbeat)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     told, starts = 0.0, max(1, launch.starts)
@@ -40,6 +43,7 @@ def watch(
                 progress.update(record)
             if not running:
                 break
+            heartbeat.look()
             told = _tell_failures(show, run, told)
             if launch.starts > starts:
                 starts = launch.starts
@@ -52,6 +56,7 @@ def watch(
 def _tell_failures(show: Display, run: RunDir, since: float) -> float:
     """Say what a rank died of while it happens; returns the time up to which that is told."""
     news = [f for f in faults.recorded(run.path) if f.time > since and not f.is_consequence]
+    news = [f for f in news if f.kind != FROZEN]  # which was told when it was found
     if not news:
         return since
     show.note(f"rank {news[0].rank} failed: {news[0].what}")
@@ -65,11 +70,14 @@ def _tell_start(show: Display, run: RunDir, number: int, most: int) -> None:
     show.note(f"start {number} of at most {most}, from {newest} if that is whole")
 
 
-def _first_records(tail: MetricsTail, launch: Launch, startup: Startup) -> list[dict[str, Any]]:
+def _first_records(
+    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat
+) -> list[dict[str, Any]]:
     """Wait until training writes its first records, or ends without."""
     while launch.running():
         if records := tail.poll():
             return records
         startup.look()
+        heartbeat.look()
         time.sleep(_POLL)
     return tail.poll()
