@@ -30,7 +30,7 @@ _EVERY = 1.0  # seconds between looks; a rank gives a sign of life about as ofte
 _FRESH = 3.0  # seconds for which a sign shows that storage works
 _MOST = 3.0  # seconds that one look can add to a silence
 _HURRIED = 10.0  # seconds of silence that are enough when another rank's wait has failed
-_ANSWER = 30.0  # seconds for another node to answer: a Python process is started for it
+_ANSWER = 60.0  # seconds for another node to answer; sooner Ray may not know that it is lost
 _LONGEST_TAIL = 2**16  # bytes
 
 

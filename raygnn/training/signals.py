@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from pathlib import Path
@@ -27,9 +26,8 @@ def send(state_file: Path, pid: int, number: int) -> bool:
         handle = os.pidfd_open(pid)  # stays with this process, whoever gets its number later
     except ProcessLookupError:
         return False
-    except OSError as error:
-        if error.errno != errno.ENOSYS:  # a kernel before 5.3
-            raise
+    except OSError:
+        pass  # a kernel before 5.3, or a container that does not let it through
     try:
         if not _holds(pid, state_file):
             return False
@@ -86,13 +84,13 @@ class Sent:
             Exception: whatever kept the signal from being sent.
         """
         import ray
-        from ray.exceptions import NodeDiedError, TaskUnschedulableError
+        from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 
         if not ray.wait([self._task], timeout=0)[0]:
             return None
         try:
             return bool(ray.get(self._task, timeout=0))
-        except (NodeDiedError, TaskUnschedulableError):
+        except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
             return False
 
     def give_up(self) -> None:

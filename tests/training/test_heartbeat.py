@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -306,6 +307,43 @@ def test_a_rank_that_moves_on_the_last_moment(job: Job, monkeypatch: pytest.Monk
     assert job.shown() == ""
 
 
+@pytest.mark.parametrize(
+    ("answers", "told", "sent"),
+    [
+        ([None, None, True, None, True], "its process is ended", [0, signal.SIGKILL]),
+        ([None, False], "", [0]),  # it has gone, or its node has
+        ([None] * 90, "could not be ended: its node has not answered for 60 s", [0]),
+        ([RuntimeError("no raygnn there")], "ended: RuntimeError: no raygnn there", [0]),
+    ],
+)
+def test_a_rank_on_another_node(
+    job: Job, answers: list[Any], told: str, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Sent:
+        def __init__(self, node: str, file: Path, pid: int, number: int):
+            assert (node, file, pid) == ("abc", job.logs / "rank-1.state", 1)
+            asked.append(number)
+
+        def answer(self) -> bool | None:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def give_up(self) -> None:
+            pass
+
+    monkeypatch.setattr(signals, "Sent", Sent)
+    (job.logs / "comm-rank-1.jsonl").write_text('{"node": "old"}\n{"node": "abc"}\n')
+    job.watch(200, state(1, host="elsewhere"))
+    assert asked == sent
+    assert told in job.shown()
+    assert job.shown().count("gave no sign of life") == bool(told)
+    assert [failure.kind for failure in faults.recorded(job.path)] == [FROZEN] * bool(told)
+
+
 def test_before_the_first_start_of_this_command(job: Job) -> None:
     """What an earlier command left is not this one's."""
     job.starts = 0
@@ -314,7 +352,16 @@ def test_before_the_first_start_of_this_command(job: Job) -> None:
         assert process.poll() is None
 
 
-def test_a_signal_only_to_who_holds_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_a_signal_only_to_who_holds_the_file(
+    kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel == "old":
+
+        def pidfd_open(pid: int) -> int:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
     mine, other = tmp_path / "rank-1.state", tmp_path / "other" / "rank-1.state"
     other.parent.mkdir()
     other.touch()
