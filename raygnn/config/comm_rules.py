@@ -1,4 +1,4 @@
-"""What the variables of communication and the checks to pass over must be."""
+"""What the variables and times of communication and the checks to pass over must be."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 MAX_PARTS = 1 << 20  # that a partition may have
 
 _SHORTEST = 1.0  # seconds: torch's store fails with less before all ranks are there
+_SHORTEST_SILENCE = 5.0  # seconds: a busy machine gives a thread no time for one or two
 
 
 def communication(config: Config) -> Iterator[Problem]:
-    """``comm.timeout`` and what is known of variables in ``comm.env``."""
+    """``comm.timeout``, ``fault.heartbeat`` and what is known of variables in ``comm.env``."""
     comm = config.comm
     if comm.timeout.seconds < _SHORTEST:
         yield Problem(
             ("comm", "timeout"),
             f"{comm.timeout} is shorter than ranks need to meet",
             "set it to 1s or longer; minutes are usual",
+        )
+    if (heartbeat := config.fault.heartbeat).seconds < _SHORTEST_SILENCE:
+        yield Problem(
+            ("fault", "heartbeat"),
+            f"{heartbeat} is shorter than a rank that is well may be silent on a busy machine",
+            f"set it to {_SHORTEST_SILENCE:g}s or longer; a minute is usual",
         )
     for name, value in comm.env.items():
         if value == HIDDEN:

@@ -260,6 +260,14 @@ class FaultConfig(Section):
         description="Longest wait for storage that is full or away, where a run cannot go on "
         "without it: where it starts and where it ends. In between, records wait and checkpoints "
         "are left out.",
+    heartbeat: Duration = Field(
+        Duration(60.0),
+        description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "
+        "whatever it computes; one that gives none for so long is frozen (stopped, swapping, stuck "
+        "in the kernel or in storage): it is named and ended, and all ranks start again. 10s are "
+        "enough once another's wait for it has failed, as comm.timeout has it. A call that keeps "
+        "Python's lock looks the same, such as into native code, or an import of large libraries "
+        "from slow storage: raise it if one takes longer, or to hold a rank in a debugger.",
     )
 
 

@@ -103,6 +103,12 @@ def record(run_dir: Path, failure: Failure) -> None:
         path.write_text(json.dumps(failure.__dict__))
 
 
+def log_failure(run_dir: Path, rank: int, what: str) -> None:
+    """Say in a rank's log what ended it, where it cannot do so itself."""
+    with contextlib.suppress(OSError), _appending(run_dir / "logs" / f"rank-{rank}.log") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 ERROR raygnn: failed\n{what}\n")
+
+
 def recorded(run_dir: Path) -> list[Failure]:
     """The failures that the ranks left, causes first, then by time."""
     found = []

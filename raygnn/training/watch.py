@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
+from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
 from raygnn.runs.events import EVENTS
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
+from raygnn.training.heartbeat import Heartbeat
 from raygnn.training.job import LENGTH
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
@@ -34,8 +36,9 @@ def watch(
         TrainingError: the workers do not start.
     """
     parts = plan.input.made(show).parts
+    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     with show.stage("Ray and workers"):
-        records = _first_records(tail, launch, launch.startup(show))
+        records = _first_records(tail, launch, launch.startup(show), heartbeat)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     told, starts = 0.0, max(1, launch.starts)
@@ -49,6 +52,7 @@ def watch(
                 progress.update(record)
             if not running:
                 break
+            heartbeat.look()
             told = _tell_failures(show, run, told)
             for event in events.poll():
                 show.note(str(event.get("text")))
@@ -91,6 +95,7 @@ class _Storage:
 def _tell_failures(show: Display, run: RunDir, since: float) -> float:
     """Say what a rank died of while it happens; returns the time up to which that is told."""
     news = [f for f in faults.recorded(run.path) if f.time > since and not f.is_consequence]
+    news = [f for f in news if f.kind != FROZEN]  # which was told when it was found
     if not news:
         return since
     show.note(f"rank {news[0].rank} failed: {news[0].what}")
@@ -104,11 +109,14 @@ def _tell_start(show: Display, run: RunDir, number: int, most: int) -> None:
     show.note(f"start {number} of at most {most}, from {newest} if that is whole")
 
 
-def _first_records(tail: MetricsTail, launch: Launch, startup: Startup) -> list[dict[str, Any]]:
+def _first_records(
+    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat
+) -> list[dict[str, Any]]:
     """Wait until training writes its first records, or ends without."""
     while launch.running():
         if records := tail.poll():
             return records
         startup.look()
+        heartbeat.look()
         time.sleep(_POLL)
     return tail.poll()

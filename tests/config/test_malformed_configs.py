@@ -162,6 +162,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         GOOD + "comm: {env: {MY_TOKEN: '***'}}\n",
         ("comm.env.MY_TOKEN", "does not keep", "--set comm.env.MY_TOKEN="),
     ),
+    "no time to breathe": (GOOD + "fault: {heartbeat: 4s}\n", ("fault.heartbeat", "4s", "5s or")),
     "no time to meet": (GOOD + "comm: {timeout: 0.001s}\n", ("comm.timeout", "0.001s", "1s or")),
     "unknown check": (
         GOOD + "cluster:\n  allow: [hardware_unifrom, a, a, a]\n",

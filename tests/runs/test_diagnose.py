@@ -14,7 +14,7 @@ from rich.console import Console
 
 import raygnn
 from raygnn.errors import DataError, InputError
-from raygnn.runs.diagnose.causes import REMEDIES
+from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
 from raygnn.runs.diagnose.flights import first_difference
 from raygnn.runs.diagnose.frames import crashed_at, frames
 from raygnn.runs.diagnose.judge import Diagnosis, judge
@@ -200,6 +200,24 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
         "my_model.py:7 in forward",
     ),
     "frozen": (run(TIMED_OUT_0, Traces(1, state(1, ago=8.0))), "frozen", 1, "phase forward"),
+    "frozen, by the driver's word": (
+        run(
+            RESET_0,
+            Traces(
+                1,
+                state(1, ago=8.0),
+                failure=failure(
+                    1,
+                    "rank 1 gave no sign of life for 8 s",
+                    **{"kind": FROZEN, "trace": "", "where": "node1, pid 11, phase forward"},
+                ),
+            ),
+            driver=died(RAYS_WORDS),  # which the driver ended
+        ),
+        "frozen",
+        1,
+        "node1, pid 11, phase forward",
+    ),
     "frozen, by Ray's word": (
         run(
             TIMED_OUT_0,

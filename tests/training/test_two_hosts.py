@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from raygnn.runs.diagnose.state import read_state
 from tests.hosts import hosts, needs_hosts
 from tests.ray_cluster import Cluster, ray_cluster
 from tests.training.conftest import job, wait_for_step
@@ -109,6 +110,38 @@ def test_plain_ray_train_does_not_find_the_other_host(cluster: Cluster, shared: 
     assert re.search(
         r"Connection refused.*\[127\.0\.0\.1\]|\[127\.0\.0\.1\].*Connection refused", done.stderr
     )
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_on_the_other_host(cluster: Cluster, shared: Path) -> None:
+    """The driver cannot see its process, and ends it through Ray."""
+    config = job(
+        shared / "runs",
+        name="frozen",
+        model={"kind": "tests.training.models:Slow"},
+        staging={"path": "/tmp/stage"},
+        cluster={"address": "auto"},
+        fault={"heartbeat": "8s", "max_failures": 1, "checkpoint_every": 1},
+    )
+    del config["cluster"]["num_cpus"]
+    (shared / "frozen.yaml").write_text(yaml.safe_dump(config))
+    run = shared / "runs" / "frozen"
+    argv = [sys.executable, "-m", "raygnn", "train", "frozen.yaml"]
+    with open(shared / "output", "w+") as output:
+        command = cluster.popen(argv, cwd=shared, stdout=output, stderr=output)
+        wait_for_step(run / "metrics.jsonl", 3, command)
+        states = [read_state(run / "logs" / f"rank-{rank}.state") for rank in (0, 1)]
+        (start,) = [s.start for s in states if s is not None and s.start.host == "host1"]
+        host = cluster.hosts[1]
+        host.run(["sh", "-c", f"kill -STOP {start.pid}"], cwd="/", timeout=LIMIT)
+        assert command.wait(LIMIT) == 0, (shared / "output").read_text()
+    said = (shared / "output").read_text()
+    assert f"rank {start.rank} gave no sign of life" in said
+    assert f"host1, pid {start.pid}, phase" in said
+    assert "could not be ended" not in said
+    assert json.loads((run / "summary.json").read_text())["starts"] == 2
+    there = ["test", "-e", f"/proc/{start.pid}"]
+    assert host.run(there, cwd="/", timeout=LIMIT, check=False).returncode == 1
 
 
 @pytest.mark.slow

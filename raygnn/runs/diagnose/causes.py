@@ -8,6 +8,8 @@ from typing import Any
 
 from raygnn.runs.diagnose.frames import Frame, frames
 
+FROZEN = "Frozen"  # the kind of the failure that the driver records for a frozen rank
+
 REMEDIES = {
     "model": "correct the model or the loss there; the traceback is in the rank's log",
     "data": "correct the dataset or its transform there, or let bad samples be left out with "
@@ -27,7 +29,8 @@ REMEDIES = {
     "code or its libraries; then train with --resume",
     "node_lost": "see why the node went (power, network, preemption); then train with --resume",
     "frozen": "see on that host whether the process is stopped (SIGSTOP, a debugger), the machine "
-    "is suspended or swapping, or native code keeps Python's lock",
+    "is suspended or swapping, or native code keeps Python's lock, for which fault.heartbeat can "
+    "be raised",
     "stuck": "see what the code waits for there: a lock, a queue, a file, the network, a sleep",
     "storage": "free space or make it writable, or change storage; then train with --resume",
     "timeout": "if all ranks were just slow, raise comm.timeout; else check the network between "
@@ -122,6 +125,8 @@ def of_training(kind: str, what: str, trace: str, own: Sequence[str] = ()) -> bo
 
 def kind_of(failure: Mapping[str, Any], own: Sequence[str]) -> tuple[str, Frame | None]:
     """What kind of cause a rank's record of its own failure tells of, and where it was raised."""
+    if failure.get("kind") == FROZEN:
+        return "frozen", None
     what = f"{failure.get('kind') or ''} {failure['what']}"
     stack = frames(failure["trace"], own)
     place = where(stack)

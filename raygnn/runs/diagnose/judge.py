@@ -236,8 +236,9 @@ class _Judge(Clues):
             where=str(at) if at else None,
             evidence=[
                 f"{file_of(failure)}: {short(failure['what'])}{also}",
+                *(self.of_waiting() if kind == "frozen" else []),
                 *self.of_difference(),
-                *self.of_memory(rank if kind == "memory" else None),
+                *self.of_memory(rank if kind in ("memory", "frozen") else None),
             ],
             remedy=str(failure.get("remedy") or ""),
         )

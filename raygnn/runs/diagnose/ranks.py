@@ -9,6 +9,7 @@ from typing import Any
 from raygnn.runs.diagnose import causes
 from raygnn.runs.diagnose.frames import Frame
 from raygnn.runs.diagnose.reading import Evidence, Traces
+from raygnn.runs.diagnose.state import DONE
 
 _SILENT = 5.0  # seconds without a sign of life, of which there is one each second
 _SKEW = 3.0  # seconds that ranks may begin apart; more is their clocks' difference
@@ -23,8 +24,8 @@ class RankReport:
 
     Attributes:
         state: ``raised``, ``died``, ``crashed``, ``frozen`` (no sign of life while others
-            waited), ``waiting`` (in a collective), ``busy`` (in code), ``finished``, ``running``
-            or ``unknown``.
+            waited, or by the driver's word), ``waiting`` (in a collective), ``busy`` (in code),
+            ``finished``, ``running`` or ``unknown``.
         training, prefetch: what these threads were doing.
         waiting: the oldest collective that was under way, and for how long.
         silent: seconds from its last sign of life to the others' last.
@@ -96,12 +97,12 @@ def _state(
     if traces.crash:
         return "crashed"
     if traces.failure:
-        return "raised"
+        return "frozen" if traces.failure.get("kind") == causes.FROZEN else "raised"
     if traces.state is None and traces.box is None:
         return "died" if _is_dead(traces.rank, evidence) else "unknown"
     if traces.state and traces.state.start.attempt != evidence.attempt:
         return "unknown"  # it did not begin this time
-    if traces.state and traces.state.training.phase == "done":
+    if traces.state and traces.state.training.phase == DONE:
         return "finished"
     if _is_dead(traces.rank, evidence):
         return "died"

@@ -27,6 +27,8 @@ _UNKNOWN = -1  # an epoch or a step that was not said
 STATE, BOX, CRASH, FAILURE = ".state", ".blackbox.json", ".crash", ".failure.json"
 DRIVER = "driver.json"
 
+DONE = "done"  # the phase of a rank that came to its end
+
 
 def file_of(logs: Path, rank: int, kind: str) -> Path:
     """``<logs>/rank-<r><kind>``, for the kinds above."""

@@ -18,6 +18,7 @@ from raygnn.errors import DataError
 from raygnn.runs.diagnose.state import (
     BOX,
     CRASH,
+    DONE,
     FAILURE,
     LIFE,
     PREFETCH,
@@ -36,7 +37,6 @@ from raygnn.runs.files import write_atomic
 from raygnn.training.blackbox import flight, memory, stacks
 
 PREFETCH_THREAD = "raygnn-prefetch"
-DONE = "done"  # the phase of a rank that came to its end
 
 _SLOW = 1e-3  # seconds of a write above which only the watcher writes
 _APART = 5e-3  # seconds between a thread's own writes; what comes sooner is left to the watcher
