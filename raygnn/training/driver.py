@@ -33,7 +33,7 @@ from raygnn.runs.store import Mode, RunDir, is_run
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
-from raygnn.training.job import LENGTH, RESULT, STOP, Job
+from raygnn.training.job import LENGTH, RESULT, SAVE, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
 from raygnn.training.resume import check_steps, find_start
@@ -115,7 +115,6 @@ def train(
         run.update_summary(
             **result,
             status="done",
-            workers=plan.workers,
             topology=plan.topology(config),
             versions={"raygnn": __version__, **plan.report.nodes[0].versions},
         )
@@ -245,6 +244,9 @@ def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int
     elif graph is not None:
         source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
         source += f", {config.partition.method} partition"
+    span = str(workers)
+    if config.cluster.elastic and config.cluster.limits:
+        span = "{} to {}".format(*config.cluster.limits)
     model = config.model.kind
     if ":" not in model:
         model += f", {config.model.layers} layers × {config.model.hidden}"
@@ -254,7 +256,7 @@ def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int
         "run": f"{config.name} → {config.run_dir}",
         "graph": source,
         "model": f"{model}, {config.precision}",
-        "training": f"{config.train.epochs} epochs, batch {global_batch} on {workers} "
+        "training": f"{config.train.epochs} epochs, batch {global_batch} on {span} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }
@@ -279,7 +281,7 @@ def _fit(
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
     faults.clear(run.path)
-    for name in (RESULT, STOP, LENGTH):
+    for name in (RESULT, STOP, SAVE, LENGTH):
         (run.path / name).unlink(missing_ok=True)
     job = Job(
         config=config,

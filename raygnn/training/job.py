@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
 
 STOP = ".stop"  # in the run directory: the driver wants the ranks to end
+SAVE = ".save"  # in the run directory: the ranks are to write a checkpoint, and remove this
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 
@@ -23,6 +26,14 @@ def attempts(run_dir: Path) -> int:
             return sum(1 for _ in file)
     except OSError:
         return 0
+
+
+def ranks(run_dir: Path) -> int | None:
+    """With how many ranks a run was started last; None if that is not known."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        lines = (run_dir / "logs" / "comm-rank-0.jsonl").read_text().splitlines()
+        return int(json.loads(lines[-1])["world"])
+    return None
 
 
 @dataclass(frozen=True)
@@ -48,3 +59,9 @@ class Job:
     replicated: bool
     started: float
     global_batch: int
+
+    @property
+    def planned(self) -> float:
+        """How many ranks the global batch is made for; a run that goes on takes its learning rate
+        from the checkpoint."""
+        return self.global_batch / self.config.sampling.batch_size

@@ -282,6 +282,7 @@ class Rank:
             "metrics": metrics,
             "steps": trainer.global_step,
             "epochs": trainer.current_epoch,
+            "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             "seeds_per_second": records.seeds / busy if busy else 0.0,
             "seconds": {**records.totals, **first},
