@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STOP = ".stop"  # in the run directory: the driver wants the ranks to end
 SAVE = ".save"  # in the run directory: the ranks are to write a checkpoint, and remove this
+NEWS = "logs/scaling.log"  # in the run directory: what became of the number of ranks, and why
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 

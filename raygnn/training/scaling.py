@@ -27,11 +27,12 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.training import nodes
-from raygnn.training.job import SAVE, STOP
+from raygnn.training.job import NEWS, SAVE, STOP
 
 _POLL = 1.0  # seconds between looks for room while nothing runs
 _SETTLE = 3.0  # seconds that less than the most has to last before it is taken for what there is
 _LOOK = 15.0  # seconds between looks for more room while ranks run
+_NAMED = 4  # ranks that are named of those that were lost
 _SAVING = 30.0  # seconds for the ranks to write the checkpoint that more of them go on from
 
 
@@ -76,12 +77,19 @@ class Scaling(FixedScalingPolicy):
             return whole  # the first start, which Ray waits for, and the driver looks at
         room, now = self._room(), time.monotonic()
         if room >= self._most or (room >= self._fewest and self._settled(now)):
+            if room < self._most:
+                self._tell(f"{some(room, 'worker')} of {self._most}{self._why()}")
             self._waiting = self._settling = None
             self._next_look = now + _LOOK
             return replace(whole, num_workers=room)
         if room < self._fewest:
             self._settling = None
-            self._waiting = now if self._waiting is None else self._waiting
+            if self._waiting is None:
+                self._waiting = now
+                self._tell(
+                    f"waiting up to {self._patience:.0f} s for room for {self._fewest} workers: "
+                    f"there is room for {room}{self._why()}"
+                )
             if now - self._waiting >= self._patience:
                 raise self._no_room(room, now - self._waiting)
         if (self._run_dir / STOP).exists():
@@ -128,6 +136,7 @@ class Scaling(FixedScalingPolicy):
             with suppress(OSError):
                 (self._run_dir / SAVE).touch()
             self._asked = now
+            self._tell(f"there is room for {self._more} workers: a checkpoint, and a start of all")
             return False
         with suppress(OSError):
             if (self._run_dir / SAVE).exists() and now - self._asked < _SAVING:
@@ -141,9 +150,23 @@ class Scaling(FixedScalingPolicy):
             with suppress(OSError):
                 (self._run_dir / SAVE).unlink(missing_ok=True)
 
+    def _why(self) -> str:
+        """The ranks that were lost, after a semicolon each."""
+        if Group.held is None:  # there was no start yet
+            return ""
+        return "".join(f"; {each}" for each in nodes.lost(self._run_dir)[:_NAMED])
+
+    def _tell(self, what: str) -> None:
+        """Leave word for the driver, which shows it."""
+        with suppress(OSError):
+            file = self._run_dir / NEWS
+            file.parent.mkdir(exist_ok=True)
+            with open(file, "a") as news:
+                news.write(what + "\n")
+
     def _no_room(self, room: int, waited: float) -> TrainingError:
         lost = nodes.lost(self._run_dir)
-        told = "".join(f"; {each}" for each in lost[:4])
+        told = "".join(f"; {each}" for each in lost[:_NAMED])
         return TrainingError(
             f"there is room for {some(room, 'worker')} of {self._fewest}, after {waited:.0f} s"
             f"{told}",

@@ -12,7 +12,7 @@ from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
-from raygnn.training.job import LENGTH, ranks
+from raygnn.training.job import LENGTH, NEWS, ranks
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
 from raygnn.training.startup import Startup
@@ -33,7 +33,7 @@ def watch(
         records = _first_records(tail, launch, launch.startup(show))
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
-    told, starts = 0.0, max(1, launch.starts)
+    told, starts, news = 0.0, max(1, launch.starts), _News(run)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
@@ -42,12 +42,33 @@ def watch(
             if not running:
                 break
             told = _tell_failures(show, run, told)
+            for what in news.poll():
+                show.note(what)
             if launch.starts > starts:
                 starts = launch.starts
                 _tell_start(show, run, starts, config)
             time.sleep(_POLL)
             records = tail.poll()
     return parts
+
+
+class _News:
+    """What the policy of scaling leaves word of, from now on."""
+
+    def __init__(self, run: RunDir):
+        self._file = run.path / NEWS
+        self._seen = len(self._lines())
+
+    def poll(self) -> list[str]:
+        lines = self._lines()
+        new, self._seen = lines[self._seen :], len(lines)
+        return new
+
+    def _lines(self) -> list[str]:
+        try:
+            return self._file.read_text(errors="replace").splitlines()
+        except OSError:
+            return []
 
 
 def _tell_failures(show: Display, run: RunDir, since: float) -> float:

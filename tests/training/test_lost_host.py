@@ -220,6 +220,8 @@ def test_a_fixed_number_of_workers_ends(lab: Lab, failures: int) -> None:
     assert f"rank {rank} was lost with its node host1" in said
     assert took < END + failures * ROOM
     if failures:
+        wait = "waiting up to 60 s for room for 2 workers: there is room for 1; rank"
+        assert f"{wait} {rank} was lost" in said
         assert "there is room for 1 worker of 2, after 60 s" in said
     found = diagnosis(lab, "fixed")["cause"]
     assert (found["kind"], found["rank"], found["confidence"]) == ("node_lost", rank, "high")
@@ -238,11 +240,13 @@ def test_a_range_of_workers_goes_on_with_those_that_are_left(lab: Lab) -> None:
     whole = lab.start("whole", pause=0.0, cluster=range_, fault=fault_)
     assert whole.wait(LIMIT) == 0, lab.said("whole")
     command = lab.start("range", cluster=range_, fault=fault_)
-    _, fault = lab.lose_one("range", command)
+    rank, fault = lab.lose_one("range", command)
     assert command.wait(LIMIT) == 0, lab.said("range")
     took = first_step_after(lab.seen("range"), fault, world=1) - fault
     print(f"\nthe first step with 1 worker came {took:.1f} s after the fault\n{lab.said('range')}")
     assert took < END + 30
+    said = " ".join(lab.said("range").split())
+    assert f"1 worker of 2; rank {rank} was lost with its node host1" in said
     run = lab.run("range")
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["workers"], summary["starts"]) == ("done", 1, 2)
