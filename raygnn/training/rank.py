@@ -30,6 +30,7 @@ from raygnn.training.callbacks import Checkpoints, Evaluation, Records
 from raygnn.training.guard import Guard
 from raygnn.training.job import LENGTH, Job
 from raygnn.training.plane import Plane, Traffic, open_plane
+from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.reduction import Reduction
@@ -86,7 +87,7 @@ class Rank:
         has_val = plane.count("val") > 0
         callbacks = [Phases(), Reduction(self.ranks), records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, checkpoints, Waiting()])
+        trainer = self._trainer([*callbacks, Position(), checkpoints, Waiting()])
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         try:
