@@ -104,6 +104,8 @@ def _value(field: dict[str, Any]) -> str:
         if union in field:
             return " or ".join(dict.fromkeys(_value(option) for option in field[union]))
     kind = field.get("type")
+    if "prefixItems" in field:
+        return f"[{', '.join(map(_value, field['prefixItems']))}]"
     if kind == "array":
         return f"list of {_value(field['items'])}" if "items" in field else "list"
     if kind in ("integer", "number"):

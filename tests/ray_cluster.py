@@ -186,6 +186,14 @@ class Cluster:
         process.kill()
         process.wait(_END)
 
+    def lose(self, number: int) -> None:
+        """Pull a host's cable and kill its raylet, and nothing else of its Ray."""
+        self.hosts[number].down()
+        found = [pid for pid in _descendants(self._nodes[number].pid) if _name(pid) == "raylet"]
+        if len(found) != 1:
+            raise RuntimeError(f"{self.hosts[number].name}: raylets {found}")
+        os.kill(found[0], signal.SIGKILL)
+
     @contextlib.contextmanager
     def frozen(self, number: int) -> Iterator[None]:
         """While the block runs, a host's Ray does nothing, and does not end either."""
@@ -251,6 +259,12 @@ def _resize_shm(host: Host, size: str) -> None:
 def _adopt_orphans() -> None:
     """Become the parent of descendants whose own has ended, so that none is lost."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _descendants(pid: int) -> list[int]:

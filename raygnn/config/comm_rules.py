@@ -77,8 +77,11 @@ def allowed(config: Config) -> Iterator[Problem]:
 
 def sizes(config: Config) -> Iterator[Problem]:
     """As many parts, one for each worker unless ``partition.parts`` says so, as can be written."""
-    counts = {("partition", "parts"): config.partition.parts}
-    counts["cluster", "workers"] = config.cluster.workers
+    parts, limits = config.partition.parts, config.cluster.limits
+    counts = {
+        ("partition", "parts"): 0 if parts == "auto" else parts,
+        ("cluster", "workers"): limits[1] if limits else 0,
+    }
     for key, count in counts.items():
-        if count != "auto" and count > MAX_PARTS:
+        if count > MAX_PARTS:
             yield Problem(key, f"{count} is more than {MAX_PARTS}", f"lower {'.'.join(key)}")

@@ -284,7 +284,7 @@ def _resources(config: Config) -> Iterator[Problem]:
             "which runs already",
             "remove cluster.num_cpus, or set cluster.address to local",
         )
-    workers = 1 if cluster.workers == "auto" else cluster.workers
+    workers = cluster.limits[0] if cluster.limits else 1
     if workers * cluster.cpus_per_worker > cluster.num_cpus:
         yield Problem(
             ("cluster", "num_cpus"),

@@ -31,6 +31,7 @@ from raygnn.config.types import (
     RunName,
     Storage,
     Text,
+    Workers,
 )
 
 
@@ -58,7 +59,11 @@ class SamplingConfig(Section):
         "number for each edge type (`{buys: 5, '*': 10}`, by relation or source:relation:target; "
         "`*` = all others).",
     )
-    batch_size: Count = Field(512, description="Seeds per worker and step.")
+    batch_size: Count = Field(
+        512,
+        description="Seeds per worker and step; a batch stays as large as the run began with, "
+        "whatever number of workers it goes on with.",
+    )
     eval_batch_size: Count | None = Field(
         None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
     )
@@ -109,7 +114,9 @@ class TrainConfig(Section):
     optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimiser.")
     lr: float = Field(0.003, gt=0, description="Learning rate.")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="How the learning rate grows with the number of workers."
+        "none",
+        description="How the learning rate grows with the number of workers that a batch is made "
+        "for: sampling.batch_size goes into it so often.",
     )
     weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
     momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).")
@@ -207,7 +214,11 @@ class ClusterConfig(Section):
         description="HOST:PORT of a Ray head node; local = start Ray here; auto = RAY_ADDRESS "
         "if it is set, else local.",
     )
-    workers: AutoCount = Field("auto", description="Number of workers; auto = as many as fit.")
+    workers: Workers = Field(
+        "auto",
+        description="Number of workers; auto = as many as fit; [min, max] = as many of them as "
+        "fit, again whenever nodes go or come, with batches of sampling.batch_size × max.",
+    )
     cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
     gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
     uniform: Literal["strict", "warn", "off"] = Field(
@@ -226,6 +237,18 @@ class ClusterConfig(Section):
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."
     )
+
+    @property
+    def limits(self) -> tuple[int, int] | None:
+        """Fewest and most workers; None for auto."""
+        if self.workers == "auto":
+            return None
+        return (self.workers, self.workers) if isinstance(self.workers, int) else self.workers
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change while the job runs."""
+        return self.limits is not None and self.limits[0] < self.limits[1]
 
 
 class FaultConfig(Section):
@@ -260,6 +283,7 @@ class FaultConfig(Section):
         description="Longest wait for storage that is full or away, where a run cannot go on "
         "without it: where it starts and where it ends. In between, records wait and checkpoints "
         "are left out.",
+    )
     heartbeat: Duration = Field(
         Duration(60.0),
         description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "

@@ -156,6 +156,16 @@ Place: TypeAlias = Annotated[
 AutoCount: TypeAlias = Annotated[
     Literal["auto"] | Count, _or_say(f"auto or a whole number from 1 to {LARGEST}")
 ]
+Workers: TypeAlias = Annotated[
+    Literal["auto"]
+    | Count
+    | Annotated[
+        tuple[Count, Count],
+        BeforeValidator(_to_tuple),
+        _must(lambda limits: limits[0] <= limits[1], "[min, max]"),
+    ],
+    _or_say(f"auto, a whole number from 1 to {LARGEST}, or [min, max] of two such, min ≤ max"),
+]
 Fanout: TypeAlias = Annotated[
     Annotated[int, Field(ge=-1, le=LARGEST), _must(bool, "a number other than 0")],
     _or_say("-1 (all neighbours) or a whole number from 1"),

@@ -203,13 +203,14 @@ def parts_and_workers(job: Job) -> Iterator[Finding]:
     parts = job.partition.num_parts
     if job.config.task.of_graphs:
         return  # every rank has all graphs in reach
-    if parts % job.workers and job.workers % parts:
+    workers = job.most
+    if parts % workers and workers % parts:
         yield Finding(
             "parts_and_workers",
             "info",
-            f"{parts} parts do not divide evenly between {job.workers} workers: more edges are cut",
+            f"{parts} parts do not divide evenly between {workers} workers: more edges are cut",
             "set partition.parts to a multiple of cluster.workers, or to auto",
-            values={"parts": parts, "workers": job.workers},
+            values={"parts": parts, "workers": workers},
         )
 
 

@@ -19,7 +19,7 @@ class Job:
 
     Attributes:
         nodes: those that answered; ``silent`` are the others.
-        workers: how many will run.
+        workers: how many will run at first.
         links: between nodes, as measured.
         ntype: the node type to classify; None where the partition has none such.
     """
@@ -43,6 +43,18 @@ class Job:
             if node.workers(cluster.cpus_per_worker, cluster.gpus_per_worker)
         }
         return tuple(node for node in self.nodes if node.node in room) or self.nodes
+
+    @property
+    def fewest(self) -> int:
+        """With how many workers the job may go on, when others are lost."""
+        limits = self.config.cluster.limits
+        return min(limits[0], self.workers) if limits else self.workers
+
+    @property
+    def most(self) -> int:
+        """How many workers a batch, and the partition, are made for."""
+        limits = self.config.cluster.limits
+        return max(limits[1], self.workers) if limits else self.workers
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:

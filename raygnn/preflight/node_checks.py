@@ -71,7 +71,8 @@ def resources_fit(job: Job) -> Iterator[Finding]:
     """Ray has room for all workers; with less it would wait without end."""
     cluster, ray = job.config.cluster, job.resources
     cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
-    asked = f"{job.workers} × {cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+    each = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+    asked = f"{job.workers} × {each}"
     has = f"{ray.cpus:g} CPUs and {ray.gpus:g} GPUs"
     fit = ray.workers(cpus, gpus)
     values = {"workers": job.workers, "fit": fit, "cpus": ray.cpus, "gpus": ray.gpus}
@@ -87,13 +88,22 @@ def resources_fit(job: Job) -> Iterator[Finding]:
             + (", or let more workers share the CPUs with cluster.num_cpus" if local else ""),
             values=values,
         )
-    elif not job.silent and (  # what a node that has just died had is not free either
-        job.workers * cpus > ray.free_cpus or job.workers * gpus > ray.free_gpus
+        return
+    if fit < job.most:
+        yield Finding(
+            "resources_fit",
+            "info",
+            f"the job starts with {some(fit, 'worker')} of up to {job.most}: Ray has {has}",
+            "add nodes, of which it makes use at once",
+            values=values,
+        )
+    if not job.silent and (  # what a node that has just died had is not free either
+        job.fewest * cpus > ray.free_cpus or job.fewest * gpus > ray.free_gpus
     ):
         yield Finding(
             "resources_fit",
             "warn",
-            f"{asked} have to wait: other jobs leave {ray.free_cpus:g} CPUs and "
+            f"{job.fewest} × {each} have to wait: other jobs leave {ray.free_cpus:g} CPUs and "
             f"{ray.free_gpus:g} GPUs of {has}",
             "wait for them, or lower cluster.workers",
             values=values,
@@ -139,12 +149,20 @@ def memory_fits(job: Job) -> Iterator[Finding]:
     """A node has memory for its share of the partition and the cached rows of others."""
     if not job.holding:
         return
-    least = job.workers // len(job.holding)  # workers that some node has at least
-    share = job.partition.bytes * min(1.0, max(1, least) / max(1, job.workers))
-    need = share + job.config.sampling.cache * (job.partition.bytes - share)
+    need, fewer = _need(job, job.workers), _need(job, job.fewest)
     for node in job.holding:
         if node.memory is None or node.memory_available is None:
             continue
+        if fewer > node.memory >= need:
+            yield Finding(
+                "memory_fits",
+                "warn",
+                f"with {some(job.fewest, 'worker')} (cluster.workers) its share of the partition "
+                f"and the cache would be {size(fewer)}, the node has {size(node.memory)} of memory",
+                "raise the fewest workers in cluster.workers to what the memory is enough for",
+                nodes=(node.node,),
+                values={"need": fewer, "memory": node.memory},
+            )
         values = {"need": need, "memory": node.memory, "available": node.memory_available}
         told = f"its share of the partition and the cache are {size(need)}"
         if need > node.memory:
@@ -165,6 +183,13 @@ def memory_fits(job: Job) -> Iterator[Finding]:
                 nodes=(node.node,),
                 values=values,
             )
+
+
+def _need(job: Job, workers: int) -> float:
+    """Bytes of a node's share of the partition and of the cached rows, with so many workers."""
+    least = workers // len(job.holding)  # workers that some node has at least
+    share = job.partition.bytes * min(1.0, max(1, least) / max(1, workers))
+    return share + job.config.sampling.cache * (job.partition.bytes - share)
 
 
 def shared_memory(job: Job) -> Iterator[Finding]:
@@ -220,7 +245,7 @@ def cache_space(job: Job) -> Iterator[Finding]:
     if job.config.task.of_graphs:
         return  # which are read where they lie
     for node in job.holding:
-        share = job.partition.bytes / max(1, min(len(job.holding), job.workers))
+        share = job.partition.bytes / max(1, min(len(job.holding), job.fewest))
         if node.cache is None and node.cache_free is not None and node.cache_free < share:
             yield Finding(
                 "cache_space",

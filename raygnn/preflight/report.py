@@ -146,11 +146,13 @@ def _report(
 
 
 def resolve_workers(config: Config, resources: Resources) -> int:
-    """``cluster.workers`` as a number: ``auto`` is as many as fit, at least 1."""
+    """How many workers there will be at first: as many as fit, within ``cluster.workers``."""
     cluster = config.cluster
-    if cluster.workers != "auto":
-        return cluster.workers
-    return max(1, resources.workers(cluster.cpus_per_worker, cluster.gpus_per_worker))
+    fewest, most = cluster.limits or (1, None)
+    if fewest == most:
+        return fewest
+    fit = max(fewest, resources.workers(cluster.cpus_per_worker, cluster.gpus_per_worker))
+    return fit if most is None else min(fit, most)
 
 
 def _row(node: NodeFacts, link: Link | None) -> tuple[str, ...]:

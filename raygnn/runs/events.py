@@ -39,3 +39,8 @@ class Events:
         """Try again to write what could not be written."""
         with self._lock, contextlib.suppress(OSError):
             self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; what could not be written is given up."""
+        with self._lock:
+            self._file.close()

@@ -29,6 +29,8 @@ class Task(pl.LightningModule, ABC):
         loss: of each seed, from float32 outputs.
         config: the ``train`` section.
         world: number of ranks.
+        planned: number of ranks that the global batch is made for, whatever there are now: what
+            the learning rate grows with.
         out_features: of the model: classes, or numbers that a target has.
 
     Attributes:
@@ -36,7 +38,13 @@ class Task(pl.LightningModule, ABC):
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, config: TrainConfig, world: int, out_features: int
+        self,
+        model: nn.Module,
+        loss: Loss,
+        config: TrainConfig,
+        world: int,
+        out_features: int,
+        planned: float,
     ):
         super().__init__()
         self.out_features = out_features
@@ -44,6 +52,7 @@ class Task(pl.LightningModule, ABC):
         self.loss = loss
         self.config = config
         self.world = world
+        self.planned = planned
         self.window = Window()
         self._planned = self._real = 0
 
@@ -98,7 +107,7 @@ class Task(pl.LightningModule, ABC):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         config = self.config
-        scale = {"none": 1.0, "linear": float(self.world), "sqrt": self.world**0.5}
+        scale = {"none": 1.0, "linear": self.planned, "sqrt": self.planned**0.5}
         kwargs: dict[str, Any] = {
             "lr": config.lr * scale[config.lr_scaling],
             "weight_decay": config.weight_decay,

@@ -26,6 +26,8 @@ from raygnn.errors import TrainingError
 from raygnn.preflight import machine
 from raygnn.preflight.comm_plan import CommPlan
 
+_GOODBYE = 5  # seconds for ranks to leave their process groups
+
 
 @dataclass
 class CommConfig(TorchConfig):
@@ -55,6 +57,11 @@ class _CommBackend(_TorchBackend):
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
         worker_group.execute(_verify, plan, logs)
+
+    def on_shutdown(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
+        # its default is to wait half a minute for ranks that may have gone; they are killed next
+        os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", str(_GOODBYE))
+        super().on_shutdown(worker_group, backend_config)
 
 
 def _apply(plan: CommPlan) -> None:

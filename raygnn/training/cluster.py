@@ -33,6 +33,7 @@ _OBJECT_STORE_BYTES = 200 * 2**20
 
 _START = 180.0  # seconds for a Ray to start, or to let us in
 _END = 60.0  # seconds for it to end
+_ROOM = 60.0  # seconds for workers to be placed, at least
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -55,6 +56,11 @@ _LOCAL = {
 }
 
 
+def patience(config: Config) -> float:
+    """Seconds to wait for nodes that have room for a job's workers."""
+    return max(_ROOM, config.comm.timeout.seconds)
+
+
 class RayCluster:
     """One job's Ray; a context manager that leaves nothing running.
 
@@ -72,6 +78,8 @@ class RayCluster:
         self._num_cpus = config.cluster.num_cpus
         self._verbose = verbose
         self._timeout = config.comm.timeout.seconds
+        self._patience = patience(config)
+        self._elastic = config.cluster.elastic
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._done = threading.Event()
@@ -160,8 +168,9 @@ class RayCluster:
             os.environ.setdefault(name, value)
         # its default is to wait for ever for a rank that does not report
         os.environ.setdefault("RAY_TRAIN_COLLECTIVE_TIMEOUT_S", str(self._timeout))
-        # its default is to wait a minute for what other jobs hold
-        wait = max(60, self._timeout)
+        # its default is to wait a minute for what other jobs hold; where the number of workers may
+        # change, our own policy has looked what there is
+        wait = _ROOM if self._elastic else self._patience
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(wait))
         if self.local:
             for name, value in _LOCAL.items():

@@ -118,7 +118,6 @@ def train(
         run.update_summary(
             **result,
             status="done",
-            workers=plan.workers,
             topology=plan.topology(config),
             versions={"raygnn": __version__, **plan.report.nodes[0].versions},
         )
@@ -248,6 +247,9 @@ def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int
     elif graph is not None:
         source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
         source += f", {config.partition.method} partition"
+    span = str(workers)
+    if config.cluster.elastic and config.cluster.limits:
+        span = "{} to {}".format(*config.cluster.limits)
     model = config.model.kind
     if ":" not in model:
         model += f", {config.model.layers} layers × {config.model.hidden}"
@@ -257,7 +259,7 @@ def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int
         "run": f"{config.name} → {config.run_dir}",
         "graph": source,
         "model": f"{model}, {config.precision}",
-        "training": f"{config.train.epochs} epochs, batch {global_batch} on {workers} "
+        "training": f"{config.train.epochs} epochs, batch {global_batch} on {span} "
         f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -19,6 +19,7 @@ from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.events import EVENTS
 from raygnn.runs.files import json_text, write_atomic
+from raygnn.training.nodes import Lost
 
 _LONGEST = 4000  # characters of an error's text
 
@@ -119,7 +120,11 @@ def recorded(run_dir: Path) -> list[Failure]:
 
 
 def record_driver(
-    run_dir: Path, error: TrainingError, cause: BaseException | None, oom_kills: int
+    run_dir: Path,
+    error: TrainingError,
+    cause: BaseException | None,
+    oom_kills: int,
+    lost: Sequence[Lost] = (),
 ) -> None:
     """Leave in ``logs/driver.json`` what Ray Train says of workers that could say nothing.
 
@@ -127,6 +132,7 @@ def record_driver(
         error: what the user is told.
         cause: what Ray Train raised.
         oom_kills: processes that the driver's machine killed for memory during the run.
+        lost: ranks whose nodes are gone.
     """
     workers = getattr(cause, "worker_failures", {})
     facts = {
@@ -143,6 +149,7 @@ def record_driver(
             for rank, failure in workers.items()
         },
         "oom_kills": oom_kills,
+        "lost": {str(each.rank): {"host": each.host, "why": each.why} for each in lost},
     }
     with contextlib.suppress(OSError):
         write_atomic(run_dir / "logs" / DRIVER, json_text(facts))

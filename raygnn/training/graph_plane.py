@@ -91,7 +91,8 @@ class GraphPlane:
         schema = self.schema
         model = build(config, lambda: build_graph_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
-        return GraphTask(model, loss, config.train, world, schema.out_features)
+        planned = self.job.planned
+        return GraphTask(model, loss, config.train, world, schema.out_features, planned)
 
     @cached_property
     def schema(self) -> GraphSchema:

@@ -8,7 +8,6 @@ even then it keeps its place.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import socket
 import time
@@ -24,14 +23,13 @@ from raygnn.runs.diagnose.state import DONE, FAILURE, STATE, State, file_of, rea
 from raygnn.runs.display import Display
 from raygnn.runs.files import write_atomic
 from raygnn.training import checkpoint, faults, signals
-from raygnn.training.job import attempts
+from raygnn.training.job import attempts, last_start
 
 _EVERY = 1.0  # seconds between looks; a rank gives a sign of life about as often
 _FRESH = 3.0  # seconds for which a sign shows that storage works
 _MOST = 3.0  # seconds that one look can add to a silence
 _HURRIED = 10.0  # seconds of silence that are enough when another rank's wait has failed
 _ANSWER = 60.0  # seconds for another node to answer; sooner Ray may not know that it is lost
-_LONGEST_TAIL = 2**16  # bytes
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ class _Ending:
     def _ask(self, number: int) -> bool:
         """Let the rank's node send it a signal; whether nobody can be asked."""
         start = self._state.start
-        node = _node(self._run_dir / "logs" / f"comm-rank-{start.rank}.jsonl")
+        node = (last_start(self._run_dir / "logs", start.rank) or {}).get("node")
         if node is None:
             return True
         self._deadline = time.monotonic() + _ANSWER
@@ -280,11 +278,3 @@ class _Ending:
         )
         faults.log_failure(self._run_dir, start.rank, f"{what} ({where})")
         self._show.note(f"{what} ({where}); its process is ended, to start again")
-
-
-def _node(file: Path) -> str | None:
-    """Id of a rank's node in its last start, from the record that the backend leaves."""
-    with contextlib.suppress(OSError, ValueError, IndexError, KeyError), open(file, "rb") as found:
-        found.seek(max(0, found.seek(0, 2) - _LONGEST_TAIL))
-        return str(json.loads(found.read().splitlines()[-1])["node"])
-    return None

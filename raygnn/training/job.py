@@ -48,6 +48,12 @@ def attempts(run_dir: Path) -> int:
         return 0
 
 
+def ranks(run_dir: Path) -> int | None:
+    """With how many ranks a run was started last; None if that is not known."""
+    world = (last_start(run_dir / "logs", 0) or {}).get("world")
+    return world if isinstance(world, int) else None
+
+
 @dataclass(frozen=True)
 class Job:
     """One run, as every rank sees it.
@@ -71,3 +77,9 @@ class Job:
     replicated: bool
     started: float
     global_batch: int
+
+    @property
+    def planned(self) -> float:
+        """How many ranks the global batch is made for; a run that goes on takes its learning rate
+        from the checkpoint."""
+        return self.global_batch / self.config.sampling.batch_size

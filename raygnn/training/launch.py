@@ -6,17 +6,20 @@ import contextlib
 import re
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import DataError, RaygnnError, TrainingError
 from raygnn.preflight.comm_plan import CommPlan
+from raygnn.runs.diagnose.causes import REMEDIES
 from raygnn.runs.diagnose.state import STATE, file_of, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
-from raygnn.training import blackbox, faults
+from raygnn.training import blackbox, faults, nodes
 from raygnn.training.blackbox import memory
-from raygnn.training.cluster import RayCluster
+from raygnn.training.cluster import RayCluster, patience
 from raygnn.training.job import RESULT, SAVE, STOP, Job, attempts
 from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
@@ -113,15 +116,25 @@ class Launch:
         file = self._job.run_dir / RESULT
         # without an error and without a result, the ranks found a failure recorded: see train_loop
         if self._error is not None or not file.exists():
-            error = explain(self._error, failures)
-            error.direct = bool(failures) and not failures[0].is_consequence
+            gone = self._lost()
+            error = explain(self._error, failures, gone)
+            direct = isinstance(_root(self._error), TrainingError)
+            error.direct = direct or (bool(failures) and not failures[0].is_consequence)
             killed = memory.oom_kills() - self._oom_kills
-            faults.record_driver(self._job.run_dir, error, self._error, killed)
+            faults.record_driver(self._job.run_dir, error, self._error, killed, gone)
             raise error from self._error
         result = read_json(file)
         file.unlink()
         blackbox.tidy(self._job.run_dir / "logs")
         return result
+
+    def _lost(self) -> list[nodes.Lost]:
+        """The ranks whose nodes are gone; none where Ray itself is."""
+        found: list[nodes.Lost] = []
+        if not self.cluster.local:
+            with contextlib.suppress(Exception):  # which must not hide the error
+                found = nodes.lost(self._job.run_dir)
+        return found
 
     def _run(self) -> None:
         try:
@@ -152,10 +165,12 @@ def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> Torc
 
     from raygnn.training.allocator import ENVIRONMENT
     from raygnn.training.backend import CommConfig
+    from raygnn.training.scaling import Scaling
     from raygnn.training.trainer import LeanTrainer
 
     config = job.config
-    cluster = config.cluster
+    cluster, failures = config.cluster, config.fault.max_failures
+    known = {field.name for field in fields(FailureConfig)}
     resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
     trainer = LeanTrainer(
         train_loop,
@@ -172,20 +187,41 @@ def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> Torc
             name=f"start-{int(job.started * 1000)}",
             storage_path=str(job.run_dir / ".ray"),
             failure_config=FailureConfig(
-                max_failures=config.fault.max_failures, controller_failure_limit=0
+                max_failures=failures,
+                # a node that goes while the ranks start is what [min, max] is there for
+                controller_failure_limit=failures if cluster.elastic else 0,
+                # of newer versions, whose default is to begin anew without end
+                **{name: failures for name in ("max_preemption_failures",) if name in known},
             ),
             # from their first moment what is the same on all nodes; the backend sees to the rest
             worker_runtime_env={"env_vars": {**ENVIRONMENT, **comm.everywhere()}},
         ),
     )
     trainer.local = local
+    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
+    trainer.policy = Scaling(trainer.scaling_config, fewest, job.run_dir, patience(config))
     return trainer
 
 
-def explain(error: BaseException | None, failures: list[faults.Failure]) -> TrainingError:
-    """What to tell the user: what a rank recorded, else what Ray Train says of it."""
+def explain(
+    error: BaseException | None,
+    failures: list[faults.Failure],
+    lost: Sequence[nodes.Lost] = (),
+) -> TrainingError:
+    """What to tell the user: what a rank recorded, else what Ray Train says of it.
+
+    Args:
+        lost: ranks whose nodes are gone.
+    """
+    root = _root(error)
+    if isinstance(root, TrainingError):  # ours, of Ray Train's controller: it ended the run
+        return root
     if failures and not failures[0].is_consequence:
         return failures[0].as_error()
+    if lost:
+        return TrainingError(
+            str(lost[0]), where=lost[0].host, remedy=REMEDIES["node_lost"], rank=lost[0].rank
+        )
     # those that could not say anything: killed, and the cause of what the others met
     said = {failure.rank for failure in failures}
     dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
@@ -203,9 +239,6 @@ def explain(error: BaseException | None, failures: list[faults.Failure]) -> Trai
         )
     if failures:
         return failures[0].as_error()
-    root = _root(error)
-    if isinstance(root, TrainingError):
-        return root
     text = plain(root)
     remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
     return TrainingError(

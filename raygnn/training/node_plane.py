@@ -104,7 +104,8 @@ class NodePlane:
         schema = self.schema()
         model = build(config, lambda: build_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
-        return NodeTask(model, loss, config.train, world, schema.out_features)
+        planned = self.job.planned
+        return NodeTask(model, loss, config.train, world, schema.out_features, planned)
 
     @property
     def traffic(self) -> Traffic:

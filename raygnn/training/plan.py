@@ -25,6 +25,7 @@ class Plan:
         report: of the preflight.
         ntype: the node type to classify; None when the report says why there is none, or when
             graphs are the seeds.
+        workers: see `count_workers`.
         replicated: whether every rank holds the whole structure.
         training_seeds: how many there are; None where only the ranks will know.
         global_batch: seeds of a batch, over all ranks.
@@ -53,9 +54,10 @@ class Plan:
 
 
 def count_workers(config: Config, cluster: RayCluster) -> int:
-    """How many workers there will be; asks a running cluster when that decides."""
-    if config.cluster.workers != "auto":
-        return config.cluster.workers
+    """How many workers a batch and the partition are made for, the most that there will be; asks
+    a running cluster when that decides."""
+    if config.cluster.limits is not None:
+        return config.cluster.limits[1]
     if not cluster.local:
         cluster.wait()
     return resolve_workers(config, probe_resources(config, cluster.local))

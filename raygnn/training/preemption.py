@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raygnn.runs.display import Display
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import SAVE, last_start
+from raygnn.training.job import SAVE, last_start, ranks
 
 _EVERY = 2.0  # seconds between looks
 _BEFORE = 15.0  # seconds before its end that a node's ranks are asked for another checkpoint
@@ -42,10 +42,10 @@ class Preemption:
         self._next = time.monotonic() + _EVERY
         with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
             if going := _draining():
-                self._ask(going, _ranks(self._run_dir / "logs"))
+                self._ask(going, _by_node(self._run_dir))
 
-    def _ask(self, going: Mapping[str, float | None], ranks: Mapping[str, list[int]]) -> None:
-        for node in going.keys() & ranks.keys():
+    def _ask(self, going: Mapping[str, float | None], by_node: Mapping[str, list[int]]) -> None:
+        for node in going.keys() & by_node.keys():
             left = going[node]
             soon = left is not None and left <= _BEFORE
             if (node, soon) in self._asked:
@@ -54,7 +54,7 @@ class Preemption:
             self._asked.add((node, soon))
             if first:
                 when = f"in {left:.0f} s" if left is not None else "soon"
-                who = ", ".join(map(str, ranks[node]))
+                who = ", ".join(map(str, by_node[node]))
                 self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")
             (self._run_dir / SAVE).touch()
 
@@ -68,15 +68,11 @@ def _draining() -> dict[str, float | None]:
     return {node: at / 1000 - now if at else None for node, at in told.items()}
 
 
-def _ranks(logs: Path) -> dict[str, list[int]]:
+def _by_node(run_dir: Path) -> dict[str, list[int]]:
     """Node id → the ranks that it ran in their last start."""
     found: dict[str, list[int]] = {}
-    for rank in range(_world(logs)):
-        node = (last_start(logs, rank) or {}).get("node")
+    for rank in range(ranks(run_dir) or 0):
+        node = (last_start(run_dir / "logs", rank) or {}).get("node")
         if node is not None:
             found.setdefault(str(node), []).append(rank)
     return found
-
-
-def _world(logs: Path) -> int:
-    return int((last_start(logs, 0) or {}).get("world", 0))

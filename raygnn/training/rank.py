@@ -33,6 +33,7 @@ from raygnn.training.guard import Guard
 from raygnn.training.job import LENGTH, SAVE, Job, host_of
 from raygnn.training.mirror import Mirror
 from raygnn.training.plane import Plane, Traffic, open_plane
+from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.records import Records
@@ -103,7 +104,7 @@ class Rank:
         has_val = plane.count("val") > 0
         callbacks = [Phases(), Reduction(self.ranks), records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, checkpoints, Waiting()], saver)
+        trainer = self._trainer([*callbacks, Position(), checkpoints, Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         try:
@@ -328,6 +329,7 @@ class Rank:
             "metrics": metrics,
             "steps": trainer.global_step,
             "epochs": trainer.current_epoch,
+            "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             "seeds_per_second": records.seeds / busy if busy else 0.0,
             "seconds": {**records.totals, **first},

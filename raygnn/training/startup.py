@@ -36,14 +36,16 @@ class Startup:
     """Looks at how far Ray has come with a job's workers, until they are all there.
 
     Args:
-        workers: that were asked for.
+        workers: that were asked for; where it may be fewer, the most.
     """
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):
         cluster_config = config.cluster
         needs = {"CPU": cluster_config.cpus_per_worker, "GPU": cluster_config.gpus_per_worker}
         self._needs: dict[str, float] = {name: n for name, n in needs.items() if n}
-        self._workers = workers
+        limits = cluster_config.limits
+        self._workers = limits[0] if cluster_config.elastic and limits else workers
+        self._most = workers
         self._timeout = config.comm.timeout.seconds
         self._cluster = cluster
         self._show = show
@@ -78,12 +80,14 @@ class Startup:
         actors = list(state.actors(job_id=job).values())
         workers = [a["State"] for a in actors if a["ActorClassName"] == _WORKER]
         alive = workers.count("ALIVE")
-        if alive >= self._workers:
+        coming = len(workers) - alive - workers.count("DEAD")
+        if alive >= self._workers and not coming:
             return "done"
-        if len(workers) > workers.count("DEAD"):
+        if alive or coming:
             return "processes"
         controllers = [a["State"] for a in actors if a["ActorClassName"] == _CONTROLLER]
-        return "room" if "ALIVE" in controllers and self._pending() else "controller"
+        waits = self._workers < self._most or self._pending()  # our policy asks for what there is
+        return "room" if "ALIVE" in controllers and waits else "controller"
 
     def _pending(self) -> bool:
         """Whether Ray has not yet found room for workers like ours."""

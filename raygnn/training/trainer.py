@@ -6,6 +6,8 @@ from typing import Any
 
 from ray.train.torch import TorchTrainer
 
+from raygnn.training.scaling import Group, Scaling
+
 
 class LeanTrainer(TorchTrainer):
     """A TorchTrainer that starts fewer processes, each of which costs seconds.
@@ -15,11 +17,18 @@ class LeanTrainer(TorchTrainer):
 
     Attributes:
         local: on a Ray that was started for this job.
+        policy: decides how many workers there are.
     """
 
     local = False
+    policy: Scaling
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        return super()._initialize_and_run_controller(
+            **{**arguments, "scaling_policy": self.policy}
+        )
 
     def _create_default_callbacks(self) -> list[Any]:
         idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if self.local else set())
         callbacks: list[Any] = super()._create_default_callbacks()
-        return [callback for callback in callbacks if type(callback).__name__ not in idle]
+        return [Group(), *(each for each in callbacks if type(each).__name__ not in idle)]

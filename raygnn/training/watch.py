@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
+from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
 from raygnn.runs.events import EVENTS
@@ -16,7 +17,7 @@ from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
 from raygnn.training.heartbeat import Heartbeat
-from raygnn.training.job import LENGTH
+from raygnn.training.job import LENGTH, ranks
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
 from raygnn.training.preemption import Preemption
@@ -60,7 +61,7 @@ def watch(
             preemption.look()
             if launch.starts > starts:
                 starts = launch.starts
-                _tell_start(show, run, starts, config.fault.max_failures + 1)
+                _tell_start(show, run, starts, config)
             time.sleep(_POLL)
             records = tail.poll()
     return parts
@@ -102,11 +103,14 @@ def _tell_failures(show: Display, run: RunDir, since: float) -> float:
     return max(failure.time for failure in news)
 
 
-def _tell_start(show: Display, run: RunDir, number: int, most: int) -> None:
+def _tell_start(show: Display, run: RunDir, number: int, config: Config) -> None:
     if any(failure.final for failure in faults.recorded(run.path)):
         return  # its ranks will see that, and go
     newest = checkpoint.newest(run.checkpoints) or "the beginning"
-    show.note(f"start {number} of at most {most}, from {newest} if that is whole")
+    told = f"start {number} of at most {config.fault.max_failures + 1}"
+    if config.cluster.elastic:  # more workers are a start, but no failure
+        told = f"start {number}, with {some(ranks(run.path) or 0, 'worker')}"
+    show.note(f"{told}, from {newest} if that is whole")
 
 
 def _first_records(

@@ -175,6 +175,17 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     ),
     "text for a list": (GOOD + "cluster: {allow: nonsense}\n", ("a list, got", ": [nonsense]")),
     "workers without end": (GOOD + "cluster: {workers: 2000000000}\n", ("more than 1048576",)),
+    "most workers without end": (
+        GOOD + "cluster: {workers: [1, 2000000000]}\n",
+        ("cluster.workers", "more than 1048576"),
+    ),
+    **{
+        f"workers {found}": (
+            GOOD + f"cluster: {{workers: {found}}}\n",
+            ("cluster.workers", "auto, a whole number", "[min, max]", "min ≤ max", f"got {found}"),
+        )
+        for found in ("[3, 2]", "[0, 2]", "[1]", "[1, 2, 3]", "[]", "[1, 'auto']", "[1.5, 2]", "0")
+    },
     "storage in a cloud": (GOOD + "storage: s3://bucket/runs\n", ("storage", "s3://bucket/runs")),
     "address of the dashboard": (
         GOOD + "cluster: {address: 'http://head:8265'}\n",
@@ -266,6 +277,10 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "too few CPUs": (
         GOOD + "cluster: {workers: 4, cpus_per_worker: 2, num_cpus: 4}\n",
         ("cluster.num_cpus", "4 × 2"),
+    ),
+    "too few CPUs for the fewest": (
+        GOOD + "cluster: {workers: [3, 9], cpus_per_worker: 2, num_cpus: 4}\n",
+        ("cluster.num_cpus", "3 × 2"),
     ),
     "CPUs of a running cluster": (
         GOOD + "cluster: {address: 'head:6379', num_cpus: 4}\n",

@@ -210,6 +210,26 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(make_config(cluster__workers=3)),
         *("resources_fit", "error", ["3 × 1 CPUs do not fit: Ray has 2 CPUs", "room for 2"]),
     ),
+    "too many workers at the least": (
+        lambda: make_job(make_config(cluster__workers=[3, 4])),
+        *("resources_fit", "error", ["3 × 1 CPUs do not fit: Ray has 2 CPUs", "room for 2"]),
+    ),
+    "fewer workers than the most": (
+        lambda: make_job(make_config(cluster__workers=[1, 4])),
+        *("resources_fit", "info", ["starts with 2 workers of up to 4", "2 CPUs"]),
+    ),
+    "memory for many workers only": (
+        lambda: make_job(
+            make_config(cluster__workers=[1, 2], sampling__cache=0.0),
+            nodes=(make_node("a", memory=3 * GIB), make_node("b", memory=9 * GIB)),
+            partition=make_partition(bytes=4 * GIB),
+        ),
+        *("memory_fits", "warn", ["with 1 worker", "4.0 GiB", "3.0 GiB"]),
+    ),
+    "CPUs that others use, of the fewest": (
+        lambda: make_job(make_config(cluster__workers=[1, 2]), resources=make_resources(free=0)),
+        *("resources_fit", "warn", ["1 × 1 CPUs have to wait", "leave 0 CPUs"]),
+    ),
     "a worker larger than any node": (
         lambda: make_job(
             make_config(cluster__workers=1, cluster__cpus_per_worker=3),
@@ -422,6 +442,14 @@ def test_a_report_is_plain_and_has_a_row_per_node() -> None:
     assert rows[0][:4] == ("a", "10.0.0.1", "3.11.7", "2.13.0+cpu")
     assert rows[1][:2] == ("b", "no answer")
     assert Report(check(make_job()), nodes[:1], (), comm, 0.0).ok
+
+
+def test_as_many_workers_as_fit_of_a_range() -> None:
+    config = make_config(cluster__workers=[2, 4])
+    assert [resolve_workers(config, make_resources(("a", n, 0))) for n in (1, 3, 9)] == [2, 3, 4]
+    job = make_job(config, resources=make_resources(("a", 3, 0)))
+    assert (job.fewest, job.workers, job.most) == (2, 3, 4)
+    assert not [found for found in check(make_job(config)) if found.severity == "error"]
 
 
 def test_auto_workers_are_as_many_as_fit() -> None:

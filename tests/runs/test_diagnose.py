@@ -100,6 +100,17 @@ def raised(what: str, **more: Any) -> Evidence:
     return run(ALIVE, Traces(1, state(1), box(1), failure(1, what, **more)))
 
 
+LOST = {
+    "error": "",
+    "workers": {"0": {"type": "TrainingError", "text": "", "said": True}},
+    "lost": {"1": {"host": "node1", "why": "it takes no connection"}},
+}
+
+
+def raised_then_lost(what: str) -> Evidence:
+    return replace(raised(what), driver=LOST)
+
+
 SILENT = Traces(1, state(1, ago=0.5))
 CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "model": (raised("ValueError: no"), "model", 1, "my_model.py:7 in forward"),
@@ -166,6 +177,18 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
         "node_lost",
         1,
         "",
+    ),
+    "node, as the driver saw": (
+        run(TIMED_OUT_0, Traces(1, state(1, ago=15.0)), driver=LOST), "node_lost", 1, "node1, phase"
+    ),
+    "node, and its rank met the end of the network, too": (
+        run(TIMED_OUT_0, Traces(1, state(1), box(1), failure(1, TIMEOUT)), driver=LOST),
+        "node_lost",
+        1,
+        "",
+    ),
+    "node, after its rank's own failure": (
+        raised_then_lost("ValueError: no"), "model", 1, "my_model.py:7"
     ),
     "crash": (
         run(

@@ -53,6 +53,28 @@ def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
+# epochs have 4 steps: killed at the end of one, and then anywhere, again and again
+@pytest.mark.parametrize("stops", [(8, 20), (8, 18), (4, 8, 12), (8, 9, 10, 13), (7, 12, 13)])
+def test_it_goes_on_from_where_it_went_on(stops: tuple[int, ...], make_job: JobFactory) -> None:
+    options: dict[str, Any] = {
+        "train": {"epochs": 6, "lr": 0.05},
+        "fault": {"checkpoint_every": 1, "keep": 40},
+        "sampling": {"batch_size": 128},
+        "cluster": {"workers": 1},
+    }
+    whole = train_on_ranks(make_job(name="whole", **options))
+    config = make_job(name="part", **options)
+    resumed = train_on_ranks(config)
+    for stop in stops:
+        cut(config.run_dir, stop)
+        resumed = train_on_ranks(config, resume=True)
+    assert resumed.summary["steps"] == whole.summary["steps"] == 24
+    assert resumed.summary["epochs"] == whole.summary["epochs"] == 6
+    for column in ("train/loss", "val/loss", "epoch"):
+        new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
+        assert new.to_dict() == old.to_dict(), column  # to the bit
+
+
 @pytest.mark.parametrize("steps", [8, 10])  # at the end of an epoch of 4, and within one
 def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFactory) -> None:
     """Stopped between the last step and its evaluation: a resume has no step left to make."""

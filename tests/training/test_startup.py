@@ -110,6 +110,25 @@ def test_room_that_another_job_has(controller: None, start: Any, hurry: None) ->
     assert "waiting up to 3 s" in show.console.export_text()
 
 
+def test_room_for_the_fewest_that_never_comes(controller: None, start: Any, hurry: None) -> None:
+    """Nothing is asked of Ray before there is room: our policy of scaling looks for it."""
+    startup, show = start(3, cluster={"workers": [2, 3]})
+    with pytest.raises(TrainingError, match="Ray has no room for 2 workers"):
+        look(startup)
+    assert "waiting up to 1 s for room for 2 workers" in show.console.export_text()
+
+
+def test_fewer_workers_than_the_most_that_come(
+    cluster: RayCluster, start: Any, hurry: None
+) -> None:
+    actor = stand_in("RayTrainWorker")
+    startup, _ = start(3, cluster={"workers": [1, 3]})
+    ray.get(actor.ping.remote(), timeout=120)
+    startup.look()
+    assert startup._phase == "done"
+    ray.kill(actor)
+
+
 def test_workers_that_die_at_once(cluster: RayCluster, start: Any, hurry: None) -> None:
     broken = {"env_vars": {"PYTHONHOME": "/nowhere"}}
     actor = stand_in("RayTrainWorker", runtime_env=broken)

@@ -9,7 +9,7 @@ from typing import Any
 from raygnn.runs.diagnose import causes
 from raygnn.runs.diagnose.flights import called_by_user, first_difference
 from raygnn.runs.diagnose.frames import crashed_at, in_collective
-from raygnn.runs.diagnose.ranks import RankReport, collectives, report
+from raygnn.runs.diagnose.ranks import RankReport, collectives, lost_with, report
 from raygnn.runs.diagnose.reading import Evidence
 from raygnn.runs.diagnose.words import Clues, file_of, short, side_by_side, what_of, without_native
 
@@ -258,17 +258,23 @@ class _Judge(Clues):
 
     def _died(self) -> Cause | None:
         """A rank that ended without a word."""
-        dead = [rank for rank in self.ranks.values() if rank.state == "died"]
+        lost = {rank.rank for rank in self.ranks.values() if lost_with(self.evidence, rank.rank)}
+        dead = [r for r in self.ranks.values() if r.state == "died" or r.rank in lost]
         if not dead:
             return None
-        rank = min(dead, key=lambda r: (r.last_sign or self.evidence.now, r.rank))
+        # one whose node is gone, if there is one: that is why others may have ended, too
+        rank = min(
+            dead, key=lambda r: (r.rank not in lost, r.last_sign or self.evidence.now, r.rank)
+        )
         text = self.driver_text(rank.rank)
-        kind = causes.kind_of_death(text)
-        evidence = [*self.of_driver(rank.rank), *self.of_life(rank)]
-        confidence = "high" if text else "medium"
+        kind = "node_lost" if rank.rank in lost else causes.kind_of_death(text)
+        evidence = [*self.of_lost(rank.rank), *self.of_driver(rank.rank), *self.of_life(rank)]
+        confidence = "high" if text or rank.rank in lost else "medium"
         what = "ended without a word: SIGKILL, or os._exit"
         if kind == "node_lost":
-            what = f"was lost with its node {rank.host or ''}".rstrip()
+            found = lost_with(self.evidence, rank.rank)
+            host, _, why = found.partition(": ") if found else (rank.host or "", "", "")
+            what = f"was lost with its node {host}".rstrip() + (f": {why}" if why else "")
         elif kind == "memory":
             what = "was killed because its node ran out of memory"
         elif (kills := self.oom_kills(rank)) > 0:

@@ -117,11 +117,23 @@ def _state(
 
 
 def _is_dead(rank: int, evidence: Evidence) -> bool:
-    """Whether Ray says that the worker died; one that just does not answer may be frozen."""
+    """Whether Ray says that the worker died, or its node is gone; one that just does not answer
+    may be frozen."""
+    if lost_with(evidence, rank):
+        return True
     worker = (evidence.driver or {}).get("workers", {}).get(str(rank))
     if not isinstance(worker, Mapping) or worker.get("said"):
         return False
     return "Timeout" not in str(worker.get("type"))
+
+
+def lost_with(evidence: Evidence, rank: int) -> str:
+    """The node that the rank was lost with, and what the driver saw of it; "" if it was not."""
+    lost = (evidence.driver or {}).get("lost")
+    found = lost.get(str(rank)) if isinstance(lost, Mapping) else None
+    if not isinstance(found, Mapping):
+        return ""
+    return f"{str(found.get('host'))[:200]}: {str(found.get('why'))[:200]}"
 
 
 def _lost(rank: int, evidence: Evidence) -> bool:

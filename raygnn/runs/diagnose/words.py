@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raygnn.runs.diagnose.ranks import RankReport
+from raygnn.runs.diagnose.ranks import RankReport, lost_with
 from raygnn.runs.diagnose.reading import Evidence, Traces
 
 # what matters in Ray's words, between its worker's particulars and its guesses at reasons
@@ -56,6 +56,10 @@ class Clues:
             return []
         said = _DETAIL.search(text)
         return [f"logs/driver.json: {short(said[1] if said else text)}"]
+
+    def of_lost(self, rank: int) -> list[str]:
+        lost = lost_with(self.evidence, rank)
+        return [f"logs/driver.json: lost {short(lost)}"] if lost else []
 
     def of_life(self, rank: RankReport) -> list[str]:
         if not rank.last_sign:
