@@ -10,6 +10,7 @@ Runs in the process of Ray Train's controller.
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -29,6 +30,8 @@ from raygnn.preflight.findings import some
 from raygnn.runs.events import EVENTS, Events
 from raygnn.training import nodes
 from raygnn.training.job import SAVE, STOP
+
+log = logging.getLogger("raygnn")
 
 _POLL = 1.0  # seconds between looks for room while nothing runs
 _SETTLE = 3.0  # seconds that less than the most has to last before it is taken for what there is
@@ -124,7 +127,11 @@ class Scaling(FixedScalingPolicy):
     def _room(self) -> int:
         needs = self.scaling_config._resources_per_worker_not_none
         wanted = {name: n for name, n in needs.items() if n}
-        return min(nodes.room(wanted, Group.held), self._most)
+        try:
+            return min(nodes.room(wanted, Group.held), self._most)
+        except Exception:  # Ray does not answer; ranks that run need not end of that
+            log.warning("the room for workers cannot be told", exc_info=True)
+            return 0
 
     def _settled(self, now: float) -> bool:
         self._settling = now if self._settling is None else self._settling
