@@ -95,7 +95,7 @@ class Scaling(FixedScalingPolicy):
                     f"there is room for {room}{self._why()}"
                 )
             if now - self._waiting >= self._patience:
-                raise self._no_room(room, now - self._waiting)
+                raise self._no_room(room)
         if (self._run_dir / STOP).exists():
             raise TrainingError("the command ended the run while it waited for room")
         time.sleep(_POLL)  # Ray would ask again at once
@@ -170,11 +170,11 @@ class Scaling(FixedScalingPolicy):
         events.tell(what)
         events.close()
 
-    def _no_room(self, room: int, waited: float) -> TrainingError:
+    def _no_room(self, room: int) -> TrainingError:
         lost = nodes.lost(self._run_dir)
         told = "".join(f"; {each}" for each in lost[:_NAMED])
         return TrainingError(
-            f"there is room for {some(room, 'worker')} of {self._fewest}, after {waited:.0f} s"
+            f"there is room for {some(room, 'worker')} of {self._fewest}, after {self._patience:.0f} s"
             f"{told}",
             where=f"rank {lost[0].rank} on {lost[0].host}" if lost else None,
             remedy="bring the node back or add another, and train with --resume; with "
