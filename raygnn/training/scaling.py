@@ -174,8 +174,8 @@ class Scaling(FixedScalingPolicy):
         lost = nodes.lost(self._run_dir)
         told = "".join(f"; {each}" for each in lost[:_NAMED])
         return TrainingError(
-            f"there is room for {some(room, 'worker')} of {self._fewest}, after {self._patience:.0f} s"
-            f"{told}",
+            f"there is room for {some(room, 'worker')} of {self._fewest}, after "
+            f"{self._patience:.0f} s{told}",
             where=f"rank {lost[0].rank} on {lost[0].host}" if lost else None,
             remedy="bring the node back or add another, and train with --resume; with "
             "cluster.workers [min, max] a run goes on with the workers that are left",
