@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("shared_ray")
 MODEL = "tests.training.doomed:Doomed"
 STEPS = 12  # 3 epochs of 4
 # where → how many such moments there are, about, in a run
-MOMENTS = {"train": STEPS, "evaluate": 8, "write": 300, "sync": 30, "rename": 6, "time": 800}
+MOMENTS = {"train": STEPS, "evaluate": 5, "write": 300, "sync": 30, "rename": 6, "time": 800}
 
 
 def train(make_job: JobFactory, tmp_path: Path, name: str, moment: str, n: int, rank: int) -> Run:
