@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import logging
 import os
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
@@ -34,6 +35,8 @@ _OBJECT_STORE_BYTES = 200 * 2**20
 _START = 180.0  # seconds for a Ray to start, or to let us in
 _END = 60.0  # seconds for it to end
 _ROOM = 60.0  # seconds for workers to be placed, at least
+
+_PREFIX, _OWNER = "raygnn-", ".owner"  # of a local Ray's directory, and in it
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -86,6 +89,7 @@ class RayCluster:
         self._error: BaseException | None = None
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
+        self._owned: IO[str] | None = None  # what says that it is still in use
         self.ours = False  # it goes, or we leave it, when the job ends
 
     def __enter__(self) -> RayCluster:
@@ -158,6 +162,8 @@ class RayCluster:
         finally:
             if self._directory and self._error is None:
                 _remove(self._directory)
+            if self._owned is not None:
+                self._owned.close()
         # what was set for Ray is not meant for another one, later in this process
         for name in os.environ.keys() - before.keys():
             if name.startswith("RAY_"):
@@ -200,7 +206,8 @@ class RayCluster:
             with _our_sigterm():
                 ray.init(address=self._address, **common)
             return
-        self._directory = tempfile.mkdtemp(prefix="raygnn-")  # short: it is part of socket paths
+        _sweep()
+        self._directory, self._owned = _own_directory()
         with _our_sigterm(), _own_session():
             ray.init(
                 address="local",
@@ -264,6 +271,24 @@ def _own_session() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = popen
+
+
+def _own_directory() -> tuple[str, IO[str]]:
+    """A new directory for a local Ray, and a file that is locked for as long as it is in use."""
+    directory = tempfile.mkdtemp(prefix=_PREFIX)  # short: it is part of socket paths
+    draft = Path(directory, f"{_OWNER}.tmp")
+    owned = open(draft, "w")  # noqa: SIM115
+    fcntl.flock(owned, fcntl.LOCK_EX)
+    draft.rename(Path(directory, _OWNER))
+    return directory, owned
+
+
+def _sweep() -> None:
+    """Remove the directories of commands that were killed."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError), open(owner) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use
+            shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _remove(directory: str) -> None:

@@ -7,6 +7,7 @@ decides before that has to ask the node itself.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ def room(needs: Mapping[str, float], group: Any = None) -> int:
     """
     from ray._private import state
 
-    alive = [node for node in _nodes() if node["Alive"]]
+    going = draining()  # where Ray starts nothing any more
+    alive = [node for node in _nodes() if node["Alive"] and node["NodeID"] not in going]
     free, held = state.state.available_resources_per_node(), _held(group)
     fits = {}
     for node in alive:
@@ -56,6 +58,15 @@ def room(needs: Mapping[str, float], group: Any = None) -> int:
             fits[name] = fit
     there = _answering(node for node in alive if node["NodeID"] in fits)
     return sum(fit for name, fit in fits.items() if name in there)
+
+
+def draining() -> dict[str, float | None]:
+    """The ids of the nodes that are to go, and in how many seconds; None where nobody says."""
+    from ray._private import state  # as Ray Train's own watcher does
+
+    now, known = time.time(), getattr(state.state, "get_draining_nodes", None)
+    told: Mapping[str, int] = known() if known is not None else {}  # not in every version
+    return {node: at / 1000 - now if at else None for node, at in told.items()}
 
 
 def lost(run_dir: Path) -> list[Lost]:

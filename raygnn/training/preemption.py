@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from raygnn.runs.display import Display
+from raygnn.training import nodes
 from raygnn.training.cluster import RayCluster
 from raygnn.training.job import SAVE, last_start, ranks
 
@@ -41,7 +42,7 @@ class Preemption:
             return
         self._next = time.monotonic() + _EVERY
         with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
-            if going := _draining():
+            if going := nodes.draining():
                 self._ask(going, _by_node(self._run_dir))
 
     def _ask(self, going: Mapping[str, float | None], by_node: Mapping[str, list[int]]) -> None:
@@ -57,15 +58,6 @@ class Preemption:
                 who = ", ".join(map(str, by_node[node]))
                 self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")
             (self._run_dir / SAVE).touch()
-
-
-def _draining() -> dict[str, float | None]:
-    """Node id → seconds until it goes, None where nobody says; of those that are to go."""
-    from ray._private import state  # as Ray Train's own watcher does
-
-    now = time.time()
-    told: Mapping[str, int] = state.state.get_draining_nodes()
-    return {node: at / 1000 - now if at else None for node, at in told.items()}
 
 
 def _by_node(run_dir: Path) -> dict[str, list[int]]:

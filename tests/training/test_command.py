@@ -259,7 +259,12 @@ def slow(run: Callable[..., Command], tmp_path: Path) -> Command:
 
 @pytest.mark.parametrize(
     "how",
-    ["term", "twice", pytest.param("group", marks=SLOW), pytest.param("hangup", marks=SLOW)],
+    [
+        "term",
+        pytest.param("twice", marks=SLOW),
+        pytest.param("group", marks=SLOW),
+        pytest.param("hangup", marks=SLOW),
+    ],
 )
 def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: str) -> None:
     command = slow(run, tmp_path)
@@ -280,6 +285,31 @@ def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: 
     assert len(lines) == 2  # the remedy; no stack
     assert command.leaves_nothing()
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
+
+
+@SLOW
+def test_a_command_that_is_killed(run: Callable[..., Command], tmp_path: Path) -> None:
+    """Its Ray goes with it, and the run goes on from the newest checkpoint."""
+    sections: dict[str, Any] = {
+        "model": {"kind": f"{MODELS}:Slow"},
+        "train": {"epochs": 3},
+        "fault": {"checkpoint_every": 2},
+    }
+    command = run("train", **sections)
+    metrics = tmp_path / "runs" / "test" / "metrics.jsonl"
+    wait_for_step(metrics, 5, command.process)
+    command.process.kill()
+    command.process.wait()
+    deadline = time.monotonic() + 120  # Ray's agents look for its head for a minute
+    while command.left_behind() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert command.left_behind() == []
+    again = run("train", "--resume", **sections)
+    code, out, _ = again.finish()
+    assert code == 0
+    assert "resume: from step 4" in out
+    steps = [step for line in metrics.read_text().splitlines() if (step := of_loss(line))]
+    assert steps == list(range(1, 13))
 
 
 def test_a_reader_that_goes(run: Callable[..., Command], tmp_path: Path) -> None:

@@ -282,3 +282,38 @@ def test_a_host_that_comes_back_is_used_again(lab: Lab) -> None:
     assert [start["world"] for start in started(run, 0)] == [2, 1, 2]
     assert json.loads((run / "summary.json").read_text())["workers"] == 2
     assert_every_seed_once_per_epoch(lab.seen("back"))
+
+
+def test_a_host_that_is_to_go(lab: Lab) -> None:
+    """Its notice is answered with a checkpoint, and when it goes the other one goes on."""
+    command = lab.start(
+        "notice",
+        pause=0.5,
+        cluster={"workers": [1, 2]},
+        fault={"checkpoint_every": "1h", "max_failures": 1},
+    )
+    wait_for_step(lab.run("notice") / "metrics.jsonl", 5, command)
+    (record,) = (
+        start for rank in (0, 1) for start in started(lab.run("notice"), rank)
+        if start["host"] == "host1"
+    )  # fmt: skip
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "drain-node"]
+    argv += ["--address", lab.cluster.address, "--node-id", record["node"]]
+    argv += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    argv += ["--deadline-remaining-seconds", "30"]
+    done = lab.cluster.run(argv, timeout=60, cwd="/")
+    assert done.returncode == 0, done.stderr
+    notice = time.time()
+    checkpoints = lab.run("notice") / "checkpoints"
+    while not any(checkpoints.glob("step-*")):
+        assert time.time() < notice + 20, lab.said("notice")
+        time.sleep(0.1)
+    saved = time.time()
+    small = wait_for_start(lab, "notice", 1, notice, command)
+    print(f"\na checkpoint {saved - notice:.1f} s after the notice of 30 s, 1 worker "
+          f"{small - notice:.1f} s after it")  # fmt: skip
+    assert command.wait(LIMIT) == 0, lab.said("notice")
+    print(lab.said("notice"))
+    assert "is to go in" in lab.said("notice")
+    assert json.loads((lab.run("notice") / "summary.json").read_text())["workers"] == 1
+    assert_every_seed_once_per_epoch(lab.seen("notice"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raygnn.runs.display import NullDisplay
-from raygnn.training import preemption
+from raygnn.training import nodes, preemption
 from raygnn.training.job import SAVE
 from raygnn.training.preemption import Preemption
 
@@ -39,7 +39,7 @@ def watch(
     run_dir: Path, going: dict[str, float | None], monkeypatch: pytest.MonkeyPatch, **cluster: Any
 ) -> tuple[Preemption, Notes]:
     monkeypatch.setattr(preemption, "_EVERY", 0.0)
-    monkeypatch.setattr(preemption, "_draining", lambda: dict(going))
+    monkeypatch.setattr(nodes, "draining", lambda: dict(going))
     show = Notes()
     there: Any = SimpleNamespace(**{"local": False, **cluster})
     return Preemption(run_dir, there, show), show
@@ -80,4 +80,4 @@ def test_our_own_ray_is_not_preempted(run_dir: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("shared_ray")
 def test_what_ray_tells() -> None:
-    assert preemption._draining() == {}
+    assert nodes.draining() == {}

@@ -16,6 +16,7 @@ from rich.console import Console
 from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
+from raygnn.training import cluster as cluster_module
 from raygnn.training import startup as module
 from raygnn.training.cluster import RayCluster
 from raygnn.training.launch import explain
@@ -197,3 +198,19 @@ def test_a_dead_worker_is_said_without_its_trace_first() -> None:
     assert "\x1b" not in f"{error}{error.trace}"
     error = explain(WorkerGroupError("", {0: Exception("The actor died.\n  pid 7")}), [])
     assert error.what == "a worker died: The actor died."
+
+
+def test_directories_of_commands_that_were_killed_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mine, owned = cluster_module._own_directory()
+    stale, other = tmp_path / "raygnn-stale", tmp_path / "raygnn-0"
+    for directory in (stale, other):
+        (directory / "logs").mkdir(parents=True)
+    (stale / ".owner").touch()
+    cluster_module._sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([Path(mine), other])
+    owned.close()
+    cluster_module._sweep()
+    assert list(tmp_path.iterdir()) == [other]
