@@ -118,8 +118,9 @@ def _stoppable() -> Iterator[None]:
 
     def interrupt(signum: int, frame: object) -> None:
         nonlocal last
-        before, last = last, time.monotonic()
-        if last - before > _IMPATIENT:
+        now = time.monotonic()
+        if now - last > _IMPATIENT:
+            last = now
             raise KeyboardInterrupt
 
     handlers = {number: signal.getsignal(number) for number in _STOPS}

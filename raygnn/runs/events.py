@@ -1,4 +1,4 @@
-"""``logs/events.jsonl``: what happens to a run besides its records, for whoever watches."""
+"""``logs/events.jsonl``, ``logs/scaling.jsonl``: what else happens to a run, for who watches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from raygnn.runs.append import Appender
 from raygnn.runs.files import plain
 
-EVENTS = "events.jsonl"
+EVENTS = "events.jsonl"  # of rank 0
+SCALING = "scaling.jsonl"  # of what decides how many ranks there are
 _MOST_WAITING = 2**20  # bytes
 
 

@@ -21,7 +21,7 @@ from raygnn.runs.files import insist, plain, storage_errors
 
 Record = dict[str, Any]
 
-_MOST_WAITING = 4 * 2**20  # bytes
+_MOST_WAITING = 64 * 2**20  # bytes
 
 
 class MetricsWriter:
@@ -34,6 +34,7 @@ class MetricsWriter:
         path: the file; its directory exists.
         keep: records of an earlier start that stay: those up to this step, so that a run that
             goes on from a checkpoint has each step once. None for none of them.
+        patience: seconds to wait for storage that is full or away.
 
     Attributes:
         waiting: why records wait, if they do.
@@ -42,12 +43,12 @@ class MetricsWriter:
         TrainingError: the file cannot be opened.
     """
 
-    def __init__(self, path: Path, keep: int | None = None):
+    def __init__(self, path: Path, keep: int | None = None, patience: float = 0.0):
         self.path = path
         self.waiting: OSError | None = None
         self._file = Appender(path)
         with storage_errors(path):
-            descriptor = self._file.open()
+            descriptor = insist(self._file.open, patience)
             end = 0 if keep is None else _bytes_until(path, keep)
             if os.fstat(descriptor).st_size > end:
                 os.ftruncate(descriptor, end)

@@ -8,6 +8,7 @@ complete; reading verifies it all the same and passes over a damaged one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -17,7 +18,7 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -61,7 +62,12 @@ class Checkpoint:
 
 
 def write(
-    directory: Path, state: Mapping[str, Any], step: int, keep: int, about: Mapping[str, Any]
+    directory: Path,
+    state: Mapping[str, Any],
+    step: int,
+    keep: int,
+    about: Mapping[str, Any],
+    is_current: Callable[[], bool] = lambda: True,
 ) -> None:
     """Write the state after a step. Later ones, which the run has passed over, are put aside
     (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go.
@@ -69,6 +75,8 @@ def write(
     Args:
         state: Lightning's: plain values and tensors.
         about: for the manifest, see `Checkpoint`.
+        is_current: whether no later start of the run has taken over, which a rank that was cut
+            off, or asleep, may find when it comes back.
 
     Raises:
         OSError: it cannot be written; those that were there are there still.
@@ -76,19 +84,23 @@ def write(
     final = state_at(directory, step).parent
     draft = directory / f".{final.name}.tmp"
     shutil.rmtree(draft, ignore_errors=True)
+    moved: list[tuple[Path, Path]] = []
     try:
         draft.mkdir(parents=True)
         _fill(draft, state, {**about, "step": step})
+        if not is_current():
+            raise OSError(errno.ESTALE, "a later start of the run has taken over")
         for other in _all(directory):
             if other.name >= final.name:  # the same step again, too, after a restart
-                aside = directory / f"{_ASIDE}{other.name}"
-                shutil.rmtree(aside, ignore_errors=True)
-                os.rename(other, aside)
+                moved.append((other, put_aside(other)))
         os.rename(draft, final)
-        sync(directory)
     except BaseException:
+        for other, aside in reversed(moved):
+            with contextlib.suppress(OSError):
+                os.rename(aside, other)
         shutil.rmtree(draft, ignore_errors=True)
         raise
+    sync(directory)
     shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
     for old in (*_all(directory)[:-keep], *sorted(directory.glob(f"{_ASIDE}*"))[:-keep]):
         shutil.rmtree(old, ignore_errors=True)
@@ -99,12 +111,13 @@ def save_weights(directory: Path, model: nn.Module) -> None:
 
     ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
     """
-    import torch
-
     draft = directory / ".selected.tmp"
-    torch.save(model.state_dict(), draft)
-    sync(draft)
-    os.rename(draft, directory / "selected.pt")
+    try:
+        _save(model.state_dict(), draft)
+        os.rename(draft, directory / "selected.pt")
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync(directory)
 
 
@@ -125,13 +138,25 @@ def find(
     """
     rejected: list[str] = []
     for candidate in reversed(_all(directory)):
-        found = _read(candidate)
-        if isinstance(found, Checkpoint):
-            found = _own(found, config, data)
+        found = judge(candidate, config, data)
         if isinstance(found, Checkpoint):
             return found, rejected
         rejected.append(f"{candidate.name}: {found}")
     return None, rejected
+
+
+def put_aside(checkpoint: Path) -> Path:
+    """Rename one, so that it is none any more; returns its new place."""
+    aside = checkpoint.with_name(f"{_ASIDE}{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(checkpoint, aside)
+    return aside
+
+
+def judge(checkpoint: Path, config: Config, data: str | None = None) -> Checkpoint | str:
+    """A checkpoint, or what is wrong with it; the arguments and errors are those of `find`."""
+    found = _read(checkpoint)
+    return _own(found, config, data) if isinstance(found, Checkpoint) else found
 
 
 def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
@@ -205,11 +230,7 @@ def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> No
     """Write both files of a checkpoint, durably."""
     import torch
 
-    with open(draft / STATE, "wb") as file:
-        hashed = _Hashed(file)
-        torch.save(dict(state), cast(IO[bytes], hashed))
-        if hashed.error is not None:
-            raise hashed.error
+    hashed = _save(dict(state), draft / STATE)
     manifest = {
         **about,
         "bytes": hashed.bytes,
@@ -219,8 +240,24 @@ def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> No
         "time": time.time(),
     }
     (draft / MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
-    sync(draft / STATE)
     sync(draft / MANIFEST)
+
+
+def _save(value: Any, path: Path) -> _Hashed:
+    """Write what torch.load reads, durably.
+
+    Raises:
+        OSError: it cannot be written; torch itself would make a RuntimeError of that.
+    """
+    import torch
+
+    with open(path, "wb") as file:
+        hashed = _Hashed(file)
+        torch.save(value, cast(IO[bytes], hashed))
+        if hashed.error is not None:
+            raise hashed.error
+    sync(path)
+    return hashed
 
 
 def _all(directory: Path) -> list[Path]:

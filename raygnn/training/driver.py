@@ -33,10 +33,16 @@ from raygnn.runs.store import RunDir, is_run
 from raygnn.training import checkpoint, faults
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
-from raygnn.training.job import LENGTH, RESULT, SAVE, STOP, Job
+from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
-from raygnn.training.resume import check_steps, find_start, resume_mode
+from raygnn.training.resume import (
+    check_mirror,
+    check_steps,
+    find_start,
+    only_fetched,
+    resume_mode,
+)
 from raygnn.training.watch import watch
 
 if TYPE_CHECKING:
@@ -80,6 +86,7 @@ def train(
             config.name,
             mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
         ) as run,
+        only_fetched(run),
         RayCluster(config, verbose=verbose) as cluster,
         _interruptible(run),
     ):
@@ -95,6 +102,8 @@ def train(
             plan = make_plan(config, nodes, workers, given, start.global_batch)
         verdict(plan.report.findings, config)
         check_steps(config, plan, run, start)
+        if not resume:
+            check_mirror(config, run, overwrite=overwrite)
         run.begin(config.recorded())
         run.write_preflight(plan.report.to_dict())
         if not cluster.local:
@@ -284,7 +293,7 @@ def _fit(
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
     faults.clear(run.path)
-    for name in (RESULT, STOP, SAVE, LENGTH):
+    for name in (RESULT, STOP, SAVE, SENDING, LENGTH):
         (run.path / name).unlink(missing_ok=True)
     job = Job(
         config=config,

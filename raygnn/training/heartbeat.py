@@ -243,9 +243,14 @@ class _Ending:
             return True
 
     def _fail(self, why: str) -> bool:
-        if not self._told:
-            self._tell()
-        self._show.note(f"rank {self._state.start.rank} could not be ended: {why}")
+        rank, host = self._state.start.rank, self._state.start.host
+        if self._told:
+            self._show.note(f"rank {rank} could not be ended: {why}")
+        else:
+            self._show.note(
+                f"rank {rank} on {host} gave no sign of life for {self._silent:.0f} s, and cannot "
+                f"be ended: {why}"
+            )
         return True
 
     def _tell(self) -> None:

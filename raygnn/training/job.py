@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STOP = ".stop"  # in the run directory: the driver wants the ranks to end
 SAVE = ".save"  # in the run directory: somebody wants a checkpoint now; gone when it is written
+SENDING = ".sending"  # in the run directory: there while checkpoints are copied to the mirror
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 

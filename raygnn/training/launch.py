@@ -20,7 +20,7 @@ from raygnn.runs.files import read_json
 from raygnn.training import blackbox, faults, nodes
 from raygnn.training.blackbox import memory
 from raygnn.training.cluster import RayCluster, patience
-from raygnn.training.job import RESULT, SAVE, STOP, Job, attempts
+from raygnn.training.job import RESULT, SAVE, SENDING, STOP, Job, attempts
 from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
 
@@ -78,14 +78,16 @@ class Launch:
         """Have the ranks write a checkpoint, if they train; waits for it no longer than the
         configuration says."""
         job = self._job
-        if not self.running() or not _trains(job.run_dir / "logs"):
+        if not self.running() or self.starts < 1 or not _trains(job.run_dir):
             return
-        request = job.run_dir / SAVE
+        request, sending = job.run_dir / SAVE, job.run_dir / SENDING
         deadline = time.monotonic() + job.config.fault.save_timeout.seconds
         with contextlib.suppress(OSError):
             request.touch()
             try:
-                while request.exists() and self.running() and time.monotonic() < deadline:
+                while (request.exists() or sending.exists()) and self.running():
+                    if time.monotonic() >= deadline:
+                        break
                     time.sleep(_POLL)
             finally:
                 request.unlink(missing_ok=True)
@@ -144,13 +146,13 @@ class Launch:
             self._error = error
 
 
-def _trains(logs: Path) -> bool:
+def _trains(run_dir: Path) -> bool:
     """Whether the ranks are between their first step and their last."""
     try:
-        state = read_state(file_of(logs, 0, STATE))
+        state = read_state(file_of(run_dir / "logs", 0, STATE))
     except DataError:
         return False
-    if state is None or state.training.step is None:
+    if state is None or state.training.step is None or state.start.attempt != attempts(run_dir):
         return False
     return state.training.phase not in (blackbox.TEST, blackbox.DONE)
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import posixpath
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raygnn.config.schema import Config
 from raygnn.config.uri import Uri
 from raygnn.errors import DataError
 from raygnn.graph.atomic import sync
-from raygnn.training.checkpoint import MANIFEST, NAME, STATE
+from raygnn.runs.events import Events
+from raygnn.training.checkpoint import MANIFEST, NAME, STATE, put_aside
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+
+_PIECE = 1 << 20  # bytes that are copied at once
+
+log = logging.getLogger("raygnn")
 
 
 class Mirror:
@@ -42,60 +49,85 @@ class Mirror:
     def __str__(self) -> str:
         return f"{str(self._place).rstrip('/')}/{self._name}"
 
-    def send(self, checkpoint: Path, keep: int) -> None:
-        """Copy a checkpoint there. Later ones, which the run has passed over, go, and of the
-        others the oldest beyond ``keep``.
-
-        Raises:
-            DataError: it cannot be written; older ones are there still.
-        """
-        with self._opened() as (fs, base):
-            target = posixpath.join(base, checkpoint.name)
-            fs.create_dir(target, recursive=True)
-            fs.delete_dir_contents(target)
-            for name in (STATE, MANIFEST):
-                with (
-                    open(checkpoint / name, "rb") as source,
-                    fs.open_output_stream(posixpath.join(target, name)) as sink,
-                ):
-                    shutil.copyfileobj(source, sink, 1 << 20)
-            there = self._names(fs, base)
-            older = [name for name in there if name <= checkpoint.name]
-            for name in {*there} - {*older[-keep:]}:
-                fs.delete_dir(posixpath.join(base, name))
-
-    def fetch(self, directory: Path) -> str | None:
-        """Copy its newest checkpoint to ``directory``, if none there is as new.
-
-        Returns:
-            The name of the copy, or None.
+    def names(self) -> list[str]:
+        """Of the checkpoints there, oldest first.
 
         Raises:
             DataError: the place cannot be read.
+        """
+        with self._saying():
+            return self._names(*self._open())
+
+    def send(self, checkpoint: Path, keep: int) -> None:
+        """Copy a checkpoint there; of older ones, the oldest go, so that ``keep`` are left.
+
+        Raises:
+            DataError: it cannot be written; the others are there still.
+            OSError: the checkpoint cannot be read.
+        """
+        with self._saying():
+            fs, base = self._open()
+            target = posixpath.join(base, checkpoint.name)
+            fs.create_dir(target, recursive=True)
+            fs.delete_dir_contents(target)
+        for name in (STATE, MANIFEST):
+            with open(checkpoint / name, "rb") as source:
+                with self._saying():
+                    sink = fs.open_output_stream(posixpath.join(target, name))
+                with contextlib.closing(sink):
+                    while piece := source.read(_PIECE):
+                        with self._saying():
+                            sink.write(piece)
+                    with self._saying():
+                        sink.close()
+        with self._saying():
+            older = [name for name in self._names(fs, base) if name <= checkpoint.name]
+            for name in older[:-keep]:
+                fs.delete_dir(posixpath.join(base, name))
+
+    def fetch(self, name: str, directory: Path) -> Path:
+        """Copy one of its checkpoints to ``directory``; one of that name there is put aside.
+
+        Raises:
+            DataError: it cannot be read.
             OSError: the directory cannot be written.
         """
-        with self._opened() as (fs, base):
-            there = self._names(fs, base)
-            here = sorted(path.name for path in directory.glob("step-*"))
-            if not there or (here and here[-1] >= there[-1]):
-                return None
-            name = there[-1]
-            draft = directory / f".{name}.tmp"
+        draft, final = directory / f".{name}.tmp", directory / name
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            with self._saying():
+                fs, base = self._open()
+            for file in (STATE, MANIFEST):
+                with open(draft / file, "wb") as sink:
+                    with self._saying():
+                        source = fs.open_input_stream(posixpath.join(base, name, file))
+                    with contextlib.closing(source):
+                        while piece := self._read(source):
+                            sink.write(piece)
+                sync(draft / file)
+            if final.exists():
+                put_aside(final)
+            os.rename(draft, final)
+            sync(directory)
+        finally:
             shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-            try:
-                for file in (STATE, MANIFEST):
-                    with (
-                        fs.open_input_stream(posixpath.join(base, name, file)) as source,
-                        open(draft / file, "wb") as sink,
-                    ):
-                        shutil.copyfileobj(source, sink, 1 << 20)
-                    sync(draft / file)
-                os.rename(draft, directory / name)
-                sync(directory)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-            return name
+        return final
+
+    def clear(self) -> None:
+        """Remove all that it has of the run.
+
+        Raises:
+            DataError: that cannot be done.
+        """
+        with self._saying():
+            fs, base = self._open()
+            for name in self._names(fs, base):
+                fs.delete_dir(posixpath.join(base, name))
+
+    def _read(self, source: Any) -> bytes:
+        with self._saying():
+            return bytes(source.read(_PIECE))
 
     def _names(self, fs: FileSystem, base: str) -> list[str]:
         """Of its checkpoints that have a manifest, oldest first."""
@@ -109,17 +141,21 @@ class Mirror:
         )
         return sorted(name for name in parents if NAME.fullmatch(name))
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[tuple[FileSystem, str]]:
+    def _open(self) -> tuple[FileSystem, str]:
         """The file system, and the run's directory in it."""
         from pyarrow.fs import FileSystem, LocalFileSystem
 
+        if isinstance(self._place, Uri):
+            fs, path = FileSystem.from_uri(self._place.text)
+        else:
+            fs, path = LocalFileSystem(), str(self._place)
+        return fs, posixpath.join(path, self._name)
+
+    @contextlib.contextmanager
+    def _saying(self) -> Iterator[None]:
+        """Turn the file system's errors into ours, without what is secret."""
         try:
-            if isinstance(self._place, Uri):
-                fs, path = FileSystem.from_uri(self._place.text)
-            else:
-                fs, path = LocalFileSystem(), str(self._place)
-            yield fs, posixpath.join(path, self._name)
+            yield
         # pyarrow's errors are OSErrors, ValueErrors or NotImplementedErrors
         except (OSError, ValueError, NotImplementedError) as error:
             said = str(error)
@@ -131,3 +167,62 @@ class Mirror:
                 remedy="check fault.mirror, the credentials on this node and the connection, or go "
                 "on without it (--set fault.mirror=null)",
             ) from None
+
+
+class Courier:
+    """Sends checkpoints to a mirror in a thread of its own: a place that is slow, or hangs, holds
+    up nothing else. Of those that wait meanwhile, only the newest is sent.
+
+    Args:
+        sending: a file that is there while something is to be sent.
+    """
+
+    def __init__(self, mirror: Mirror, keep: int, events: Events, sending: Path):
+        self._mirror = mirror
+        self._keep = keep
+        self._events = events
+        self._sending = sending
+        self._changed = threading.Condition()
+        self._waiting: Path | None = None
+        self._busy = False
+        self._thread: threading.Thread | None = None
+
+    def send(self, checkpoint: Path) -> None:
+        """Have it sent."""
+        with self._changed:
+            self._waiting = checkpoint
+            with contextlib.suppress(OSError):
+                self._sending.touch()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="raygnn-mirror", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all is sent, and tell if that takes longer."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
+                self._events.tell(
+                    f"the last checkpoints are not in {self._mirror}: it takes more than "
+                    f"{seconds:g} s"
+                )
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                if self._waiting is None:
+                    with contextlib.suppress(OSError):
+                        self._sending.unlink(missing_ok=True)
+                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting is not None)
+                checkpoint, self._waiting, self._busy = self._waiting, None, True
+            assert checkpoint is not None
+            try:
+                self._mirror.send(checkpoint, self._keep)
+            except Exception as error:
+                if not checkpoint.exists():
+                    continue  # newer ones have taken its place
+                log.warning("%s is not in the mirror", checkpoint.name, exc_info=True)
+                reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
+                self._events.tell(f"{checkpoint.name} is not in {self._mirror}: {reason}")

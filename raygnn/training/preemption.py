@@ -42,7 +42,9 @@ class Preemption:
             return
         self._next = time.monotonic() + _EVERY
         with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
-            if going := nodes.draining():
+            going = nodes.draining()
+            self._asked = {(node, soon) for node, soon in self._asked if node in going}
+            if going:
                 self._ask(going, _by_node(self._run_dir))
 
     def _ask(self, going: Mapping[str, float | None], by_node: Mapping[str, list[int]]) -> None:
@@ -51,13 +53,13 @@ class Preemption:
             soon = left is not None and left <= _BEFORE
             if (node, soon) in self._asked:
                 continue
+            (self._run_dir / SAVE).touch()
             first = (node, not soon) not in self._asked
             self._asked.add((node, soon))
             if first:
                 when = f"in {left:.0f} s" if left is not None else "soon"
                 who = ", ".join(map(str, by_node[node]))
                 self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")
-            (self._run_dir / SAVE).touch()
 
 
 def _by_node(run_dir: Path) -> dict[str, list[int]]:

@@ -30,8 +30,8 @@ from raygnn.training import blackbox, checkpoint
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
 from raygnn.training.guard import Guard
-from raygnn.training.job import LENGTH, SAVE, Job, host_of
-from raygnn.training.mirror import Mirror
+from raygnn.training.job import LENGTH, SAVE, SENDING, Job, attempts, host_of
+from raygnn.training.mirror import Courier, Mirror
 from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
@@ -73,6 +73,9 @@ class Rank:
         self.ranks = Ranks.join(job.config, runtime.world, runtime.device)
         self.control = self.ranks.control
         self.directory = job.run_dir / "checkpoints"
+        # of rank 0 with storage that is full or away, while the others wait in a collective
+        fault, limit = job.config.fault, job.config.comm.timeout.seconds / 2
+        self.patience = min(fault.storage_timeout.seconds, limit)
         self.events = Events(job.run_dir / "logs" / EVENTS)
 
     def run(self) -> dict[str, Any]:
@@ -116,9 +119,10 @@ class Rank:
             cause = loader.failure  # of which the others ended, and so this rank
         finally:
             loader.close()
-            saver.wait(config.fault.storage_timeout.seconds)
+            saver.finish(self.patience)
         if cause is not None:
             raise cause
+        blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
             raise TrainingError(
                 f"the gradient was finite in none of {guard.skipped_steps} steps, so nothing was "
@@ -143,7 +147,7 @@ class Rank:
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
         if writer is not None:
-            writer.close(config.fault.storage_timeout.seconds)
+            writer.close(self.patience)
         self.events.flush()
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
@@ -162,7 +166,7 @@ class Rank:
 
     def _insist(self, act: Callable[[], T]) -> T:
         """What the run cannot do without: the storage may be full or away for a while."""
-        return insist(act, self.config.fault.storage_timeout.seconds)
+        return insist(act, self.patience)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
         """The state to go on from, and its step: rank 0 chooses, so that all take the same.
@@ -189,7 +193,7 @@ class Rank:
     def _writer(self, keep: int | None) -> MetricsWriter | None:
         if not self.ranks.first:
             return None
-        return MetricsWriter(self.job.run_dir / "metrics.jsonl", keep)
+        return MetricsWriter(self.job.run_dir / "metrics.jsonl", keep, self.patience)
 
     def _loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
         train, plan = self.config.train, maker.plan
@@ -233,10 +237,11 @@ class Rank:
         )
 
     def _saver(self, maker: Maker[Share]) -> Saver:
-        fault = self.config.fault
+        fault, run_dir = self.config.fault, self.job.run_dir
+        start = attempts(run_dir)
         return Saver(
             self.directory,
-            self.job.run_dir / SAVE,
+            run_dir / SAVE,
             keep=fault.keep,
             about={
                 "config": fixed(self.config.to_dict()),
@@ -246,9 +251,17 @@ class Rank:
                 "workers": self.ranks.world.size,
             },
             events=self.events,
-            patience=fault.storage_timeout.seconds,
-            mirror=Mirror.of(self.config),
+            patience=self.patience,
+            courier=self._courier(),
+            is_current=lambda: attempts(run_dir) == start,
         )
+
+    def _courier(self) -> Courier | None:
+        mirror = Mirror.of(self.config)
+        if mirror is None:
+            return None
+        sending = self.job.run_dir / SENDING
+        return Courier(mirror, self.config.fault.keep, self.events, sending)
 
     def _checkpoints(self, saver: Saver, records: Records, steps_per_epoch: int) -> Checkpoints:
         train = self.config.train

@@ -134,7 +134,7 @@ class Records(pl.Callback):
         }
         if world.size > 1:
             columns = dict(zip(PARTS, (table[:, 1:] / window.steps).T.tolist()))
-            values |= self._stragglers.add(trainer.global_step, columns)
+            values |= self._stragglers.add(trainer.global_step, columns, window.steps)
         self.write(trainer.global_step, trainer.current_epoch, values)
         if self.first_step is None:
             self.first_step = time.time() - self._started

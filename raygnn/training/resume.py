@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,38 @@ def resume_mode(config: Config) -> Mode:
     return "new" if new else "resume"
 
 
+@contextmanager
+def only_fetched(run: RunDir) -> Iterator[None]:
+    """What was fetched from a mirror to a directory in which no run begins goes again."""
+    fresh = not is_run(run.path)
+    try:
+        yield
+    finally:
+        if fresh and not run.begun:
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def check_mirror(config: Config, run: RunDir, *, overwrite: bool) -> None:
+    """Before a run begins anew: see that the mirror has none of its name, or remove it there.
+
+    Raises:
+        InputError: it has one.
+        DataError: the mirror cannot be reached.
+    """
+    mirror = Mirror.of(config)
+    if mirror is None:
+        return
+    if overwrite:
+        mirror.clear()
+    elif names := mirror.names():
+        raise InputError(
+            f"the mirror has checkpoints of a run of this name: {names[-1]} is the newest",
+            where=str(mirror),
+            remedy="pass --resume to go on from it, --overwrite to replace it, or choose another "
+            "name",
+        )
+
+
 def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> Start:
     """Where to begin.
 
@@ -75,20 +108,13 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
     global_batch = config.sampling.batch_size * workers
     if not resume:
         return Start(None, global_batch)
-    try:
-        return _find_start(config, run, global_batch)
-    except InputError:
-        if not is_run(run.path):  # all that lies there came from the mirror
-            shutil.rmtree(run.checkpoints, ignore_errors=True)
-        raise
-
-
-def _find_start(config: Config, run: RunDir, global_batch: int) -> Start:
-    mirror, fetched = Mirror.of(config), None
+    mirror, fetched = Mirror.of(config), False
     with storage_errors(run.checkpoints, InputError):
-        if mirror is not None:
-            fetched = mirror.fetch(run.checkpoints)
         found, rejected = checkpoint.find(run.checkpoints, config)
+        if mirror is not None:
+            newer, bad = _fetch(mirror, config, run, found)
+            found, fetched = (newer, True) if newer is not None else (found, False)
+            rejected += bad
     if found is None and not rejected and not is_run(run.path):
         raise InputError(
             "there is no run to resume, neither here nor in the mirror",
@@ -115,8 +141,25 @@ def _find_start(config: Config, run: RunDir, global_batch: int) -> Start:
             where=str(run.path),
             remedy="start over with --overwrite, or choose another name",
         )
-    place = str(mirror) if found is not None and found.name == fetched else None
+    place = str(mirror) if fetched else None
     return Start(found, global_batch, tuple(rejected), resumed=True, fetched=place)
+
+
+def _fetch(
+    mirror: Mirror, config: Config, run: RunDir, here: Checkpoint | None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint of the mirror, if it is newer than that here, fetched; and of
+    each newer one what is wrong with it."""
+    rejected: list[str] = []
+    for name in reversed(mirror.names()):
+        if here is not None and name <= here.name:
+            break
+        found = checkpoint.judge(mirror.fetch(name, run.checkpoints), config)
+        if isinstance(found, Checkpoint):
+            return found, rejected
+        checkpoint.put_aside(run.checkpoints / name)
+        rejected.append(f"{name} in {mirror}: {found}")
+    return None, rejected
 
 
 def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:

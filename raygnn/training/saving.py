@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from raygnn.errors import DataError
 from raygnn.runs.events import Events
 from raygnn.training import checkpoint
-from raygnn.training.mirror import Mirror
+from raygnn.training.mirror import Courier
 
 log = logging.getLogger("raygnn")
 
@@ -34,7 +33,8 @@ class Saver(TorchCheckpointIO):
             or could not be.
         keep: how many are kept.
         about: for the manifests, see `checkpoint.Checkpoint`.
-        mirror: where each is copied to.
+        courier: what brings them to a second place.
+        is_current: see `checkpoint.write`.
         patience: seconds to wait for one that is still being written when the next one is due.
 
     Attributes:
@@ -50,7 +50,8 @@ class Saver(TorchCheckpointIO):
         about: Mapping[str, Any],
         events: Events,
         patience: float,
-        mirror: Mirror | None = None,
+        courier: Courier | None = None,
+        is_current: Callable[[], bool] = lambda: True,
     ):
         self._directory = directory
         self._request = request
@@ -58,15 +59,18 @@ class Saver(TorchCheckpointIO):
         self._about = about
         self._events = events
         self._patience = patience
-        self._mirror = mirror
+        self._courier = courier
+        self._is_current = is_current
+        self._answering = False  # what is being written answers a request
+        self._step = 0  # of what is being written
         self._thread: threading.Thread | None = None
         self.saved = self.failed = 0
 
     @property
     def asked(self) -> bool:
-        """Whether somebody wants a checkpoint now."""
+        """Whether somebody wants a checkpoint that is not being written already."""
         try:
-            return self._request.exists()
+            return not self._answering and self._request.exists()
         except OSError:  # storage that is away for a while
             return False
 
@@ -77,10 +81,12 @@ class Saver(TorchCheckpointIO):
         asked = self.asked  # for a state that is not older than the request
         if not self.wait(self._patience):
             self._tell_failure(step, f"the last one takes more than {self._patience:g} s")
+            self._answer(asked)
             return
         state = apply_to_collection(checkpoint, Tensor, _copy)
+        self._answering = asked
         self._thread = threading.Thread(
-            target=self._write, args=(state, step, asked), name="raygnn-checkpoint", daemon=True
+            target=self._write, args=(state, step), name="raygnn-checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -93,31 +99,36 @@ class Saver(TorchCheckpointIO):
             self._thread = None
         return True
 
-    def _write(self, state: Mapping[str, Any], step: int, asked: bool) -> None:
+    def finish(self, seconds: float) -> None:
+        """Wait for what is being written and sent, twice so long at most, and tell what is not."""
+        if not self.wait(seconds):
+            self._tell_failure(self._step, f"it takes more than {seconds:g} s")
+        if self._courier is not None:
+            self._courier.finish(seconds)
+
+    def _write(self, state: Mapping[str, Any], step: int) -> None:
+        self._step = step
         try:
-            checkpoint.write(self._directory, state, step, self._keep, self._about)
+            checkpoint.write(
+                self._directory, state, step, self._keep, self._about, self._is_current
+            )
             self.saved += 1
-            self._send(step)
+            if self._courier is not None:
+                self._courier.send(checkpoint.state_at(self._directory, step).parent)
         except Exception as error:
             log.warning("no checkpoint of step %d", step, exc_info=True)
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._tell_failure(step, reason)
-        if asked:
-            try:
-                self._request.unlink(missing_ok=True)
-            except OSError:
-                log.warning("%s cannot be removed", self._request, exc_info=True)
+        self._answer(self._answering)
 
-    def _send(self, step: int) -> None:
-        if self._mirror is None:
+    def _answer(self, asked: bool) -> None:
+        if not asked:
             return
         try:
-            self._mirror.send(checkpoint.state_at(self._directory, step).parent, self._keep)
-        except DataError as error:
-            log.warning("%s", error)
-            self._events.tell(
-                f"the checkpoint of step {step:,} is not in {self._mirror}: {error.what}", step=step
-            )
+            self._request.unlink(missing_ok=True)
+        except OSError:
+            log.warning("%s cannot be removed", self._request, exc_info=True)
+        self._answering = False
 
     def _tell_failure(self, step: int, reason: str) -> None:
         self.failed += 1

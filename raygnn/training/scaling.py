@@ -27,8 +27,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
 
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
-from raygnn.runs.events import EVENTS, Events
-from raygnn.training import nodes
+from raygnn.runs.events import SCALING, Events
+from raygnn.training import checkpoint, nodes
 from raygnn.training.job import SAVE, STOP
 
 log = logging.getLogger("raygnn")
@@ -37,6 +37,7 @@ _POLL = 1.0  # seconds between looks for room while nothing runs
 _SETTLE = 3.0  # seconds that less than the most has to last before it is taken for what there is
 _LOOK = 15.0  # seconds between looks for more room while ranks run
 _NAMED = 4  # ranks that are named of those that were lost
+_AGAIN = 300.0  # seconds until the next try, after one for which no checkpoint came
 _SAVING = 30.0  # seconds for the ranks to write the checkpoint that more of them go on from
 
 
@@ -68,6 +69,7 @@ class Scaling(FixedScalingPolicy):
         self._next_look = 0.0
         self._more = 0  # room that the last look found while the ranks ran
         self._asked: float | None = None  # when the ranks were asked for a checkpoint
+        self._before = ""  # the newest one then
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start as many as fit, or wait.
@@ -138,19 +140,24 @@ class Scaling(FixedScalingPolicy):
         return now - self._settling >= _SETTLE
 
     def _saved(self, now: float) -> bool:
-        """Whether the ranks have written the checkpoint that they are asked for here, or have had
-        the time to: then the newest one has to do."""
-        if self._asked is None:
-            with suppress(OSError):
-                (self._run_dir / SAVE).touch()
-            self._asked = now
-            self._tell(f"there is room for {self._more} workers: a checkpoint, and a start of all")
-            return False
+        """Whether the ranks have written the checkpoint that they are asked for here. If they do
+        not in time, they go on as many as they are: more are not worth what would be lost."""
+        request, newest = self._run_dir / SAVE, checkpoint.newest(self._run_dir / "checkpoints")
         with suppress(OSError):
-            if (self._run_dir / SAVE).exists() and now - self._asked < _SAVING:
+            if self._asked is None:
+                request.touch()
+                self._asked, self._before = now, newest
+                self._tell(f"there is room for {self._more} workers: first a checkpoint")
                 return False
-        self._withdraw()
-        return True
+            if request.exists() and now - self._asked < _SAVING:
+                return False
+            self._withdraw()
+            if newest > self._before:
+                self._tell(f"a start of all with {self._more} workers, from {newest}")
+                return True
+            self._tell("no checkpoint came, so all go on as they are")
+            self._next_look = now + _AGAIN
+        return False
 
     def _withdraw(self) -> None:
         if self._asked is not None:
@@ -166,7 +173,7 @@ class Scaling(FixedScalingPolicy):
 
     def _tell(self, what: str) -> None:
         """Leave word for the driver, which shows it."""
-        events = Events(self._run_dir / "logs" / EVENTS)
+        events = Events(self._run_dir / "logs" / SCALING)
         events.tell(what)
         events.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -97,4 +98,5 @@ class Sent:
         """Nobody waits for the answer any more."""
         import ray
 
-        ray.cancel(self._task, force=True)
+        with contextlib.suppress(Exception):  # it has an end of its own
+            ray.cancel(self._task, force=True)

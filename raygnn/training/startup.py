@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
-from raygnn.training.cluster import RayCluster
+from raygnn.training.cluster import RayCluster, patience
 
 _LOOK = 1.0  # seconds between looks at Ray
 _TELL = 10.0  # seconds of waiting for room until the user is told
@@ -46,7 +46,7 @@ class Startup:
         limits = cluster_config.limits
         self._workers = limits[0] if cluster_config.elastic and limits else workers
         self._most = workers
-        self._timeout = config.comm.timeout.seconds
+        self._timeout = patience(config)
         self._cluster = cluster
         self._show = show
         self._phase: Phase | None = None

@@ -58,11 +58,14 @@ class Stragglers:
     _slow: list[_Streak] = field(default_factory=list)
     _starved: list[_Streak] = field(default_factory=list)
 
-    def add(self, step: int, seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    def add(
+        self, step: int, seconds: Mapping[str, Sequence[float]], batches: int = 1
+    ) -> dict[str, float]:
         """Take in a window that ended with this optimizer step.
 
         Args:
             seconds: ``compute``, ``communicate`` and ``wait`` → of a batch, of each rank.
+            batches: in the window.
 
         Returns:
             What belongs into the record of the window.
@@ -70,7 +73,7 @@ class Stragglers:
         waits = seconds["wait"]
         if self._first:  # what the first batch took is no matter of speed
             self._first = False
-            self._start(waits)
+            self._start([batches * wait for wait in waits])
             waits = [0.0] * len(waits)
         busy = [compute + wait for compute, wait in zip(seconds["compute"], waits)]
         totals = [b + c for b, c in zip(busy, seconds["communicate"])]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from raygnn.config.schema import Config
 from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
-from raygnn.runs.events import EVENTS
+from raygnn.runs.events import EVENTS, SCALING
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
@@ -25,7 +25,7 @@ from raygnn.training.startup import Startup
 
 _POLL = 0.2  # seconds between looks at the records
 _APART = 5.0  # seconds between looks at the storage
-_LITTLE = 64 * 2**10  # bytes
+_LITTLE = 4096  # bytes
 
 
 def watch(
@@ -38,12 +38,12 @@ def watch(
     """
     parts = plan.input.made(show).parts
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
+    news = _News(run, show)
     with show.stage("Ray and workers"):
-        records = _first_records(tail, launch, launch.startup(show), heartbeat)
+        records = _first_records(tail, launch, launch.startup(show), heartbeat, news)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     told, starts = 0.0, max(1, launch.starts)
-    events = MetricsTail(run.path / "logs" / EVENTS)
     storage = _Storage(run.path, show)
     preemption = Preemption(run.path, launch.cluster, show)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
@@ -55,8 +55,7 @@ def watch(
                 break
             heartbeat.look()
             told = _tell_failures(show, run, told)
-            for event in events.poll():
-                show.note(str(event.get("text")))
+            news.look()
             storage.look()
             preemption.look()
             if launch.starts > starts:
@@ -64,33 +63,51 @@ def watch(
                 _tell_start(show, run, starts, config)
             time.sleep(_POLL)
             records = tail.poll()
+    news.look()
     return parts
 
 
+class _News:
+    """Shows the events that ranks and Ray Train's controller leave word of."""
+
+    def __init__(self, run: RunDir, show: Display):
+        self._tails = [MetricsTail(run.path / "logs" / name) for name in (EVENTS, SCALING)]
+        self._show = show
+
+    def look(self) -> None:
+        for event in (event for tail in self._tails for event in tail.poll()):
+            self._show.note(str(event.get("text")))
+
+
 class _Storage:
-    """Says that there is no room, which ranks can write nowhere."""
+    """Says that nothing can be written, which ranks can write nowhere."""
 
     def __init__(self, path: Path, show: Display):
-        self._path = path
+        self._file = path / ".room"
         self._show = show
         self._next = 0.0
-        self._full = False
+        self._told = False
 
     def look(self) -> None:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _APART
         try:
-            free = shutil.disk_usage(self._path).free
-        except OSError:
+            self._file.write_bytes(bytes(_LITTLE))
+            self._file.unlink()
+        except OSError as error:
+            if not self._told:
+                self._show.note(
+                    f"{self._file.parent} cannot be written ({error.strerror}): training goes on, "
+                    "records wait, and checkpoints are left out"
+                )
+            self._told = True
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
             return
-        full = free < _LITTLE
-        if full and not self._full:
-            self._show.note(
-                f"the storage of {self._path} is full: training goes on, and records and "
-                "checkpoints wait for room"
-            )
-        self._full = full
+        if self._told:
+            self._show.note(f"{self._file.parent} can be written again")
+        self._told = False
 
 
 def _tell_failures(show: Display, run: RunDir, since: float) -> float:
@@ -114,7 +131,7 @@ def _tell_start(show: Display, run: RunDir, number: int, config: Config) -> None
 
 
 def _first_records(
-    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat
+    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat, news: _News
 ) -> list[dict[str, Any]]:
     """Wait until training writes its first records, or ends without."""
     while launch.running():
@@ -122,5 +139,6 @@ def _first_records(
             return records
         startup.look()
         heartbeat.look()
+        news.look()
         time.sleep(_POLL)
     return tail.poll()

@@ -25,7 +25,7 @@ from raygnn.runs.store import RunDir
 from raygnn.sampling.exchange import Exchange
 from raygnn.training.job import Job
 from raygnn.training.rank import Rank, Runtime
-from raygnn.training.resume import find_start, resume_mode
+from raygnn.training.resume import check_mirror, find_start, only_fetched, resume_mode
 from tests.ranks import run_ranks
 
 JobFactory = Callable[..., Config]
@@ -172,7 +172,9 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     assert isinstance(workers, int)
     place, ntype = _data(config, workers)
     mode = resume_mode(config) if resume else "new"
-    with RunDir.create(config.storage, config.name, mode=mode) as run:
+    with RunDir.create(config.storage, config.name, mode=mode) as run, only_fetched(run):
+        if not resume:
+            check_mirror(config, run, overwrite=False)
         start = find_start(config, run, workers, resume=resume)
         run.begin(config.to_dict())
         job = Job(config, place, run.path, ntype, replicated, time.time(), start.global_batch)

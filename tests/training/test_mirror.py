@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from raygnn.config.schema import Config
 from raygnn.config.uri import Uri
 from raygnn.errors import DataError, InputError
 from raygnn.runs.events import EVENTS, Events
+from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint
-from raygnn.training.job import SAVE
-from raygnn.training.mirror import Mirror
+from raygnn.training.job import SAVE, SENDING
+from raygnn.training.mirror import Courier, Mirror
+from raygnn.training.resume import find_start
 from raygnn.training.saving import Saver
 from tests.training.conftest import JobFactory, train_on_ranks
 
@@ -42,26 +46,59 @@ def names(directory: Path) -> list[str]:
 def test_there_and_back(kind: str, make_job: JobFactory, tmp_path: Path) -> None:
     config, here, there = make_job(), tmp_path / "here", tmp_path / "there"
     mirror = Mirror(there if kind == "path" else Uri(f"file://{there}"), "test")
-    assert mirror.fetch(here) is None
-    write(here, config, 1, 2, 3)
-    for step in (1, 2, 3):
+    assert mirror.names() == []
+    write(here, config, 1, 2, 3, 4)
+    for step in (4, 1, 2, 3):  # the run went back, and those after it are not touched
         mirror.send(here / f"step-{step:010d}", keep=2)
-    assert names(there / "test") == ["step-0000000002", "step-0000000003"]
-    assert mirror.fetch(here) is None  # what is there is no newer
-    shutil.rmtree(here)
-    assert mirror.fetch(here) == "step-0000000003"
-    found, rejected = checkpoint.find(here, config)
-    assert found is not None
-    assert (found.step, rejected) == (3, [])
+    assert mirror.names() == [f"step-{step:010d}" for step in (2, 3, 4)]
+    (here / "step-0000000003" / "state.ckpt").write_bytes(b"damaged")
+    found = checkpoint.judge(mirror.fetch("step-0000000003", here), config)
+    assert isinstance(found, checkpoint.Checkpoint)
     assert torch.load(found.state) == {"global_step": 3}
-    # the run went back, and on from there
-    write(here, config, 2)
-    mirror.send(here / "step-0000000002", keep=2)
-    assert names(there / "test") == ["step-0000000002"]
+    assert "passed-over-step-0000000003" in names(here)
     # without a manifest it is none
-    (there / "test" / "step-0000000002" / "manifest.json").unlink()
-    shutil.rmtree(here)
-    assert mirror.fetch(here) is None
+    (there / "test" / "step-0000000003" / "manifest.json").unlink()
+    assert mirror.names() == ["step-0000000002", "step-0000000004"]
+    mirror.clear()
+    assert mirror.names() == []
+
+
+def test_its_own_errors_and_the_disks(make_job: JobFactory, tmp_path: Path) -> None:
+    """A local disk that fails is not the mirror's fault."""
+    here, mirror = tmp_path / "here", Mirror(tmp_path / "there", "test")
+    write(here, make_job(), 1)
+    mirror.send(here / "step-0000000001", keep=2)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        mirror.fetch("step-0000000001", tmp_path / "file")
+    with pytest.raises(DataError, match="the mirror of the checkpoints failed"):
+        Mirror(tmp_path / "file", "test").send(here / "step-0000000001", keep=2)
+
+
+def test_a_mirror_that_hangs_holds_up_nothing(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, sent, send = threading.Event(), [], Mirror.send
+
+    def held(self: Mirror, checkpoint: Path, keep: int) -> None:
+        assert go.wait(30)
+        sent.append(checkpoint.name[-1])
+        send(self, checkpoint, keep)
+
+    monkeypatch.setattr(Mirror, "send", held)
+    here, sending = tmp_path / "here", tmp_path / SENDING
+    write(here, make_job(), 1, 2, 3)
+    courier = Courier(Mirror(tmp_path / "there", "t"), 9, Events(tmp_path / EVENTS), sending)
+    for step in (1, 2, 3):
+        courier.send(here / f"step-{step:010d}")
+        time.sleep(0.1)
+    courier.finish(0.1)
+    assert "takes more than 0.1 s" in (tmp_path / EVENTS).read_text()
+    assert sending.exists()
+    go.set()
+    courier.finish(30)
+    assert sent == ["1", "3"]  # the newest of those that waited
+    assert not sending.exists()
 
 
 def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +114,7 @@ def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pyarrow.fs.FileSystem", Fails)
     assert FileSystem is not Fails
     with pytest.raises(DataError) as caught:
-        Mirror(Uri(secret), "test").fetch(tmp_path)
+        Mirror(Uri(secret), "test").names()
     assert "s3cret" not in str(caught.value)
     assert "AKIDKEY" not in str(caught.value)
     assert "s3://***@bucket/some/test" in str(caught.value)
@@ -85,22 +122,24 @@ def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_mirror_that_is_away_is_told(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("no directory")
+    events = Events(tmp_path / EVENTS)
+    courier = Courier(Mirror(tmp_path / "there", "test"), 2, events, tmp_path / SENDING)
     saving = Saver(
         tmp_path / "here",
         tmp_path / SAVE,
         keep=2,
         about={},
-        events=Events(tmp_path / EVENTS),
+        events=events,
         patience=30.0,
-        mirror=Mirror(tmp_path / "there", "test"),
+        courier=courier,
     )
     (tmp_path / SAVE).touch()
     saving.save_checkpoint({"global_step": 7}, "")
-    assert saving.wait(30)
+    saving.finish(30)
     assert (saving.saved, saving.failed) == (1, 0)
     assert not (tmp_path / SAVE).exists()
     (line,) = (tmp_path / EVENTS).read_text().splitlines()
-    assert json.loads(line)["text"].startswith("the checkpoint of step 7 is not in ")
+    assert json.loads(line)["text"].startswith("step-0000000007 is not in ")
 
 
 def test_a_machine_that_has_never_seen_the_run(make_job: JobFactory, tmp_path: Path) -> None:
@@ -118,6 +157,17 @@ def test_a_machine_that_has_never_seen_the_run(make_job: JobFactory, tmp_path: P
     with pytest.raises(InputError, match=r"no checkpoint can be used.*model.hidden was 16 and is"):
         train_on_ranks(make_job(**options, model={"hidden": 8}), resume=True)
     assert not part.path.exists()
+    with pytest.raises(InputError, match="the mirror has checkpoints of a run of this name"):
+        train_on_ranks(make_job(**options))
+    newest = tmp_path / "there" / "test" / "step-0000000006" / "state.ckpt"
+    whole_one = newest.read_bytes()
+    newest.write_bytes(whole_one[:-1])  # so that the one before is taken
+    older = find_start(make_job(**options), RunDir(part.path, "new"), 2, resume=True)
+    assert older.checkpoint is not None
+    assert older.checkpoint.step == 4
+    assert older.rejected[0].startswith("step-0000000006 in ")
+    newest.write_bytes(whole_one)
+    shutil.rmtree(part.path)
     resumed = train_on_ranks(make_job(**options, train={"epochs": 3}), resume=True)
     losses = resumed.metrics.set_index("step")["train/loss"].dropna().to_dict()
     assert losses == {step: loss for step, loss in known.items() if step > 6}

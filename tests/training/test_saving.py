@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +35,10 @@ ABOUT = {
 }
 
 
-def saver(directory: Path, *, keep: int = 9, patience: float = 30.0) -> Saver:
+def saver(directory: Path, **options: Any) -> Saver:
+    options = {"keep": 9, "patience": 30.0, **options}
     events = Events(directory / EVENTS)
-    return Saver(
-        directory, directory / SAVE, keep=keep, about=ABOUT, events=events, patience=patience
-    )
+    return Saver(directory, directory / SAVE, about=ABOUT, events=events, **options)
 
 
 def state(step: int, weights: torch.Tensor | None = None) -> dict[str, Any]:
@@ -107,13 +109,58 @@ def test_storage_that_hangs_does_not_hold_training(
     for step in (1, 2):
         saving.save_checkpoint(state(step), tmp_path)
     assert (saving.saved, saving.failed) == (0, 1)
+    (tmp_path / SAVE).touch()
+    saving.save_checkpoint(state(2), tmp_path)
+    assert not (tmp_path / SAVE).exists()  # answered: it could not be
     go.set()
     assert saving.wait(30)
     saving.save_checkpoint(state(3), tmp_path)
     assert saving.wait(30)
     assert [p.name[-1] for p in sorted(tmp_path.glob("step-*"))] == ["1", "3"]
-    (said,) = told(tmp_path)
-    assert said.startswith("the checkpoint of step 2 was not written: the last one takes more")
+    said = told(tmp_path)
+    assert len(said) == 2
+    assert said[0].startswith("the checkpoint of step 2 was not written: the last one takes more")
+
+
+def test_a_start_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
+    """A rank that was asleep, or cut off, while the run went on without it."""
+    saving = saver(tmp_path)
+    saving.save_checkpoint(state(5), tmp_path)
+    assert saving.wait(30)
+    old = saver(tmp_path, is_current=lambda: False)
+    old.save_checkpoint(state(3), tmp_path)
+    assert old.wait(30)
+    assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-0000000005"]
+    assert "a later start of the run has taken over" in told(tmp_path)[0]
+
+
+def test_those_that_were_put_aside_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = saver(tmp_path)
+    for step in (3, 5):
+        saving.save_checkpoint(state(step), tmp_path)
+        assert saving.wait(30)
+    rename = os.rename
+
+    def failing(source: Any, target: Any) -> None:
+        if Path(source).name.endswith(".tmp"):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    saving.save_checkpoint(state(3), tmp_path)
+    assert saving.wait(30)
+    assert saving.failed == 1
+    there = sorted(path.name for path in tmp_path.glob("*step*"))
+    assert there == ["step-0000000003", "step-0000000005"]
+
+
+def test_weights_on_a_full_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=200k") as disk:
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save_weights(disk, torch.nn.Linear(300, 300))
+        assert list(disk.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
@@ -161,6 +208,13 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Guard, "on_train_batch_start", ask)
     monkeypatch.setattr(callbacks, "_LOOK", 0.0)  # after each step
+    write = checkpoint.write
+
+    def slow(*args: Any) -> None:  # so that further looks see the request
+        time.sleep(0.5)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "write", slow)
     run = train_on_ranks(config)
     assert [p.name[-1] for p in sorted(run.path.glob("checkpoints/step-*"))] == ["4", "8"]
     assert not (run.path / SAVE).exists()

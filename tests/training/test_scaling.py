@@ -150,19 +150,31 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     assert policy.runs(14) is None  # seen once, at most
     assert policy.runs(30) is None
     assert policy.asks
+    (policy.run_dir / "checkpoints" / "step-0000000004").mkdir(parents=True)
     (policy.run_dir / SAVE).unlink()  # as the ranks do when they have written it
     assert policy.runs(3) == 2
     assert policy.started() == 2
     assert policy.runs(300) is None
 
 
-def test_ranks_that_do_not_save_are_not_waited_for_without_end(make: Any) -> None:
+@pytest.mark.parametrize("answer", [False, True])
+def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
+    """Ranks that do not save, or cannot, go on as they are, and are asked again much later."""
     policy = make(1, 2)
     policy.room = 1
     policy.started()
     policy.room = 2
-    assert policy.runs(100) == 2
+    while not policy.asks:
+        assert policy.runs(2) is None
+    if answer:  # it could not be written
+        (policy.run_dir / SAVE).unlink()
+    assert policy.runs(100) is None
     assert not policy.asks
+    while not policy.asks:
+        assert policy.runs(30) is None
+    (policy.run_dir / "checkpoints" / "step-0000000008").mkdir(parents=True)
+    (policy.run_dir / SAVE).unlink()
+    assert policy.runs(30) == 2
 
 
 def test_room_that_goes_again_is_left_alone(make: Any) -> None:

@@ -74,6 +74,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK", 0.1)
     monkeypatch.setattr(module, "_TELL", 0.2)
     monkeypatch.setattr(module, "_NO_ROOM", 0.6)
+    monkeypatch.setattr(module, "patience", lambda config: config.comm.timeout.seconds)
 
 
 def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
