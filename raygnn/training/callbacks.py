@@ -115,7 +115,7 @@ class Evaluation(pl.Callback):
 
 class Checkpoints(pl.Callback):
     """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, when
-    somebody asks for it, and after the last step, whichever that is. To come after the evaluation.
+    somebody asks for it, and after the last step.
 
     Args:
         saver: writes them on rank 0; the trainer's `CheckpointIO`.
@@ -139,7 +139,7 @@ class Checkpoints(pl.Callback):
         self._records = records
         self._every = every
         self._last = last
-        self._step = self._look_at = self._saved = -1
+        self._step = self._look_at = -1
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = self._looked_step = trainer.global_step
@@ -155,15 +155,11 @@ class Checkpoints(pl.Callback):
             self._save(trainer)
         self._records.resume_clock()
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if trainer.should_stop and self._saved != trainer.global_step:  # for want of patience
-            self._save(trainer)
-
     def _save(self, trainer: pl.Trainer) -> None:
         blackbox.note("checkpoint")
         trainer.save_checkpoint(checkpoint.state_at(self._directory, trainer.global_step))
         blackbox.note("between")
-        self._saved, self._saved_at = trainer.global_step, time.monotonic()
+        self._saved_at = time.monotonic()
 
     def _is_due(self, step: int) -> bool:
         if step == self._last or (isinstance(self._every, int) and step % self._every == 0):

@@ -17,6 +17,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from raygnn.config.resume import changes
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.atomic import sync
-from raygnn.runs.files import json_text
+from raygnn.runs.files import LARGEST_JSON, json_text, read_regular
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +37,14 @@ if TYPE_CHECKING:
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
 _ASIDE = "passed-over-"
-_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # of a file, not of the storage
+_DAMAGE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EINVAL,
+    errno.EFBIG,
+    errno.EIO,
+)  # of a file, not of the storage
 NAME = re.compile(r"step-\d{10}")
 
 
@@ -169,9 +177,11 @@ def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
 
 
 def newest(directory: Path) -> str:
-    """Name of the newest checkpoint, whole or not; empty when there is none."""
-    found = _all(directory)
-    return found[-1].name if found else ""
+    """Name of the newest checkpoint, whole or not; empty when none can be seen."""
+    with contextlib.suppress(OSError):
+        if found := _all(directory):
+            return found[-1].name
+    return ""
 
 
 def sweep(directory: Path) -> None:
@@ -261,15 +271,22 @@ def _save(value: Any, path: Path) -> _Hashed:
 
 
 def _all(directory: Path) -> list[Path]:
-    """Oldest first; nothing that others may have put there."""
-    return sorted(path for path in directory.glob("step-*") if NAME.fullmatch(path.name))
+    """Oldest first; nothing that others may have put there.
+
+    Raises:
+        OSError: the directory is there, and cannot be read.
+    """
+    try:
+        return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
+    except FileNotFoundError:
+        return []
 
 
 def _read(directory: Path) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it."""
     state = directory / STATE
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
+        manifest = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
         digest = manifest.pop("digest")
         step, size, sha = int(manifest["step"]), int(manifest["bytes"]), str(manifest["sha256"])
         found = Checkpoint(state, step, {name: manifest[name] for name in _ABOUT})
@@ -282,7 +299,10 @@ def _read(directory: Path) -> Checkpoint | str:
     if state != state_at(directory.parent, step):
         return f"it holds the checkpoint of step {step:,}"
     try:
-        if (there := state.stat().st_size) != size:
+        info = state.stat()
+        if not stat.S_ISREG(info.st_mode):
+            return f"{STATE} is no file"
+        if (there := info.st_size) != size:
             return f"{STATE} has {there:,} bytes, and {size:,} were written"
         if _sha(state) != sha:
             return f"{STATE} has changed since it was written: its SHA-256 is another"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display, NullDisplay
+from raygnn.runs.files import remove
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
@@ -35,6 +36,7 @@ from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
 from raygnn.training.launch import Launch
+from raygnn.training.mirror import Mirror
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
 from raygnn.training.resume import (
     check_mirror,
@@ -91,7 +93,8 @@ def train(
         _interruptible(run),
     ):
         workers = count_workers(config, cluster)
-        start = find_start(config, run, workers, resume=resume)
+        with _looking(config, show) if resume else nullcontext():
+            start = find_start(config, run, workers, resume=resume)
         show.header(_header(config, workers, cluster, start.global_batch))
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
@@ -248,6 +251,12 @@ def _display(display: bool, verbose: bool) -> Display:
     return Display(verbose=verbose) if display else NullDisplay()
 
 
+def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
+    """A stage for what may take long: a mirror that does not answer."""
+    mirror = Mirror.of(config)
+    return nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
+
+
 def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int) -> dict[str, str]:
     graph = config.graph
     source = f"the partition in {config.partition.path}"
@@ -294,7 +303,7 @@ def _fit(
     tail.poll()  # an earlier start's records are not news
     faults.clear(run.path)
     for name in (RESULT, STOP, SAVE, SENDING, LENGTH):
-        (run.path / name).unlink(missing_ok=True)
+        remove(run.path / name)
     job = Job(
         config=config,
         partition=plan.input.place,
@@ -323,6 +332,8 @@ def _fit(
 
 def _save(launch: Launch, show: Display) -> None:
     """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no further."""
+    if not launch.trains:
+        return
     with suppress(OutputLost, KeyboardInterrupt):
         show.note("interrupted: saving a checkpoint")
     with suppress(KeyboardInterrupt):

@@ -63,23 +63,28 @@ class Launch:
         self._error: BaseException | None = None
         self._oom_kills = memory.oom_kills()
         self._before = attempts(job.run_dir)
+        self._starts: int | None = None  # before the end was asked for
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         cluster.start()
         self._thread.start()
 
     def stop(self) -> None:
         """End the job: ranks look for this file, leave behind what they were doing, and go."""
+        self._starts = self.starts  # Ray Train may start them once more, to find that file
         with contextlib.suppress(OSError):
             (self._job.run_dir / STOP).touch()
         # where Ray goes with us, too, nobody has to wait for its last word
         self._thread.join(_OWN_STOP if self.cluster.local else _LONGEST_STOP)
 
+    @property
+    def trains(self) -> bool:
+        """Whether the ranks are between their first step and their last."""
+        return self.running() and self.starts > 0 and _trains(self._job.run_dir)
+
     def save(self) -> None:
-        """Have the ranks write a checkpoint, if they train; waits for it no longer than the
-        configuration says."""
+        """Have the ranks write a checkpoint; waits for it no longer than the configuration
+        says."""
         job = self._job
-        if not self.running() or self.starts < 1 or not _trains(job.run_dir):
-            return
         request, sending = job.run_dir / SAVE, job.run_dir / SENDING
         deadline = time.monotonic() + job.config.fault.save_timeout.seconds
         with contextlib.suppress(OSError):
@@ -95,6 +100,8 @@ class Launch:
     @property
     def starts(self) -> int:
         """How often this command has started the ranks."""
+        if self._starts is not None:
+            return self._starts
         return attempts(self._job.run_dir) - self._before
 
     def running(self) -> bool:

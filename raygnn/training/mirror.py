@@ -11,10 +11,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from raygnn.config.schema import Config
 from raygnn.config.uri import Uri
-from raygnn.errors import DataError
+from raygnn.errors import ConfigError, DataError
 from raygnn.graph.atomic import sync
 from raygnn.runs.events import Events
 from raygnn.training.checkpoint import MANIFEST, NAME, STATE, put_aside
@@ -48,6 +49,24 @@ class Mirror:
 
     def __str__(self) -> str:
         return f"{str(self._place).rstrip('/')}/{self._name}"
+
+    def check(self, directory: Path) -> None:
+        """Refuse to copy checkpoints to where they are.
+
+        Raises:
+            ConfigError: the mirror is the directory of the run's checkpoints.
+        """
+        place = self._place
+        if isinstance(place, Uri):
+            if not place.text.startswith("file://"):
+                return
+            place = Path(unquote(urlsplit(place.text).path))
+        if (place / self._name).resolve() == directory.resolve():
+            raise ConfigError(
+                "the mirror is the directory of the run's own checkpoints",
+                where=f"fault.mirror: {self}",
+                remedy="give another place, best on another disk or machine",
+            )
 
     def names(self) -> list[str]:
         """Of the checkpoints there, oldest first.

@@ -78,12 +78,13 @@ def check_mirror(config: Config, run: RunDir, *, overwrite: bool) -> None:
     """Before a run begins anew: see that the mirror has none of its name, or remove it there.
 
     Raises:
-        InputError: it has one.
+        InputError: it has one, or is where the run's own are.
         DataError: the mirror cannot be reached.
     """
     mirror = Mirror.of(config)
     if mirror is None:
         return
+    mirror.check(run.checkpoints)
     if overwrite:
         mirror.clear()
     elif names := mirror.names():
@@ -112,6 +113,7 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
     with storage_errors(run.checkpoints, InputError):
         found, rejected = checkpoint.find(run.checkpoints, config)
         if mirror is not None:
+            mirror.check(run.checkpoints)
             newer, bad = _fetch(mirror, config, run, found)
             found, fetched = (newer, True) if newer is not None else (found, False)
             rejected += bad

@@ -65,7 +65,7 @@ def fail(config: raygnn.Config) -> Diagnosis:
     [
         ("raise", "model", "faulty.py", {}),
         pytest.param("data", "data", "faulty.py", {}, marks=SLOW),
-        ("kill", "died", "", {}),
+        pytest.param("kill", "died", "", {}, marks=SLOW),
         pytest.param("exit", "died", "", {}, marks=SLOW),
         pytest.param("memory", "memory", "faulty.py", {}, marks=SLOW),
         pytest.param("abort", "crash", "faulty.py", {}, marks=SLOW),

@@ -15,7 +15,7 @@ import torch
 from raygnn.config.resume import fixed
 from raygnn.config.schema import Config
 from raygnn.config.uri import Uri
-from raygnn.errors import DataError, InputError
+from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint
@@ -71,6 +71,10 @@ def test_its_own_errors_and_the_disks(make_job: JobFactory, tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         mirror.fetch("step-0000000001", tmp_path / "file")
+    for place in (tmp_path, Uri(f"file://{tmp_path}")):
+        with pytest.raises(ConfigError, match="the run's own checkpoints"):
+            Mirror(place, "here").check(here)
+    mirror.check(here)
     with pytest.raises(DataError, match="the mirror of the checkpoints failed"):
         Mirror(tmp_path / "file", "test").send(here / "step-0000000001", keep=2)
 

@@ -90,6 +90,21 @@ def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFacto
     assert "first_step" not in again["seconds"]
 
 
+def test_a_run_that_stopped_for_want_of_patience_goes_on(make_job: JobFactory) -> None:
+    """With more of it, from its newest checkpoint."""
+    every: dict[str, Any] = {"fault": {"checkpoint_every": 3}}
+    train: dict[str, Any] = {"epochs": 9, "lr": 1e-12}  # which leads nowhere
+    whole = train_on_ranks(make_job(name="whole", train={**train, "patience": 3}, **every))
+    part = train_on_ranks(make_job(name="part", train={**train, "patience": 1}, **every))
+    assert part.summary["steps"] == 8
+    more = make_job(name="part", train={**train, "patience": 3}, **every)
+    resumed = train_on_ranks(more, resume=True)
+    assert resumed.summary["steps"] == whole.summary["steps"] == 16
+    for column in ("train/loss", "val/loss"):
+        new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
+        assert new.to_dict() == old.to_dict(), column
+
+
 def test_other_numbers_of_workers_make_the_same_batches(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,18 +324,41 @@ def test_storage_that_is_away_says_nothing_of_what_lies_there(
 ) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    read = Path.read_text
+    read = checkpoint.read_regular
 
-    def away(path: Path, *args: Any, **options: Any) -> str:
+    def away(path: Path, *args: Any, **options: Any) -> bytes:
         if path.parent.name == "step-0000000002":
             raise OSError(code, os.strerror(code))
         return read(path, *args, **options)
 
-    monkeypatch.setattr(Path, "read_text", away)
+    monkeypatch.setattr(checkpoint, "read_regular", away)
     code = errno.ESTALE
     with pytest.raises(OSError, match="Stale"):
         found(tmp_path)
     code = errno.EIO  # a bad place on the disk
+    assert found(tmp_path) == 1
+
+
+def test_what_cannot_be_seen_is_not_taken_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "there", 1)
+
+    def closed(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    with pytest.raises(PermissionError):
+        found(tmp_path / "there")
+    assert checkpoint.newest(tmp_path / "there") == ""
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    for name, file in (("step-0000000003", "manifest.json"), ("step-0000000002", "state.ckpt")):
+        (tmp_path / name / file).unlink()
+        os.mkfifo(tmp_path / name / file)
     assert found(tmp_path) == 1
 
 
