@@ -43,6 +43,8 @@ from raygnn.training.stragglers import Stragglers
 
 T = TypeVar("T")
 
+_LAST_WORDS = 5.0  # seconds that a rank that failed waits for a checkpoint under way
+
 log = logging.getLogger("raygnn")
 
 
@@ -110,16 +112,18 @@ class Rank:
         trainer = self._trainer([*callbacks, Position(), checkpoints, Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
+        patience = _LAST_WORDS
         try:
             guard.check_model(task, {**self._options(), "data": maker.identity})
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
+            patience = self.patience
         except Exception as error:
             if loader.failure is None or loader.failure is error:
                 raise
             cause = loader.failure  # of which the others ended, and so this rank
         finally:
             loader.close()
-            saver.finish(self.patience)
+            saver.finish(patience)
         if cause is not None:
             raise cause
         blackbox.note(blackbox.TEST)
@@ -151,6 +155,7 @@ class Rank:
         self.events.flush()
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
+        saver.finish_sending(config.fault.storage_timeout.seconds)
         counts = {"saved": saver.saved, "failed": saver.failed}
         return {
             **result,

@@ -70,7 +70,7 @@ class Saver(TorchCheckpointIO):
     def asked(self) -> bool:
         """Whether somebody wants a checkpoint that is not being written already."""
         try:
-            return not self._answering and self._request.exists()
+            return not self._answering and self._request.is_file()
         except OSError:  # storage that is away for a while
             return False
 
@@ -100,9 +100,12 @@ class Saver(TorchCheckpointIO):
         return True
 
     def finish(self, seconds: float) -> None:
-        """Wait for what is being written and sent, twice so long at most, and tell what is not."""
+        """Wait for what is being written, and tell if that takes longer."""
         if not self.wait(seconds):
             self._tell_failure(self._step, f"it takes more than {seconds:g} s")
+
+    def finish_sending(self, seconds: float) -> None:
+        """Wait for what is being sent to the mirror, and tell if that takes longer."""
         if self._courier is not None:
             self._courier.finish(seconds)
 

@@ -140,6 +140,7 @@ def test_a_mirror_that_is_away_is_told(tmp_path: Path) -> None:
     (tmp_path / SAVE).touch()
     saving.save_checkpoint({"global_step": 7}, "")
     saving.finish(30)
+    saving.finish_sending(30)
     assert (saving.saved, saving.failed) == (1, 0)
     assert not (tmp_path / SAVE).exists()
     (line,) = (tmp_path / EVENTS).read_text().splitlines()
