@@ -20,6 +20,7 @@ from raygnn.config.load import load_config
 from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
+from raygnn.tasks.task import Task
 from raygnn.training import checkpoint
 from raygnn.training.guard import Guard
 from tests.training.conftest import JobFactory, job, train_on_ranks
@@ -88,6 +89,30 @@ def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFacto
     assert again["metrics"] == known["metrics"]
     assert again["best_epoch"] == known["best_epoch"] == (steps - 1) // 4
     assert "first_step" not in again["seconds"]
+
+
+def test_a_scheduler_goes_on_too(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whatever Lightning drives, it has its state in a checkpoint."""
+    configure = Task.configure_optimizers
+
+    def scheduled(self: Task) -> Any:
+        optimizer = configure(self)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=13)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    monkeypatch.setattr(Task, "configure_optimizers", scheduled)
+    options: dict[str, Any] = {
+        "train": {"epochs": 3},
+        "fault": {"checkpoint_every": 1, "keep": 20},
+    }
+    whole = train_on_ranks(make_job(name="whole", **options))
+    train_on_ranks(make_job(name="part", **options))
+    cut(make_job(name="part").run_dir, 6)
+    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    for column in ("train/loss", "train/lr"):
+        new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
+        assert new.to_dict() == old.to_dict(), column
+    assert whole.metrics["train/lr"].nunique() > 9
 
 
 def test_a_run_that_stopped_for_want_of_patience_goes_on(make_job: JobFactory) -> None:
