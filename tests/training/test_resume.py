@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lightning.pytorch import callbacks
 
 from raygnn.config.load import load_config
 from raygnn.config.resume import changes, fixed
@@ -23,6 +24,7 @@ from raygnn.errors import InputError
 from raygnn.tasks.task import Task
 from raygnn.training import checkpoint
 from raygnn.training.guard import Guard
+from raygnn.training.rank import Rank
 from tests.training.conftest import JobFactory, job, train_on_ranks
 
 
@@ -91,18 +93,25 @@ def test_what_the_last_step_missed_is_made_up_for(steps: int, make_job: JobFacto
     assert "first_step" not in again["seconds"]
 
 
-def test_a_scheduler_goes_on_too(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As whatever Lightning drives, it has its state in a checkpoint."""
-    configure = Task.configure_optimizers
+def test_a_scheduler_and_an_average_of_weights_go_on_too(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As whatever Lightning drives, they have their state in a checkpoint."""
+    configure, trainer = Task.configure_optimizers, Rank._trainer
+    average = getattr(callbacks, "EMAWeightAveraging", None)  # of newer versions
 
     def scheduled(self: Task) -> Any:
         optimizer = configure(self)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=13)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def averaged(self: Rank, others: list[Any], saver: Any) -> Any:
+        return trainer(self, [average(decay=0.5), *others] if average else others, saver)
+
     monkeypatch.setattr(Task, "configure_optimizers", scheduled)
+    monkeypatch.setattr(Rank, "_trainer", averaged)
     options: dict[str, Any] = {
-        "train": {"epochs": 3},
+        "train": {"epochs": 3, "select": "last"},
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
     whole = train_on_ranks(make_job(name="whole", **options))
@@ -113,6 +122,8 @@ def test_a_scheduler_goes_on_too(make_job: JobFactory, monkeypatch: pytest.Monke
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
         assert new.to_dict() == old.to_dict(), column
     assert whole.metrics["train/lr"].nunique() > 9
+    averages = [torch.load(r.path / "checkpoints" / "selected.pt") for r in (resumed, whole)]
+    assert all(torch.equal(tensor, averages[1][name]) for name, tensor in averages[0].items())
 
 
 def test_a_run_that_stopped_for_want_of_patience_goes_on(make_job: JobFactory) -> None:
