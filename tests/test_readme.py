@@ -164,6 +164,7 @@ def test_model_example_is_of_the_file() -> None:
         assert line.split("  #")[0].strip() in file
 
 
+@pytest.mark.slow
 def test_examples_run(tmp_path: Path) -> None:
     """Both, as a user runs them, on one Ray: starting that takes most of the time."""
     for file in CHECKOUT.glob("examples/*.*"):

@@ -312,6 +312,7 @@ def test_a_command_that_is_killed(run: Callable[..., Command], tmp_path: Path) -
     assert steps == list(range(1, 13))
 
 
+@SLOW
 def test_a_reader_that_goes(run: Callable[..., Command], tmp_path: Path) -> None:
     command = slow(run, tmp_path)
     assert command.process.stdout is not None

@@ -63,7 +63,7 @@ def fail(config: raygnn.Config) -> Diagnosis:
 @pytest.mark.parametrize(
     ("how", "kind", "where", "extra"),
     [
-        ("raise", "model", "faulty.py", {}),
+        pytest.param("raise", "model", "faulty.py", {}, marks=SLOW),
         pytest.param("data", "data", "faulty.py", {}, marks=SLOW),
         pytest.param("kill", "died", "", {}, marks=SLOW),
         pytest.param("exit", "died", "", {}, marks=SLOW),
@@ -117,6 +117,7 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
     assert (found.cause.kind, found.cause.rank) == ("storage", 0)  # who writes the metrics
 
 
+@SLOW
 def test_an_interrupt(make_job: JobFactory) -> None:
     config = make_job(model={"kind": "tests.training.models:Slow"}, train={"epochs": 50})
     main = threading.main_thread().ident

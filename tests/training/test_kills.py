@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import raygnn
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
 from raygnn.runs.run import Run
-from tests.training.conftest import JobFactory
+from tests.training.conftest import JobFactory, job, train_on_ranks
 
 pytestmark = pytest.mark.usefixtures("shared_ray")
 
@@ -21,26 +23,21 @@ STEPS = 12  # 3 epochs of 4
 MOMENTS = {"train": STEPS, "evaluate": 5, "write": 300, "sync": 30, "rename": 6, "time": 800}
 
 
-def train(make_job: JobFactory, tmp_path: Path, name: str, moment: str, n: int, rank: int) -> Run:
-    args = {"moment": moment, "n": n, "rank": rank, "flag": str(tmp_path / f"{name}.died")}
-    config = make_job(
-        name=name,
+def doomed(make_job: JobFactory, tmp_path: Path, moment: str, n: int, rank: int) -> Config:
+    args = {"moment": moment, "n": n, "rank": rank, "flag": str(tmp_path / "died")}
+    return make_job(
         model={"kind": MODEL, "args": args},
         train={"epochs": 3, "lr": 0.05},
         fault={"max_failures": 1, "checkpoint_every": 2},
     )
-    return raygnn.train(config, display=False)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run says that nobody disturbs."""
-    from raygnn.config.load import load_config
-    from tests.training.conftest import job
-
+    """What a run says that nobody disturbs, nor even Ray starts."""
     path = tmp_path_factory.mktemp("undisturbed")
-    run = train(lambda **s: load_config(job(path, **s)), path, "whole", "never", 0, 0)
-    return facts(run)
+    config = doomed(lambda **sections: load_config(job(path, **sections)), path, "never", 0, 0)
+    return facts(train_on_ranks(config))
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -68,10 +65,8 @@ def test_killed(
 ) -> None:
     """To the bit: every loss, every metric, every weight."""
     moment, n, rank = draw(number)
-    name = f"{moment}-{n}-{rank}"
-    run = train(make_job, tmp_path, name, moment, n, rank)
-    died = (tmp_path / f"{name}.died").exists()
-    print(f"{name}: {'killed' if died else 'over before'}, {run.summary['starts']} starts")
-    assert died
+    run = raygnn.train(doomed(make_job, tmp_path, moment, n, rank), display=False)
+    print(f"rank {rank} killed, {moment} {n}: {run.summary['starts']} starts")
+    assert (tmp_path / "died").exists()
     assert run.summary["starts"] == 2
     assert facts(run) == undisturbed

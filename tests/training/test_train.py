@@ -88,6 +88,7 @@ def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) ->
     assert log.count("ERROR raygnn: failed") == 2  # the same again ends it, with starts left
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
     """Not the connection that the other rank loses by it."""
     config = make_job(model={"kind": f"{MODELS}:Faulty", "args": {"how": "die"}})
