@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +90,7 @@ class RayCluster:
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
+        self._unmute: Callable[[], None] = lambda: None
         self.ours = False  # it goes, or we leave it, when the job ends
 
     def __enter__(self) -> RayCluster:
@@ -160,6 +161,7 @@ class RayCluster:
 
                 ray.shutdown()
         finally:
+            self._unmute()
             if self._directory and self._error is None:
                 _remove(self._directory)
             if self._owned is not None:
@@ -202,6 +204,8 @@ class RayCluster:
             "configure_logging": self._verbose,
         }
         self.ours = True
+        if not self._verbose:
+            self._unmute = _mute()
         if not self.local:
             with _our_sigterm():
                 ray.init(address=self._address, **common)
@@ -235,6 +239,22 @@ class RayCluster:
             remedy="check that the head node runs, and that it has the same versions of Python "
             "and Ray as this machine",
         )
+
+
+def _mute() -> Callable[[], None]:
+    """Keep Ray from printing, whatever it was told, on this process's output that a worker has
+    gone, which we say in our own words; returns what undoes that."""
+    from ray._private import worker
+
+    printing = getattr(worker, "print_to_stdstream", None)
+    if printing is None:  # not in every version
+        return lambda: None
+    worker.print_to_stdstream = lambda *args, **options: None
+
+    def undo() -> None:
+        worker.print_to_stdstream = printing
+
+    return undo
 
 
 @contextlib.contextmanager

@@ -121,6 +121,7 @@ def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     code, out, err = command.finish(timeout=30)
     assert code == 130
     assert "interrupted: saving a checkpoint" in out
+    assert "raylet" not in out + err
     saved = re.search(r"interrupted; .* can go on from step (\d+)\n", err)
     assert saved is not None
     assert int(saved[1]) >= 3
