@@ -37,14 +37,8 @@ if TYPE_CHECKING:
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
 _ASIDE = "passed-over-"
-_DAMAGE = (
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EINVAL,
-    errno.EFBIG,
-    errno.EIO,
-)  # of a file, not of the storage
+# of a file, not of the storage
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO)
 NAME = re.compile(r"step-\d{10}")
 
 

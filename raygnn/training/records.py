@@ -34,7 +34,7 @@ class Records(pl.Callback):
 
     Args:
         writer: rank 0's; None elsewhere.
-        stragglers: told of all ranks' times; on rank 0.
+        stragglers: told of all ranks' times.
         started: when the command began, seconds since the epoch.
     """
 

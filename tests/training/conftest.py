@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.config.load import load_config
+from raygnn.config.resume import fixed
 from raygnn.config.schema import Config
 from raygnn.graph.collection import ensure_collection
 from raygnn.graph.layout import AnyPath
@@ -61,6 +62,17 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         else:
             base[section] = values
     return base
+
+
+def about(config: Config, data: str = "d") -> dict[str, Any]:
+    """What a checkpoint's manifest says of its run, which has two ranks with 64 seeds each."""
+    return {
+        "config": fixed(config.to_dict()),
+        "data": data,
+        "global_batch": 128,
+        "batch_size": 64,
+        "workers": 2,
+    }
 
 
 def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from raygnn.config.resume import fixed
 from raygnn.config.schema import Config
 from raygnn.config.uri import Uri
 from raygnn.errors import ConfigError, DataError, InputError
@@ -23,19 +22,12 @@ from raygnn.training.job import SAVE, SENDING
 from raygnn.training.mirror import Courier, Mirror
 from raygnn.training.resume import find_start
 from raygnn.training.saving import Saver
-from tests.training.conftest import JobFactory, train_on_ranks
+from tests.training.conftest import JobFactory, about, train_on_ranks
 
 
 def write(directory: Path, config: Config, *steps: int) -> None:
-    about = {
-        "config": fixed(config.to_dict()),
-        "data": "d",
-        "global_batch": 128,
-        "batch_size": 64,
-        "workers": 2,
-    }
     for step in steps:
-        checkpoint.write(directory, {"global_step": step}, step, 9, about)
+        checkpoint.write(directory, {"global_step": step}, step, 9, about(config))
 
 
 def names(directory: Path) -> list[str]:

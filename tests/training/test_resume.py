@@ -25,7 +25,7 @@ from raygnn.tasks.task import Task
 from raygnn.training import checkpoint
 from raygnn.training.guard import Guard
 from raygnn.training.rank import Rank
-from tests.training.conftest import JobFactory, job, train_on_ranks
+from tests.training.conftest import JobFactory, about, job, train_on_ranks
 
 
 def cut(run_dir: Path, stop: int) -> None:
@@ -255,14 +255,8 @@ OURS, OTHER = (load_config(job(Path("runs"), model={"hidden": n})) for n in (16,
 
 
 def save(directory: Path, step: int, config: Config = OURS, data: str = "d", keep: int = 9) -> None:
-    about = {
-        "config": fixed(config.to_dict()),
-        "data": data,
-        "global_batch": 128,
-        "batch_size": 64,
-        "workers": 2,
-    }
-    checkpoint.write(directory, {"step": step, "weights": torch.arange(50.0)}, step, keep, about)
+    state = {"step": step, "weights": torch.arange(50.0)}
+    checkpoint.write(directory, state, step, keep, about(config, data))
 
 
 def found(directory: Path) -> int | None:

@@ -17,28 +17,20 @@ import pytest
 import torch
 
 from raygnn.config.load import load_config
-from raygnn.config.resume import fixed
 from raygnn.runs.events import EVENTS, Events
 from raygnn.training import callbacks, checkpoint
 from raygnn.training.guard import Guard
 from raygnn.training.job import SAVE
 from raygnn.training.saving import Saver
-from tests.training.conftest import JobFactory, job, train_on_ranks
+from tests.training.conftest import JobFactory, about, job, train_on_ranks
 
 CONFIG = load_config(job(Path("runs")))
-ABOUT = {
-    "config": fixed(CONFIG.to_dict()),
-    "data": "d",
-    "global_batch": 128,
-    "batch_size": 64,
-    "workers": 2,
-}
 
 
 def saver(directory: Path, **options: Any) -> Saver:
     options = {"keep": 9, "patience": 30.0, **options}
     events = Events(directory / EVENTS)
-    return Saver(directory, directory / SAVE, about=ABOUT, events=events, **options)
+    return Saver(directory, directory / SAVE, about=about(CONFIG), events=events, **options)
 
 
 def state(step: int, weights: torch.Tensor | None = None) -> dict[str, Any]:

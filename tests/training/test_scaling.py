@@ -157,15 +157,21 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     assert policy.runs(300) is None
 
 
-@pytest.mark.parametrize("answer", [False, True])
-def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
-    """Ranks that do not save, or cannot, go on as they are, and are asked again much later."""
+def asking(make: Any) -> Any:
+    """A policy with one worker that has found room for two, and asks for a checkpoint first."""
     policy = make(1, 2)
     policy.room = 1
     policy.started()
     policy.room = 2
     while not policy.asks:
         assert policy.runs(2) is None
+    return policy
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
+    """Ranks that do not save, or cannot, go on as they are, and are asked again much later."""
+    policy = asking(make)
     if answer:  # it could not be written
         (policy.run_dir / SAVE).unlink()
     assert policy.runs(100) is None
@@ -178,12 +184,7 @@ def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
 
 
 def test_room_that_goes_again_is_left_alone(make: Any) -> None:
-    policy = make(1, 2)
-    policy.room = 1
-    policy.started()
-    policy.room = 2
-    while not policy.asks:
-        assert policy.runs(2) is None
+    policy = asking(make)
     policy.room = 1
     assert policy.runs(200) is None
     assert not policy.asks
