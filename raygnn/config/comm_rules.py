@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from raygnn.config.checks import ALLOWABLE, BINDING
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import Config
+from raygnn.config.schema import CommConfig, Config
 from raygnn.config.secret import HIDDEN
 
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
@@ -51,6 +51,25 @@ def communication(config: Config) -> Iterator[Problem]:
                 f"torch knows no such level, {show(value)}; there are: {', '.join(DEBUG_LEVELS)}",
                 "remove it, and set comm.debug to true for what an investigation needs",
             )
+
+
+def compression(config: Config) -> Iterator[Problem]:
+    """A compression that has an effect, and its own keys only."""
+    comm, defaults = config.comm, CommConfig.model_fields
+    for key in ("powersgd_rank", "powersgd_start"):
+        value = getattr(comm, key)
+        if comm.compression != "powersgd" and value != defaults[key].default:
+            yield Problem(
+                ("comm", key),
+                f"{key} {value} would be ignored: comm.compression is {comm.compression}",
+                f"remove comm.{key}, or set comm.compression to powersgd",
+            )
+    if config.precision == "bf16" and comm.compression in ("bf16", "fp16"):
+        yield Problem(
+            ("comm", "compression"),
+            f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",
+            "remove comm.compression, or set it to powersgd",
+        )
 
 
 def allowed(config: Config) -> Iterator[Problem]:

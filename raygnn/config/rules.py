@@ -262,6 +262,7 @@ def _resources(config: Config) -> Iterator[Problem]:
             f"{config.train.accumulate}",
             "remove comm.static_graph, or set train.accumulate to 1",
         )
+    yield from comm_rules.compression(config)
     gpus = f"cluster.gpus_per_worker is {cluster.gpus_per_worker}"
     if comm.backend == "nccl" and not cluster.gpus_per_worker:
         yield Problem(

@@ -145,8 +145,22 @@ class CommConfig(Section):
         Duration(1800.0), description="Longest wait for a collective, such as 30m."
     )
     bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
-    compression: Literal["none", "fp16", "bf16"] = Field(
-        "none", description="Type in which gradients are exchanged."
+    gradient_as_bucket_view: bool = Field(
+        True,
+        description="Gradients lie where they are exchanged from, which saves a copy and memory.",
+    )
+    overlap: bool = Field(
+        True,
+        description="Exchange gradients while the backward pass goes on; false = all at its end.",
+    )
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none",
+        description="What is exchanged of gradients: all bits, half of them, or (powersgd) "
+        "products of thin matrices, where what is left out is added to the next ones.",
+    )
+    powersgd_rank: Count = Field(4, description="Width of these matrices.")
+    powersgd_start: int = Field(
+        10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
     )
     find_unused_parameters: bool = Field(
         False, description="Look for parameters that got no gradient, in each step (slow)."

@@ -25,12 +25,14 @@ from rich.text import Text
 
 from raygnn.errors import RaygnnError
 from raygnn.runs.output import Output
+from raygnn.runs.parts import STEP
 from raygnn.runs.progress import Progress
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
 _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
+_SEEN = 0.05  # seconds; less is shown as 0.0
 _OFTEN = 0.2  # of a training's windows
 
 
@@ -228,4 +230,9 @@ def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
+    """The parts that took long enough to be seen, and the whole of some of them."""
+    return ", ".join(
+        f"{name} {value:.1f}"
+        for name, value in seconds.items()
+        if value >= _SEEN or name not in STEP
+    )

@@ -1,4 +1,5 @@
-"""``metrics.jsonl``: one JSON object per line, written as training goes and read meanwhile.
+"""``metrics.jsonl`` and ``ranks.jsonl``: a JSON object per line, written as training goes and read
+meanwhile.
 
 A record has ``step`` (optimizer steps completed), ``epoch``, ``time`` (seconds since the start),
 then ``train/loss``, ``val/accuracy``, … JSON has no NaN or infinity: both are written as null, and
@@ -59,7 +60,7 @@ class MetricsWriter:
         Raises:
             TrainingError: too many records wait for a file that cannot be written.
         """
-        assert {"step", "epoch", "time"} <= record.keys(), sorted(record)
+        assert {"step", "time"} <= record.keys(), sorted(record)
         line = json.dumps(plain(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
         self.waiting = None
         try:
@@ -170,7 +171,7 @@ def _bytes_until(path: Path, step: int) -> int:
             record = _parse(line) if line.endswith(b"\n") else None
             if record is None or record["step"] > step:
                 break
-            if record["step"] == step and "train/loss" not in record:
+            if record["step"] == step and not record.keys() & {"train/loss", "seconds"}:
                 break  # an evaluation comes after the checkpoint of its step, and will again
             end += len(line)
     return end

@@ -31,6 +31,7 @@ Status = Literal["running", "done", "failed", "interrupted"]
 CONFIG = "config.yaml"
 PREFLIGHT = "preflight.json"
 METRICS = "metrics.jsonl"
+RANKS = "ranks.jsonl"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"

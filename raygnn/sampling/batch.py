@@ -110,7 +110,7 @@ class Share:
         window: the same over all batches that make one optimizer step together, those included
             that turned out not to be had.
         epoch, step: which batch this is; ``step`` counts within the epoch.
-        seconds: what it cost to make: ``sample``, ``features``.
+        seconds: what it cost to make: ``sample``, ``features``, ``exchange``.
     """
 
     seeds: Tensor

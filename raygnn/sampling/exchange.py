@@ -6,6 +6,7 @@ reductions; every rank issues the same ones in the same order. With one rank not
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Exchange:
 
     Attributes:
         sent_bytes, messages: what this rank sent to others so far, and in how many collectives.
+        seconds: that these took.
     """
 
     def __init__(self, world: World, group: dist.ProcessGroup | None = None):
@@ -40,6 +42,7 @@ class Exchange:
         self.group = group
         self.sent_bytes = 0
         self.messages = 0
+        self.seconds = 0.0
 
     def counts(self, send: np.ndarray) -> np.ndarray:
         """Tell every rank how much it will get.
@@ -109,7 +112,9 @@ class Exchange:
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         if self.world.size > 1:
+            begin = time.perf_counter()
             dist.all_reduce(values, group=self.group)
+            self.seconds += time.perf_counter() - begin
         return values
 
     def max(self, value: int) -> int:
@@ -133,7 +138,9 @@ class Exchange:
         own = values.nbytes // self.world.size if send is None else send[self.world.rank]
         self.sent_bytes += values.nbytes - own
         self.messages += 1
+        begin = time.perf_counter()
         dist.all_to_all_single(out, values, receive, send, group=self.group)
+        self.seconds += time.perf_counter() - begin
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ class FeatureStore:
         ring: gathers after which an output buffer is used again; 0 = never.
 
     Attributes:
+        exchange: what it fetches over; a loader's sampler uses the same.
         filled: whether its cache has been chosen.
         remote, hits: distinct remote rows that batches needed so far, and how many of them the
             cache had.
@@ -97,7 +98,7 @@ class FeatureStore:
         ring: int = 0,
     ):
         self._bounds = bounds
-        self._exchange = exchange
+        self.exchange = exchange
         self._tables = tables
         self._ring = BufferRing(ring)
         self._answers = BufferRing(1)
@@ -134,10 +135,10 @@ class FeatureStore:
         most = max((len(ids) for ids in chosen.values()), default=0)
         kept: dict[str, list[np.ndarray]] = {t: [] for t in self._tables}
         starts = dict(self._base)
-        for number in range(-(-self._exchange.max(most) // _FILL_AT_ONCE)):
+        for number in range(-(-self.exchange.max(most) // _FILL_AT_ONCE)):
             piece = slice(number * _FILL_AT_ONCE, (number + 1) * _FILL_AT_ONCE)
             wanted = {t: chosen.get(t, nobody)[piece] for t in self._tables}
-            counts = np.zeros((self._exchange.world.size, len(wanted)), np.int64)
+            counts = np.zeros((self.exchange.world.size, len(wanted)), np.int64)
             for column, (ntype, ids) in enumerate(wanted.items()):
                 found = kernels.locate(ids, self._bounds[ntype], *self._whose(ntype))
                 wanted[ntype], counts[:, column] = found[1], found[2]
@@ -200,12 +201,12 @@ class FeatureStore:
 
     def _whose(self, ntype: str) -> tuple[int, np.ndarray, np.ndarray, int]:
         ids, slots = self._cache[ntype]
-        return self._exchange.world.rank, ids, slots, self._base[ntype]
+        return self.exchange.world.rank, ids, slots, self._base[ntype]
 
     def _place(self, ids: Frontier) -> dict[str, Tensor]:
         """The slot of each id, after what is missing has been fetched."""
         slots, wanted = {}, {}
-        counts = np.zeros((self._exchange.world.size, len(self._tables)), np.int64)
+        counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
         for column, ntype in enumerate(self._tables):
             found = kernels.locate(ids[ntype], self._bounds[ntype], *self._whose(ntype))
             slots[ntype], wanted[ntype] = torch.from_numpy(found[0]), found[1]
@@ -217,7 +218,7 @@ class FeatureStore:
 
     def _fetch(self, wanted: Frontier, counts: np.ndarray) -> None:
         """Receive the rows of ``wanted`` (by owner) from their owners, at the tables' base."""
-        exchange = self._exchange
+        exchange = self.exchange
         size = exchange.world.size
         if size == 1:
             return

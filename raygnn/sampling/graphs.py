@@ -56,7 +56,7 @@ class GraphBatchMaker:
             DataError: a graph that is unlike the others.
             TrainingError: the dataset raised, or too many were left out.
         """
-        begin = time.perf_counter()
+        begin, waited = time.perf_counter(), self.exchange.seconds
         self.note("dataset", epoch=epoch, step=step)
         world = self.exchange.world
         chosen = self.numbers[self.plan.batch(epoch, step)]
@@ -64,7 +64,7 @@ class GraphBatchMaker:
         mine = chosen[rank_share(np.arange(len(chosen)), world.rank, world.size)]
         numbers, found, bad = self._get(mine)
         left_out = self._agree(bad) if self.skip else 0
-        loaded = time.perf_counter()
+        loaded, waited = time.perf_counter(), self.exchange.seconds - waited
         self.note("features")
         return self._joined(
             numbers,
@@ -73,7 +73,11 @@ class GraphBatchMaker:
             window=self.plan.seeds_in_window(step),
             epoch=epoch,
             step=step,
-            seconds={"sample": loaded - begin, "features": -loaded},
+            seconds={
+                "sample": loaded - begin - waited,
+                "features": -loaded,
+                "exchange": waited,
+            },
         )
 
     @cached_property

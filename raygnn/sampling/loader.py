@@ -66,7 +66,7 @@ class BatchMaker:
     identity: str = ""
 
     def __call__(self, epoch: int, step: int) -> Batch:
-        begin = time.perf_counter()
+        begin, waited = time.perf_counter(), self.store.exchange.seconds
         self.note("sample", epoch=epoch, step=step)
         chosen = self.plan.batch(epoch, step)
         mine = chosen[rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)]
@@ -74,8 +74,9 @@ class BatchMaker:
         if not len(mine):  # a short last batch: keep the step, without influence
             mine, weight = chosen[:1], torch.zeros(1)
         start = self.seeds.start(mine)
-        blocks, rows, combined, sampled = self._blocks(start, epoch, step)
+        blocks, rows, combined, (sampled, asked) = self._blocks(start, epoch, step)
         x, categories = assemble(rows, self.inputs)
+        end, fetched = time.perf_counter(), self.store.exchange.seconds
         return Batch(
             blocks=blocks,
             x=x,
@@ -90,25 +91,29 @@ class BatchMaker:
             window=self.plan.seeds_in_window(step),
             epoch=epoch,
             step=step,
-            seconds={"sample": sampled - begin, "features": time.perf_counter() - sampled},
+            seconds={
+                "sample": sampled - begin - (asked - waited),
+                "features": end - sampled - (fetched - asked),
+                "exchange": fetched - waited,
+            },
         )
 
     def _blocks(
         self, start: Start, epoch: int, step: int
-    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], float]:
-        """Blocks, rows of the input nodes, combined rows, and when sampling was done."""
+    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], tuple[float, float]]:
+        """Blocks, rows of the input nodes, combined rows, and both clocks as sampling was done."""
         when = {"epoch": epoch, "step": step}
         if self.combine is None:
             blocks, inputs = self.sampler.sample(
                 start.nodes, self.fanouts, banned=start.banned, **when
             )
-            sampled = time.perf_counter()
+            sampled = time.perf_counter(), self.store.exchange.seconds
             self.note("features")
             return blocks, self.store.gather(inputs), {}, sampled
         blocks, nodes, draws = self.sampler.sample_open(
             start.nodes, self.fanouts, banned=start.banned, **when
         )
-        sampled = time.perf_counter()
+        sampled = time.perf_counter(), self.store.exchange.seconds
         self.note("features")
         rows, combined = self.store.combine(nodes, draws, self.combine)
         return blocks, rows, combined, sampled

@@ -14,6 +14,7 @@ from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.keys import derive_key
+from raygnn.tasks.clock import StepClock
 from raygnn.tasks.losses import Loss
 
 
@@ -35,6 +36,7 @@ class Task(pl.LightningModule, ABC):
 
     Attributes:
         window: what happened since the last log line, on this rank.
+        clock: where its time goes.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Task(pl.LightningModule, ABC):
         self.world = world
         self.planned = planned
         self.window = Window()
+        self.clock = StepClock()
         self._planned = self._real = 0
 
     @abstractmethod
@@ -86,11 +89,14 @@ class Task(pl.LightningModule, ABC):
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
         torch.manual_seed(key >> 1)
+        self.clock.lap("rest")
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
         losses = self.loss(self.checked(batch).float(), batch.y)
         total = (losses * batch.weight).sum()
         self.window.add(float(total.detach()) / max(1, batch.total), batch)
+        for name, seconds in batch.seconds.items():
+            self.clock.spend(name, seconds)
         self._planned, self._real = batch.window, self._real + batch.total
         # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
         return total * (self.world * self.config.accumulate / batch.window)
@@ -125,7 +131,10 @@ class Task(pl.LightningModule, ABC):
     def transfer_batch_to_device(
         self, batch: Share, device: torch.device, dataloader_idx: int
     ) -> Share:
-        return batch.to(device)
+        self.clock.lap("wait")
+        moved = batch.to(device)
+        self.clock.lap("transfer")
+        return moved
 
 
 class Window:
@@ -138,14 +147,8 @@ class Window:
         self.steps = 0
         self.seeds = 0  # real seeds over all ranks
         self.loss = 0.0  # this rank's share of the mean losses
-        self.seconds: dict[str, float] = {}
 
     def add(self, loss: float, batch: Share) -> None:
         self.steps += 1
         self.seeds += batch.total
         self.loss += loss
-        for name, value in batch.seconds.items():
-            self.spend(name, value)
-
-    def spend(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds

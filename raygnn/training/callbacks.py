@@ -80,6 +80,7 @@ class Evaluation(pl.Callback):
         last = epoch + 1 == self._epochs or trainer.global_step == self._max_steps
         if (epoch + 1) % self._every and not last:
             return
+        began = self._records.begin_pause()
         values = self._evaluate("val")
         score = values[self._metric]
         if self._metric in LOWER_IS_BETTER:
@@ -93,7 +94,7 @@ class Evaluation(pl.Callback):
             trainer.should_stop = True
         named = {f"val/{name}": value for name, value in values.items()}
         self._records.write(trainer.global_step, epoch, named)
-        self._records.resume_clock()
+        self._records.end_pause(began)
 
     def restore_best(self, module: pl.LightningModule) -> None:
         """Put the best weights back, if an evaluation kept any."""
@@ -152,8 +153,9 @@ class Checkpoints(pl.Callback):
             return
         self._step = step
         if self._is_due(step):
+            began = self._records.begin_pause()
             self._save(trainer)
-        self._records.resume_clock()
+            self._records.end_pause(began)
 
     def _save(self, trainer: pl.Trainer) -> None:
         blackbox.note("checkpoint")

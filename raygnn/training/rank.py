@@ -22,6 +22,8 @@ from raygnn.errors import TrainingError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.files import insist, json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
+from raygnn.runs.parts import COMPUTE, STEP
+from raygnn.runs.store import METRICS, RANKS
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
@@ -36,7 +38,7 @@ from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
-from raygnn.training.records import Records
+from raygnn.training.records import Closing, Counters, Records
 from raygnn.training.reduction import Reduction
 from raygnn.training.saving import Saver
 from raygnn.training.stragglers import Stragglers
@@ -93,23 +95,17 @@ class Rank:
             self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
-        writer = self._writer(step)
         stragglers = self._stragglers()
-        records = Records(
-            self.control,
-            writer,
-            stragglers,
-            log_every=config.train.log_every,
-            started=job.started,
-        )
+        reduction = Reduction(self.ranks)
+        records = self._records(step, stragglers, reduction)
         guard = Guard(self.control, config.guard)
         evaluation = self._evaluation(evaluate, records, loader)
         saver = self._saver(maker)
         checkpoints = self._checkpoints(saver, records, steps_per_epoch)
         has_val = plane.count("val") > 0
-        callbacks = [Phases(), Reduction(self.ranks), records, guard]
+        callbacks = [Phases(), reduction, records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, Position(), checkpoints, Waiting()], saver)
+        trainer = self._trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         patience = _LAST_WORDS
@@ -150,8 +146,7 @@ class Rank:
         # those of the validation split are another epoch's, if the best weights were put back
         tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
-        if writer is not None:
-            writer.close(self.patience)
+        records.close(self.patience)
         self.events.flush()
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
@@ -195,10 +190,21 @@ class Rank:
         step = self.control.max(step)
         return (checkpoint.state_at(directory, step), step) if step >= 0 else (None, None)
 
-    def _writer(self, keep: int | None) -> MetricsWriter | None:
-        if not self.ranks.first:
-            return None
-        return MetricsWriter(self.job.run_dir / "metrics.jsonl", keep, self.patience)
+    def _records(self, keep: int | None, stragglers: Stragglers, reduction: Reduction) -> Records:
+        """``keep``: the step up to which records of an earlier start stay."""
+        train = self.config.train
+        files = [self.job.run_dir / name for name in (METRICS, RANKS)]
+        writers = [MetricsWriter(file, keep, self.patience) for file in files if self.ranks.first]
+        return Records(
+            self.control,
+            writers,
+            stragglers,
+            Counters(lambda: reduction.bytes, lambda: self.ranks.data.sent_bytes),
+            log_every=train.log_every,
+            accumulate=train.accumulate,
+            started=self.job.started,
+            cpus=self.config.cluster.cpus_per_worker,
+        )
 
     def _loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
         train, plan = self.config.train, maker.plan
@@ -287,7 +293,7 @@ class Rank:
             "bucket_cap_mb": comm.bucket_cap_mb,
             "find_unused_parameters": comm.find_unused_parameters,
             "static_graph": comm.static_graph,
-            "gradient_as_bucket_view": True,
+            "gradient_as_bucket_view": comm.gradient_as_bucket_view,
         }
 
     def _options(self) -> dict[str, Any]:
@@ -297,6 +303,8 @@ class Rank:
         return {
             **self._ddp(),
             "compression": config.comm.compression,
+            "powersgd": (config.comm.powersgd_rank, config.comm.powersgd_start),
+            "overlap": config.comm.overlap,
             "compared": self.ranks.compared,
             "precision": config.precision,
             "batch_size": config.sampling.batch_size,
@@ -338,7 +346,8 @@ class Rank:
         traffic: Traffic,
         metrics: dict[str, float],
     ) -> dict[str, Any]:
-        busy = sum(records.totals[name] for name in ("compute", "communicate", "wait"))
+        busy = sum(records.totals[name] for name in STEP)
+        compute = sum(records.totals[name] for name in COMPUTE)
         counts = torch.tensor([traffic.rows, traffic.hits, self.ranks.data.sent_bytes])
         remote, hits, sent = self.control.sum(counts).tolist()
         # a run that goes on from its last step makes none
@@ -350,7 +359,7 @@ class Rank:
             "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             "seeds_per_second": records.seeds / busy if busy else 0.0,
-            "seconds": {**records.totals, **first},
+            "seconds": {**records.totals, "compute": compute, **first},
             "remote": {
                 "rows": remote,
                 "cache_hits": hits,

@@ -3,101 +3,137 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raygnn.runs.metrics import MetricsWriter
-from raygnn.sampling.batch import Share
+from raygnn.runs.parts import COMPUTE, LOADER, STEP
 from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.task import Task
 from raygnn.training.stragglers import Stragglers
+from raygnn.training.usage import FACTS, Usage
 
-PARTS = ("sample", "features", "compute", "communicate", "wait")
+PARTS = (*LOADER, *STEP)
+_BINS = 256  # of a window's reductions that are compared one by one
 
 log = logging.getLogger("raygnn")
 
 
+@dataclass(frozen=True)
+class Counters:
+    """Bytes so far that this rank has handed to collectives: of gradients, and of the data."""
+
+    gradients: Callable[[], int]
+    exchange: Callable[[], int]
+
+    def read(self) -> tuple[int, int]:
+        return self.gradients(), self.exchange()
+
+
 class Records(pl.Callback):
-    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last.
+    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last;
+    one about each rank in ``ranks.jsonl``.
 
     Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
-    mean seconds of a batch and rank: ``sample`` and ``features`` happen in the prefetch thread,
-    ``compute`` is forward, backward and optimizer, ``communicate`` is what the gradients' exchange
-    adds to the backward pass, slower ranks included, ``wait`` is from the end of a batch to the
-    start of the next one. ``ranks/slowest`` is the rank whose ``compute`` and ``wait`` together
-    took longest, which is ``ranks/slowest_seconds`` a batch; ``ranks/median_seconds`` is the
-    median over the ranks. On GPUs, whose work is only started within these times, they say little.
+    mean seconds of a batch and rank, see `raygnn.runs.parts`. ``ranks/slowest`` is the rank whose
+    own work and wait for data together took longest, which is ``ranks/slowest_seconds`` a batch;
+    ``ranks/median_seconds`` is the median over the ranks.
+
+    To be the first of the callbacks that take time; `Closing` is to be the last.
 
     Args:
-        writer: rank 0's; None elsewhere.
+        writers: rank 0's, of ``metrics.jsonl`` and of ``ranks.jsonl``; none elsewhere.
         stragglers: told of all ranks' times.
+        counters: of this rank.
+        accumulate: batches of a step.
         started: when the command began, seconds since the epoch.
+        cpus: that a rank was given.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        writer: MetricsWriter | None,
+        writers: Sequence[MetricsWriter],
         stragglers: Stragglers,
+        counters: Counters,
         *,
         log_every: int,
+        accumulate: int,
         started: float,
+        cpus: int,
     ):
         self._exchange = exchange
-        self._writer = writer
+        self._writer = writers[0] if writers else None
+        self._ranks_writer = writers[1] if writers else None
         self._stragglers = stragglers
-        self._clock = ReductionClock()
+        self._counters = counters
         self._log_every = log_every
+        self._expected = max(1, log_every * accumulate)  # batches in a window
         self._started = started
+        self._cpus = cpus
         self._logged = -1
-        self._mark = self._window_start = time.perf_counter()
+        self._seen = False
+        self._counted = (0, 0)
+        self._window_start = time.perf_counter()
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
+        self.bytes = {"gradients": 0.0, "exchange": 0.0}  # of all ranks
         self.seeds = 0
         self.first_step: float | None = None
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write one record (rank 0); ``time`` is added."""
         if self._writer is not None:
-            elapsed = round(time.time() - self._started, 3)
             waited = self._writer.waiting
-            self._writer.write({"step": step, "epoch": epoch, "time": elapsed, **values})
+            self._writer.write({"step": step, "epoch": epoch, "time": self._elapsed(), **values})
             if self._writer.waiting and not waited:
                 log.warning("records wait for the storage: %s", self._writer.waiting)
 
+    def close(self, patience: float) -> None:
+        """Close the files; waits no longer than ``patience`` seconds for their storage."""
+        for writer in (self._writer, self._ranks_writer):
+            if writer is not None:
+                writer.close(patience)
+
+    def _elapsed(self) -> float:
+        return round(time.time() - self._started, 3)
+
     def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
-        self._mark = self._window_start = time.perf_counter()
         self._logged = trainer.global_step
+        self._usage = Usage(self._cpus, module.device)
+        module.clock = StepClock(module.device)
+        self._last_gradient = LastGradient(self._came)
+        self._clock = module.clock
         if self._exchange.world.size > 1:
-            self._clock.watch(module)
+            self._last_gradient.watch(module)
+        self._counted = self._counters.read()
+        self._window_start = time.perf_counter()
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, module: Task, batch: Share, batch_idx: int
-    ) -> None:
-        now = time.perf_counter()
-        module.window.spend("wait", now - self._mark)
-        self._mark = now
-        self._clock.start()
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+        self._seen = False
 
-    def on_after_backward(self, trainer: pl.Trainer, module: Task) -> None:
-        waited = self._clock.waited()
-        module.window.spend("communicate", waited)
-        module.window.spend("compute", -waited)
+    def on_before_backward(self, *_: Any) -> None:
+        self._clock.lap("forward")
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        module: Task,
-        outputs: Any,
-        batch: Share,
-        batch_idx: int,
-    ) -> None:
-        now = time.perf_counter()
-        module.window.spend("compute", now - self._mark)
-        self._mark = now
+    def _came(self) -> None:
+        self._clock.lap("backward")
+        self._seen = True
+
+    def on_after_backward(self, *_: Any) -> None:
+        self._clock.lap("communicate" if self._seen else "backward")
+        if not self._seen:
+            self._last_gradient.learn()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+        self._clock.lap("optimizer")
+        self._clock.batches += 1
         step = trainer.global_step
         if step != self._logged and (self.first_step is None or step % self._log_every == 0):
             self._flush(trainer, module)
@@ -106,84 +142,110 @@ class Records(pl.Callback):
         if trainer.global_step != self._logged and module.window.steps:
             self._flush(trainer, module)
 
-    def resume_clock(self) -> None:
-        """Leave out what happened since the last step (an evaluation, a checkpoint)."""
-        now = time.perf_counter()
-        self._window_start += now - self._mark
-        self._mark = now
+    def on_train_end(self, *_: Any) -> None:
+        self._last_gradient.forget()
+
+    def begin_pause(self) -> float:
+        """What follows, until `end_pause`, is no part of a step (an evaluation, a checkpoint)."""
+        self._clock.lap("rest")
+        return time.perf_counter()
+
+    def end_pause(self, began: float) -> None:
+        self._clock.lap(None)
+        self._window_start += time.perf_counter() - began
 
     def _flush(self, trainer: pl.Trainer, module: Task) -> None:
         now = time.perf_counter()
         window, world = module.window, self._exchange.world
-        table = torch.zeros(world.size, 1 + len(PARTS), dtype=torch.float64)
-        own = [window.loss, *(window.seconds.get(name, 0.0) for name in PARTS)]
-        table[world.rank] = torch.tensor(own, dtype=torch.float64)
+        self._clock.lap("rest")
+        seconds, reductions = self._clock.take()
+        own = {"loss": window.loss, **{name: seconds.get(name, 0.0) for name in PARTS}}
+        counted = self._counters.read()
+        own |= zip(("gradients", "exchange"), (a - b for a, b in zip(counted, self._counted)))
+        own |= self._usage.look()
+        self._counted = counted
+        table = torch.zeros(world.size, len(own) + _BINS, dtype=torch.float64)
+        table[world.rank, : len(own)] = torch.tensor(list(own.values()), dtype=torch.float64)
+        for batch, value in reductions:
+            table[world.rank, len(own) + self._bin(batch)] += value
         table = self._exchange.sum(table)
-        loss, *seconds = table.sum(0).tolist()
-        for name, value in zip(PARTS, seconds):
-            self.totals[name] += value / world.size
-        self.seeds += window.seeds
-        values = {
-            "train/loss": loss / window.steps,
-            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
-            "seeds_per_second": window.seeds / max(now - self._window_start, 1e-9),
-        }
-        values |= {
-            f"seconds/{name}": value / world.size / window.steps
-            for name, value in zip(PARTS, seconds)
-        }
-        if world.size > 1:
-            columns = dict(zip(PARTS, (table[:, 1:] / window.steps).T.tolist()))
-            values |= self._stragglers.add(trainer.global_step, columns, window.steps)
-        self.write(trainer.global_step, trainer.current_epoch, values)
-        if self.first_step is None:
-            self.first_step = time.time() - self._started
+        self._clock.lap("peers")  # of the next window: ranks that come later are waited for
+        ranks = dict(zip(own, table[:, : len(own)].T.tolist()))
+        _split_reductions(ranks, table[:, len(own) :])
+        self._put(trainer, window.steps, window.seeds, ranks, now - self._window_start)
         self._logged = trainer.global_step
         window.reset()
-        self._window_start = self._mark = time.perf_counter()
+        self._window_start = now
+
+    def _bin(self, batch: int) -> int:
+        return min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))
+
+    def _put(
+        self,
+        trainer: pl.Trainer,
+        batches: int,
+        seeds: int,
+        ranks: dict[str, list[float]],
+        elapsed: float,
+    ) -> None:
+        """Make records of a window: of the mean over ranks, and of each rank."""
+        size = self._exchange.world.size
+        means = {name: sum(ranks[name]) / size for name in PARTS}
+        for name, value in means.items():
+            self.totals[name] += value
+        for name in self.bytes:
+            self.bytes[name] += sum(ranks[name])
+        self.seeds += seeds
+        values = {
+            "train/loss": sum(ranks["loss"]) / batches,
+            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "seeds_per_second": seeds / max(elapsed, 1e-9),
+        }
+        values |= {f"seconds/{name}": value / batches for name, value in means.items()}
+        values["seconds/compute"] = sum(means[name] for name in COMPUTE) / batches
+        values |= {f"bytes/{name}": sum(ranks[name]) / size / batches for name in self.bytes}
+        each = {name: [value / batches for value in ranks[name]] for name in (*PARTS, *self.bytes)}
+        if size > 1:
+            values |= self._stragglers.add(trainer.global_step, each, batches)
+        self.write(trainer.global_step, trainer.current_epoch, values)
+        if self._ranks_writer is not None:
+            self._ranks_writer.write(self._of_ranks(trainer.global_step, ranks, each))
+        if self.first_step is None:
+            self.first_step = time.time() - self._started
+
+    def _of_ranks(
+        self, step: int, ranks: Mapping[str, list[float]], each: Mapping[str, list[float]]
+    ) -> dict[str, Any]:
+        """See `raygnn.runs.parts`."""
+        use = {
+            name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
+        }
+        return {
+            "step": step,
+            "time": self._elapsed(),
+            "seconds": {name: each[name] for name in PARTS},
+            "bytes": {name: each[name] for name in self.bytes},
+            "use": {"cpu": use["cpu"], "gpu": use["gpu"]},
+            "memory": {"rss": use["rss"], "gpu": use["gpu_memory"]},
+            "network": {"sent": use["sent"], "received": use["received"]},
+        }
 
 
-class ReductionClock:
-    """Tells how long a backward pass waited for the exchange of gradients: from when this rank's
-    last gradient was there to its end.
+class Closing(pl.Callback):
+    """Tells the clock, as the last of the callbacks, that they are through."""
 
-    Which parameter's gradient comes last, the first pass with all of them shows.
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+        module.clock.lap("rest")
+
+
+def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:
+    """Divide the ranks' time in the exchange of gradients into what the exchange took and what
+    they waited for others: the rank that came last waited for nobody.
+
+    Args:
+        bins: ``[W, _BINS]`` seconds; what lies in one bin happened at the same time on all ranks.
     """
-
-    def __init__(self) -> None:
-        self._handles: list[Any] = []
-        self._last: nn.Parameter | None = None
-        self._came: float | None = None
-
-    def watch(self, module: nn.Module) -> None:
-        """Measure this module's backward passes from now on."""
-        for handle in self._handles:
-            handle.remove()
-        self._last = self._came = None
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._note)
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        ]
-
-    def start(self) -> None:
-        """A batch begins."""
-        self._came = None
-
-    def waited(self) -> float:
-        """Seconds; to be called right after the backward pass. 0 where it is not known."""
-        if self._came is None:
-            return 0.0
-        waited = time.perf_counter() - self._came
-        if len(self._handles) > 1 and self._last is not None:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = [self._last.register_post_accumulate_grad_hook(self._note)]
-            self._last = None  # not to hold on to it
-        return waited
-
-    def _note(self, parameter: Tensor) -> None:
-        self._came = time.perf_counter()
-        if len(self._handles) > 1:
-            assert isinstance(parameter, nn.Parameter)
-            self._last = parameter
+    exchange = float(bins.min(dim=0).values.sum())
+    for rank, waited in enumerate(bins.sum(dim=1).tolist()):
+        ranks["peers"][rank] += waited - exchange
+        ranks["communicate"][rank] = exchange

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from raygnn.runs.parts import COMPUTE
+
 _WINDOWS = 3  # in a row, until something is said
 _STARVES = 0.2  # of a batch's time that a rank waits for its loader
 _LEAST = 5e-3  # seconds of a batch: what is shorter is noise
@@ -64,7 +66,7 @@ class Stragglers:
         """Take in a window that ended with this optimizer step.
 
         Args:
-            seconds: ``compute``, ``communicate`` and ``wait`` → of a batch, of each rank.
+            seconds: each part of a step (`raygnn.runs.parts.STEP`) → of a batch, of each rank.
             batches: in the window.
 
         Returns:
@@ -75,8 +77,9 @@ class Stragglers:
             self._first = False
             self._start([batches * wait for wait in waits])
             waits = [0.0] * len(waits)
-        busy = [compute + wait for compute, wait in zip(seconds["compute"], waits)]
-        totals = [b + c for b, c in zip(busy, seconds["communicate"])]
+        parts = [seconds[name] for name in COMPUTE]
+        busy = [wait + sum(own) for wait, *own in zip(waits, *parts)]
+        totals = [b + sum(s) for b, *s in zip(busy, seconds["communicate"], seconds["peers"])]
         self._windows += 1
         for rank, own in enumerate(busy):
             self._busy[rank] += own
