@@ -22,6 +22,7 @@ from raygnn.training.stragglers import Stragglers
 from raygnn.training.usage import FACTS, Usage
 
 PARTS = (*LOADER, *STEP)
+BYTES = ("bytes/gradients", "bytes/exchange")
 _BINS = 256  # of a window's reductions that are compared one by one
 
 log = logging.getLogger("raygnn")
@@ -84,7 +85,7 @@ class Records(pl.Callback):
         self._counted = (0, 0)
         self._window_start = time.perf_counter()
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
-        self.bytes = {"gradients": 0.0, "exchange": 0.0}  # of all ranks
+        self.bytes = dict.fromkeys(BYTES, 0.0)  # of all ranks
         self.seeds = 0
         self.first_step: float | None = None
 
@@ -161,7 +162,7 @@ class Records(pl.Callback):
         seconds, reductions = self._clock.take()
         own = {"loss": window.loss, **{name: seconds.get(name, 0.0) for name in PARTS}}
         counted = self._counters.read()
-        own |= zip(("gradients", "exchange"), (a - b for a, b in zip(counted, self._counted)))
+        own |= zip(BYTES, (a - b for a, b in zip(counted, self._counted)))
         own |= self._usage.look()
         self._counted = counted
         table = torch.zeros(world.size, len(own) + _BINS, dtype=torch.float64)
@@ -203,8 +204,8 @@ class Records(pl.Callback):
         }
         values |= {f"seconds/{name}": value / batches for name, value in means.items()}
         values["seconds/compute"] = sum(means[name] for name in COMPUTE) / batches
-        values |= {f"bytes/{name}": sum(ranks[name]) / size / batches for name in self.bytes}
-        each = {name: [value / batches for value in ranks[name]] for name in (*PARTS, *self.bytes)}
+        values |= {name: sum(ranks[name]) / size / batches for name in BYTES}
+        each = {name: [value / batches for value in ranks[name]] for name in (*PARTS, *BYTES)}
         if size > 1:
             values |= self._stragglers.add(trainer.global_step, each, batches)
         self.write(trainer.global_step, trainer.current_epoch, values)
@@ -224,7 +225,7 @@ class Records(pl.Callback):
             "step": step,
             "time": self._elapsed(),
             "seconds": {name: each[name] for name in PARTS},
-            "bytes": {name: each[name] for name in self.bytes},
+            "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
             "use": {"cpu": use["cpu"], "gpu": use["gpu"]},
             "memory": {"rss": use["rss"], "gpu": use["gpu_memory"]},
             "network": {"sent": use["sent"], "received": use["received"]},
