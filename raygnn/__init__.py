@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raygnn.training.driver import check as check
     from raygnn.training.driver import partition as partition
     from raygnn.training.driver import train as train
+    from raygnn.training.tune import tune as tune
 
 _HOME = {
     "load_config": "raygnn.config.load",
@@ -43,6 +44,7 @@ _HOME = {
     "check": "raygnn.training.driver",
     "partition": "raygnn.training.driver",
     "train": "raygnn.training.driver",
+    "tune": "raygnn.training.tune",
 }
 
 __all__ = ["__version__", *_HOME]

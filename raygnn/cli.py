@@ -174,6 +174,29 @@ def _parser() -> argparse.ArgumentParser:
         help="go on from its newest checkpoint",
     )
 
+    train.add_argument(
+        "--profile",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="record N steps on every rank with torch's profiler",
+    )
+
+    tune = _job(
+        verbs,
+        "tune",
+        _tune,
+        "train for some seconds each with other settings, and say which are faster; what changes "
+        "results is marked",
+    )
+    tune.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=3.0,
+        metavar="S",
+        help="that each trial takes, about (default: 3)",
+    )
+
     runs = _verb(verbs, "runs", _runs, "list the runs in a storage, the latest first")
     runs.add_argument(
         "--storage", default="runs", metavar="DIR", help="where they are (default: runs)"
@@ -189,6 +212,20 @@ def _parser() -> argparse.ArgumentParser:
 
     _verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
     return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1000, got {text}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 600:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0.1 to 600, got {text}")
+    return value
 
 
 def _verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -278,8 +315,24 @@ def _train(args: argparse.Namespace) -> int:
         verbose=args.verbose,
         display=not args.json,
         started=args.started,
+        profile=args.profile,
     )
     _print_json(args, run.to_dict())
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    config = _load(args)
+    from raygnn.training.tune import tune
+
+    found = tune(
+        config,
+        seconds=args.seconds,
+        verbose=args.verbose,
+        display=not args.json,
+        started=args.started,
+    )
+    _print_json(args, found.to_dict())
     return 0
 
 

@@ -145,6 +145,9 @@ class Display:
             rows["seconds"] = _split(summary["seconds"])
         if slow := _slow(summary.get("ranks") or []):
             rows["held up by"] = slow
+        advice = summary.get("advice") or []
+        for number, said in enumerate(a for a in advice if a["severity"] == "warning"):
+            rows[f"advice {number + 1}" if number else "advice"] = _advised(said)
         rows["run directory"] = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({str(path)!r}).metrics in Python"
@@ -227,6 +230,12 @@ def _slow(ranks: Sequence[Mapping[str, Any]]) -> str:
         others = median(rank["busy"] for rank in ranks if rank is not slow)
         said.append(f"{name}: busy for {slow['busy']:.3f} s a batch, the others for {others:.3f} s")
     return "; ".join(said)
+
+
+def _advised(advice: Mapping[str, Any]) -> str:
+    change = " ".join(f"--set {key}" for key in advice["set"])
+    marked = " (changes results)" if advice["numerics"] and change else ""
+    return f"{advice['what']} → {change or advice['expect']}{marked}"
 
 
 def _split(seconds: Mapping[str, float]) -> str:

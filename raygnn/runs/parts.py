@@ -2,16 +2,16 @@
 
 A line of ``ranks.jsonl`` is about a window of some steps::
 
-    {"step": 120, "time": 31.2,
+    {"step": 120, "time": 31.2, "batches": 10,
      "seconds": {"wait": [0.001, 0.002], "forward": [...], ...},
      "bytes": {"gradients": [...], "exchange": [...]},
      "use": {"cpu": [...], "gpu": [...]},
-     "memory": {"rss": [...], "gpu": [...]},
+     "memory": {"rss": [...], "gpu": [...], "gpu_share": [...]},
      "network": {"sent": [...], "received": [...]}}
 
 with a value of each rank in rank order: seconds and bytes of a batch (mean over the window), busy
-share of the rank's CPUs and of its GPU, bytes that its process and its GPU hold, bytes a second of
-its host. What is not known is null.
+share of the rank's CPUs and of its GPU, bytes that its process and its GPU hold and the share of
+the GPU's memory, bytes a second of its host. What is not known is null.
 
 On CPUs the parts are measured by the host's clock, on GPUs along the stream that computes.
 """

@@ -1,20 +1,22 @@
 """The run directory ``<storage>/<name>/``: claimed by one command, then written by it.
 
-``config.yaml`` (resolved), ``preflight.json``, ``metrics.jsonl``, ``summary.json``,
-``checkpoints/``, ``logs/rank-<r>.log``. The status in ``summary.json`` is ``running``, ``done``,
-``failed`` or ``interrupted``; a run whose process is gone while it says ``running`` was killed.
+``config.yaml`` (resolved), ``preflight.json``, ``metrics.jsonl``, ``ranks.jsonl``,
+``summary.json``, ``checkpoints/``, ``logs/rank-<r>.log``. The status in ``summary.json`` is
+``running``, ``done``, ``failed`` or ``interrupted``; a run whose process is gone while it says
+``running`` was killed.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from raygnn.config.yaml_text import write_yaml
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.files import (
     json_text,
     plain,
@@ -24,6 +26,7 @@ from raygnn.runs.files import (
     write_atomic,
 )
 from raygnn.runs.lock import Lock
+from raygnn.runs.metrics import read_metrics
 
 Mode = Literal["new", "overwrite", "resume"]
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -148,6 +151,12 @@ class RunDir:
         """
         with storage_errors(self.path / PREFLIGHT):
             write_atomic(self.path / PREFLIGHT, json_text(dict(report)))
+
+    def ranks(self) -> list[dict[str, Any]]:
+        """The records of ``ranks.jsonl``, as far as they can be read."""
+        with suppress(DataError):
+            return read_metrics(self.path / RANKS)
+        return []
 
     @property
     def metrics_file(self) -> Path:

@@ -24,6 +24,7 @@ from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
+from raygnn.runs.advice import advise
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display, NullDisplay
 from raygnn.runs.files import remove
@@ -45,7 +46,7 @@ from raygnn.training.resume import (
     only_fetched,
     resume_mode,
 )
-from raygnn.training.watch import watch
+from raygnn.training.watch import Watching, watch
 
 if TYPE_CHECKING:
     from raygnn.preflight.partition import Stored
@@ -61,6 +62,7 @@ def train(
     verbose: bool = False,
     display: bool = True,
     started: float | None = None,
+    profile: int = 0,
 ) -> Run:
     """Run a job to its end and return its run directory, opened.
 
@@ -73,6 +75,7 @@ def train(
         verbose: show Ray's and Lightning's output, too.
         display: show progress on standard output.
         started: when the command began, seconds since the epoch; records count from it.
+        profile: steps to record with torch's profiler on every rank, early in the run.
 
     Raises:
         InputError: bad input, or a name that is taken. Nothing was started or written.
@@ -81,7 +84,7 @@ def train(
         Interrupted: Ctrl-C.
     """
     started = time.time() if started is None else started
-    show = _display(display, verbose)
+    show = display_of(display, verbose)
     with (
         RunDir.create(
             config.storage,
@@ -90,33 +93,20 @@ def train(
         ) as run,
         only_fetched(run),
         RayCluster(config, verbose=verbose) as cluster,
-        _interruptible(run),
+        interruptible(run),
     ):
         workers = count_workers(config, cluster)
         with _looking(config, show) if resume else nullcontext():
             start = find_start(config, run, workers, resume=resume)
-        show.header(_header(config, workers, cluster, start.global_batch))
-        if isinstance(config.graph, PlantedGraph):
-            cluster.start()  # a generated graph can not turn out to be bad
-        with Nodes(config, cluster) as nodes:
-            given = read_input(config, workers, show)
-            if not cluster.local or config.task.of_graphs:
-                given = make(config, nodes, given, show)  # so that every node can be asked about it
-            plan = make_plan(config, nodes, workers, given, start.global_batch)
-        verdict(plan.report.findings, config)
+        plan = plan_job(config, workers, cluster, show, start.global_batch)
         check_steps(config, plan, run, start)
         if not resume:
             check_mirror(config, run, overwrite=overwrite)
-        run.begin(config.recorded())
-        run.write_preflight(plan.report.to_dict())
-        if not cluster.local:
-            _show_nodes(show, plan.report)
-        for finding in plan.report.findings:
-            _show_finding(show, finding)
+        begin(config, plan, run, cluster, show)
         for note in start.notes(workers, config.sampling.batch_size):
             show.note(note)
         try:
-            result = _fit(config, plan, run, cluster, show, started)
+            result = fit(config, plan, run, cluster, show, started, profile=profile)
         except Interrupted:
             raise
         except Exception as error:
@@ -127,6 +117,7 @@ def train(
             if cluster.local:  # whose ranks end now, if they have not
                 (run.path / STOP).unlink(missing_ok=True)
         result["seconds"]["total"] = time.time() - started
+        result["advice"] = [a.to_dict() for a in advise(config.to_dict(), result, run.ranks())]
         run.update_summary(
             **result,
             status="done",
@@ -145,7 +136,7 @@ def partition(config: Config, *, verbose: bool = False, display: bool = True) ->
     Raises:
         InputError: bad input; nothing was written.
     """
-    show = _display(display, verbose)
+    show = display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
         given = read_input(config, count_workers(config, cluster), show).made(show)
     meta = given.meta
@@ -173,7 +164,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
         InputError: bad input.
         PreflightError: no connection to the cluster.
     """
-    show = _display(display, verbose)
+    show = display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
         given, batch = read_input(config, workers, show), config.sampling.batch_size * workers
@@ -207,7 +198,7 @@ def inspect(
         ConfigError: an override is wrong.
         PreflightError: no connection to the cluster.
     """
-    show = _display(display, verbose)
+    show = display_of(display, verbose)
     config = load_config(
         {
             "name": "cluster",
@@ -247,7 +238,7 @@ def _show_finding(show: Display, finding: Finding) -> None:
     show.note(text.finding(finding, width))
 
 
-def _display(display: bool, verbose: bool) -> Display:
+def display_of(display: bool, verbose: bool) -> Display:
     return Display(verbose=verbose) if display else NullDisplay()
 
 
@@ -289,15 +280,56 @@ def _fanout(hop: int | dict[str, int]) -> str:
     return "all" if hop < 0 else str(hop)
 
 
-def _fit(
+def plan_job(
+    config: Config, workers: int, cluster: RayCluster, show: Display, global_batch: int
+) -> Plan:
+    """What will run and where, asked of the input and of every node.
+
+    Raises:
+        InputError: bad input.
+        PreflightError: the job cannot run here.
+    """
+    show.header(_header(config, workers, cluster, global_batch))
+    if isinstance(config.graph, PlantedGraph):
+        cluster.start()  # a generated graph can not turn out to be bad
+    with Nodes(config, cluster) as nodes:
+        given = read_input(config, workers, show)
+        if not cluster.local or config.task.of_graphs:
+            given = make(config, nodes, given, show)  # so that every node can be asked about it
+        plan = make_plan(config, nodes, workers, given, global_batch)
+    verdict(plan.report.findings, config)
+    return plan
+
+
+def begin(config: Config, plan: Plan, run: RunDir, cluster: RayCluster, show: Display) -> None:
+    """The run directory is this command's from here on; what preflight found is in it."""
+    run.begin(config.recorded())
+    run.write_preflight(plan.report.to_dict())
+    if not cluster.local:
+        _show_nodes(show, plan.report)
+    for finding in plan.report.findings:
+        _show_finding(show, finding)
+
+
+def fit(
     config: Config,
     plan: Plan,
     run: RunDir,
     cluster: RayCluster,
     show: Display,
     started: float,
+    watching: Watching = watch,
+    **extra: Any,
 ) -> dict[str, Any]:
-    """Train, showing the records as they come; a missing partition is made while Ray starts."""
+    """Train, showing the records as they come; a missing partition is made while Ray starts.
+
+    Args:
+        watching: shows what happens until it is over.
+        extra: of the `Job`.
+
+    Returns:
+        What rank 0 left, and the parts.
+    """
     assert plan.ntype is not None or config.task.of_graphs  # preflight has seen to it
     tail = MetricsTail(run.metrics_file)
     tail.poll()  # an earlier start's records are not news
@@ -312,11 +344,12 @@ def _fit(
         replicated=plan.replicated,
         started=started,
         global_batch=plan.global_batch,
+        **extra,
     )
     launch = Launch(job, plan.workers, plan.report.comm, cluster)
     try:
         try:
-            parts = watch(config, plan, run, show, launch, tail)
+            parts = watching(config, plan, run, show, launch, tail)
         except BaseException as error:
             try:
                 if isinstance(error, (KeyboardInterrupt, OutputLost)):
@@ -362,7 +395,7 @@ def _say_cause(run: RunDir, error: TrainingError) -> None:
 
 
 @contextmanager
-def _interruptible(run: RunDir) -> Iterator[None]:
+def interruptible(run: RunDir) -> Iterator[None]:
     """Turn Ctrl-C into our error, and note it in the run, if one began."""
     try:
         yield

@@ -18,6 +18,7 @@ STOP = ".stop"  # in the run directory: the driver wants the ranks to end
 SAVE = ".save"  # in the run directory: somebody wants a checkpoint now; gone when it is written
 SENDING = ".sending"  # in the run directory: there while checkpoints are copied to the mirror
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
+TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 
 _LONGEST = 2**16  # bytes of a record of a start
@@ -69,6 +70,8 @@ class Job:
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
             workers was then.
+        tune: seconds that a trial of a sweep takes; None to train.
+        profile: steps to record with torch's profiler.
     """
 
     config: Config
@@ -78,6 +81,8 @@ class Job:
     replicated: bool
     started: float
     global_batch: int
+    tune: float | None = None
+    profile: int = 0
 
     @property
     def planned(self) -> float:

@@ -68,13 +68,13 @@ class Runtime:
 class Rank:
     """One rank of a run; continues from the run's newest checkpoint, if there is one."""
 
-    def __init__(self, job: Job, runtime: Runtime):
+    def __init__(self, job: Job, runtime: Runtime, ranks: Ranks | None = None):
         self.job = job
         self.config = job.config
         self.runtime = runtime
         self.precision = PRECISIONS[job.config.precision]
         torch.set_num_threads(self.config.cluster.cpus_per_worker)
-        self.ranks = Ranks.join(job.config, runtime.world, runtime.device)
+        self.ranks = ranks or Ranks.join(job.config, runtime.world, runtime.device)
         self.control = self.ranks.control
         self.directory = job.run_dir / "checkpoints"
         # of rank 0 with storage that is full or away, while the others wait in a collective
@@ -88,7 +88,7 @@ class Rank:
         plane = open_plane(job, self.ranks)
         task = plane.task()
         maker = plane.batches(task)
-        loader = self._loader(maker)
+        loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
         if self.ranks.first:
             length = json_text({"steps_per_epoch": steps_per_epoch})
@@ -105,12 +105,12 @@ class Rank:
         has_val = plane.count("val") > 0
         callbacks = [Phases(), reduction, records, guard]
         callbacks += [evaluation] if has_val else []
-        trainer = self._trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
+        trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         patience = _LAST_WORDS
         try:
-            guard.check_model(task, {**self._options(), "data": maker.identity})
+            guard.check_model(task, {**self.options(), "data": maker.identity})
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
             patience = self.patience
         except Exception as error:
@@ -149,6 +149,7 @@ class Rank:
         records.close(self.patience)
         self.events.flush()
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
+        result["gradients"] = {"bytes": reduction.whole, "buckets": reduction.buckets}
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         saver.finish_sending(config.fault.storage_timeout.seconds)
         counts = {"saved": saver.saved, "failed": saver.failed}
@@ -206,7 +207,7 @@ class Rank:
             cpus=self.config.cluster.cpus_per_worker,
         )
 
-    def _loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
+    def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
         train, plan = self.config.train, maker.plan
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:
@@ -296,7 +297,7 @@ class Rank:
             "gradient_as_bucket_view": comm.gradient_as_bucket_view,
         }
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Whatever decides how steps are made, and must be alike on all ranks."""
         config = self.config
         told = {"train": config.train, "guard": config.guard, "task": config.task}
@@ -315,7 +316,8 @@ class Rank:
             },
         }
 
-    def _trainer(self, callbacks: list[pl.Callback], saver: Saver) -> pl.Trainer:
+    def trainer(self, callbacks: list[pl.Callback], saver: Saver | None) -> pl.Trainer:
+        """Lightning's trainer for what the configuration says; ``saver`` None = no checkpoints."""
         config = self.config
         strategy = self.runtime.strategy(**self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -323,7 +325,7 @@ class Rank:
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
             devices="auto" if self.runtime.device.type == "cuda" else 1,
             strategy=strategy,
-            plugins=[self.runtime.environment, saver],
+            plugins=[self.runtime.environment, *([saver] if saver else [])],
             precision=self.precision.autocast,
             max_epochs=config.train.epochs,
             max_steps=config.train.max_steps or -1,

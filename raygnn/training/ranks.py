@@ -34,6 +34,12 @@ class Ranks:
         assert ranks.data is not ranks.control
         return ranks
 
+    def for_config(self, config: Config) -> Ranks:
+        """The same groups for another configuration."""
+        other = Ranks(config, self.world, self.device)
+        other.__dict__.update(data=self.data, control=self.control)
+        return other
+
     @cached_property
     def data(self) -> Exchange:
         """The collectives of batches."""

@@ -7,13 +7,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from raygnn.runs.metrics import MetricsWriter
 from raygnn.runs.parts import COMPUTE, LOADER, STEP
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
@@ -39,6 +38,16 @@ class Counters:
         return self.gradients(), self.exchange()
 
 
+class Writer(Protocol):
+    """What takes records: a `MetricsWriter`."""
+
+    waiting: OSError | None
+
+    def write(self, record: Mapping[str, Any]) -> None: ...
+
+    def close(self, seconds: float = 0.0) -> None: ...
+
+
 class Records(pl.Callback):
     """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last;
     one about each rank in ``ranks.jsonl``.
@@ -62,7 +71,7 @@ class Records(pl.Callback):
     def __init__(
         self,
         exchange: Exchange,
-        writers: Sequence[MetricsWriter],
+        writers: Sequence[Writer],
         stragglers: Stragglers,
         counters: Counters,
         *,
@@ -210,12 +219,16 @@ class Records(pl.Callback):
             values |= self._stragglers.add(trainer.global_step, each, batches)
         self.write(trainer.global_step, trainer.current_epoch, values)
         if self._ranks_writer is not None:
-            self._ranks_writer.write(self._of_ranks(trainer.global_step, ranks, each))
+            self._ranks_writer.write(self._of_ranks(trainer.global_step, batches, ranks, each))
         if self.first_step is None:
             self.first_step = time.time() - self._started
 
     def _of_ranks(
-        self, step: int, ranks: Mapping[str, list[float]], each: Mapping[str, list[float]]
+        self,
+        step: int,
+        batches: int,
+        ranks: Mapping[str, list[float]],
+        each: Mapping[str, list[float]],
     ) -> dict[str, Any]:
         """See `raygnn.runs.parts`."""
         use = {
@@ -224,10 +237,15 @@ class Records(pl.Callback):
         return {
             "step": step,
             "time": self._elapsed(),
+            "batches": batches,
             "seconds": {name: each[name] for name in PARTS},
             "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
             "use": {"cpu": use["cpu"], "gpu": use["gpu"]},
-            "memory": {"rss": use["rss"], "gpu": use["gpu_memory"]},
+            "memory": {
+                "rss": use["rss"],
+                "gpu": use["gpu_memory"],
+                "gpu_share": use["gpu_share"],
+            },
             "network": {"sent": use["sent"], "received": use["received"]},
         }
 

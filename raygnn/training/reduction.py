@@ -32,6 +32,7 @@ class Reduction(pl.Callback):
         ranks: whose group the gradients go over, where collectives are compared.
 
     Attributes:
+        whole: bytes of all gradients, uncompressed; 0 with one rank.
         buckets: bytes of each of DDP's buckets, as it lays them out.
     """
 
@@ -44,7 +45,7 @@ class Reduction(pl.Callback):
         self._ddp: DistributedDataParallel | None = None
         self._late: list[tuple[Future[Tensor], Callable[[], Future[Tensor]]]] = []
         self._bytes = 0
-        self._whole = 0  # bytes of all gradients
+        self.whole = 0
         self._hooked = False
 
     @property
@@ -66,7 +67,7 @@ class Reduction(pl.Callback):
             return
         ddp = self._ddp = trainer.model
         gradients = [p for p in ddp.parameters() if p.requires_grad]
-        self._whole = sum(p.numel() * p.element_size() for p in gradients)
+        self.whole = sum(p.numel() * p.element_size() for p in gradients)
         compression, overlap = self._comm.compression, self._comm.overlap
         if compression == "none" and overlap and not self._ranks.compared:
             return  # DDP's own way costs nothing in Python
@@ -97,7 +98,7 @@ class Reduction(pl.Callback):
     def on_after_backward(self, *_: Any) -> None:
         # without a hook all gradients are reduced once, as they are
         if self._ddp is not None and not self._hooked and self._ddp.require_backward_grad_sync:
-            self._bytes += self._whole
+            self._bytes += self.whole
 
     def _plain(self, parameters: Any, gradients: list[Tensor], buffer: Tensor) -> Future[Tensor]:
         return self._sum(buffer.div_(self._ranks.world.size))

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 # of a rank since the last look, or at that moment
-FACTS = ("cpu", "gpu", "rss", "gpu_memory", "sent", "received")
+FACTS = ("cpu", "gpu", "rss", "gpu_memory", "gpu_share", "sent", "received")
 
 
 class Usage:
@@ -34,7 +34,8 @@ class Usage:
 
         ``cpu``: busy share of the rank's CPUs (above 1 where it took more); ``gpu``: busy share of
         its GPU at this moment, of all that use it; ``rss``, ``gpu_memory``: bytes held now;
-        ``sent``, ``received``: bytes a second of the whole host, its loopback left out.
+        ``gpu_share``: of the GPU's memory; ``sent``, ``received``: bytes a second of the whole
+        host, its loopback left out.
         """
         now, cpu = time.monotonic(), time.process_time()
         seconds = max(now - self._at, 1e-9)
@@ -51,7 +52,7 @@ class Usage:
             with suppress(Exception):  # NVML may be missing, or another version than the driver's
                 facts["gpu"] = torch.cuda.utilization(self._device) / 100
             free, total = torch.cuda.mem_get_info(self._device)
-            facts["gpu_memory"] = float(total - free)
+            facts["gpu_memory"], facts["gpu_share"] = float(total - free), 1 - free / total
         self._at, self._cpu = now, cpu
         return facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from raygnn.training.plan import Plan
 from raygnn.training.preemption import Preemption
 from raygnn.training.startup import Startup
 
+# shows a job until it is over; returns the parts
+Watching = Callable[[Config, Plan, RunDir, Display, Launch, MetricsTail], int]
+
 _POLL = 0.2  # seconds between looks at the records
 _APART = 5.0  # seconds between looks at the storage
 _LITTLE = 4096  # bytes
@@ -38,7 +42,7 @@ def watch(
     """
     parts = plan.input.made(show).parts
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
-    news = _News(run, show)
+    news = News(run, show)
     with show.stage("Ray and workers"):
         records = _first_records(tail, launch, launch.startup(show), heartbeat, news)
     train = config.train
@@ -67,7 +71,7 @@ def watch(
     return parts
 
 
-class _News:
+class News:
     """Shows the events that ranks and Ray Train's controller leave word of."""
 
     def __init__(self, run: RunDir, show: Display):
@@ -131,7 +135,7 @@ def _tell_start(show: Display, run: RunDir, number: int, config: Config) -> None
 
 
 def _first_records(
-    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat, news: _News
+    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat, news: News
 ) -> list[dict[str, Any]]:
     """Wait until training writes its first records, or ends without."""
     while launch.running():

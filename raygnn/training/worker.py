@@ -138,6 +138,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     from raygnn.runs.files import insist, json_text, write_atomic
     from raygnn.sampling.exchange import World
     from raygnn.training.rank import Rank, Runtime
+    from raygnn.training.tuning import Tuning
 
     gc.enable()
     log.info("imports took %.1f s", time.perf_counter() - start)
@@ -151,7 +152,7 @@ def _run(job: Job, rank: int, size: int) -> None:
         environment=ray.train.lightning.RayLightningEnvironment(),
     )
     blackbox.note("setup")
-    result = Rank(job, runtime).run()
+    result = (Rank if job.tune is None else Tuning)(job, runtime).run()
     if rank == 0:
         patience = job.config.fault.storage_timeout.seconds
         insist(lambda: write_atomic(job.run_dir / RESULT, json_text(result)), patience)

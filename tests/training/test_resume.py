@@ -97,7 +97,7 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As whatever Lightning drives, they have their state in a checkpoint."""
-    configure, trainer = Task.configure_optimizers, Rank._trainer
+    configure, trainer = Task.configure_optimizers, Rank.trainer
     average = getattr(callbacks, "EMAWeightAveraging", None)  # of newer versions
 
     def scheduled(self: Task) -> Any:
@@ -109,7 +109,7 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
         return trainer(self, [average(decay=0.5), *others] if average else others, saver)
 
     monkeypatch.setattr(Task, "configure_optimizers", scheduled)
-    monkeypatch.setattr(Rank, "_trainer", averaged)
+    monkeypatch.setattr(Rank, "trainer", averaged)
     options: dict[str, Any] = {
         "train": {"epochs": 3, "select": "last"},
         "fault": {"checkpoint_every": 1, "keep": 20},

@@ -1,0 +1,189 @@
+"""``raygnn tune``: a sweep over what makes a job faster, on the cluster that will run it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raygnn.config.rules import contradictions
+from raygnn.config.schema import Config
+from raygnn.errors import TrainingError
+from raygnn.runs.display import Display
+from raygnn.runs.files import json_text, write_atomic
+from raygnn.runs.metrics import MetricsTail
+from raygnn.runs.store import RunDir
+from raygnn.training.cluster import RayCluster
+from raygnn.training.driver import begin, display_of, fit, interruptible, plan_job
+from raygnn.training.heartbeat import Heartbeat
+from raygnn.training.job import STOP, TRIALS
+from raygnn.training.launch import Launch
+from raygnn.training.plan import Plan, count_workers
+from raygnn.training.search import NUMERICS, apply
+from raygnn.training.watch import News
+
+_PLACE = ".tuning"  # in the storage; no run can have this name
+_RESULT = "tuning.json"
+_POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a sweep found.
+
+    Attributes:
+        exact: keys and values that are faster and leave results as they are.
+        fastest: those that are faster at all; some may change results (`numerics`).
+        rates: ``base``, ``exact``, ``fastest`` → seeds a second, measured in turns.
+        trials: each with ``settings``, ``rate``, ``seconds`` of a batch, ``parts``, ``bytes``.
+        path: of the file with all of it.
+    """
+
+    exact: dict[str, Any]
+    fastest: dict[str, Any]
+    rates: dict[str, float]
+    trials: list[dict[str, Any]]
+    path: Path
+
+    @property
+    def numerics(self) -> list[str]:
+        """The keys of `fastest` that change results."""
+        return [key for key in self.fastest if key in NUMERICS]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "exact": self.exact,
+            "fastest": self.fastest,
+            "numerics": self.numerics,
+            "rates": self.rates,
+            "trials": self.trials,
+            "path": str(self.path),
+        }
+
+
+def tune(
+    config: Config,
+    *,
+    seconds: float = 3.0,
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> Tuned:
+    """Train a job again and again for a few seconds with other settings, and compare.
+
+    Blocks. The configuration stays as it is: what it finds is for the user to set. Nothing is
+    kept but the figures, in ``<storage>/.tuning/<name>``.
+
+    Args:
+        seconds: that each trial takes, about.
+        verbose, display, started: see `raygnn.train`.
+
+    Raises:
+        InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
+    """
+    started = time.time() if started is None else started
+    show = display_of(display, verbose)
+    once = apply(config, {"fault.max_failures": 0})
+    with (
+        RunDir.create(str(Path(config.storage) / _PLACE), config.name, mode="overwrite") as run,
+        RayCluster(once, verbose=verbose) as cluster,
+        interruptible(run),
+    ):
+        workers = count_workers(once, cluster)
+        batch = workers * config.sampling.batch_size
+        plan = plan_job(once, workers, cluster, show, batch)
+        begin(once, plan, run, cluster, show)
+        try:
+            found = fit(once, plan, run, cluster, show, started, _watch, tune=seconds)
+        except Exception as error:
+            run.update_summary(status="failed", error=str(error))
+            if isinstance(error, TrainingError):
+                error.run = str(run.path)
+            raise
+        finally:
+            shutil.rmtree(run.path / ".ray", ignore_errors=True)
+            if cluster.local:
+                (run.path / STOP).unlink(missing_ok=True)
+        run.update_summary(status="done")
+    tuned = Tuned(
+        exact=found["exact"],
+        fastest=found["fastest"],
+        rates={name: found[f"{name}_rate"] for name in ("base", "exact", "fastest")},
+        trials=[{"settings": t["settings"], **t["facts"]} for t in found["trials"]],
+        path=run.path / _RESULT,
+    )
+    write_atomic(tuned.path, json_text(tuned.to_dict()))
+    _show(show, config, tuned)
+    return tuned
+
+
+def _watch(
+    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
+) -> int:
+    """Show each trial as soon as it is through."""
+    parts = plan.input.made(show).parts
+    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
+    news, trials = News(run, show), MetricsTail(run.path / TRIALS)
+    base: float | None = None
+    with show.stage("Ray and workers"):
+        startup = launch.startup(show)
+        while launch.running() and not (records := trials.poll()):
+            startup.look()
+            heartbeat.look()
+            news.look()
+            time.sleep(_POLL)
+    while True:
+        running = launch.running()
+        for record in records:
+            base = base or record["rate"]
+            ratio = f"{record['rate'] / base:5.2f} ×"
+            show.note(f"{ratio}  {record['rate']:>10,.0f} seeds/s  {_settings(record['settings'])}")
+        if not running:
+            return parts
+        heartbeat.look()
+        news.look()
+        time.sleep(_POLL)
+        records = trials.poll()
+
+
+def _show(show: Display, config: Config, tuned: Tuned) -> None:
+    base = tuned.rates["base"]
+    columns = ("settings", "seeds/s", "× as fast", "batch ms", "wait ms", "exchange ms", "MB")
+    rows = []
+    for trial in tuned.trials:
+        parts = trial["parts"]
+        rows.append(
+            (
+                _settings(trial["settings"]),
+                round(trial["rate"]),
+                trial["rate"] / base,
+                trial["seconds"] * 1e3,
+                parts["wait"] * 1e3,
+                parts["communicate"] * 1e3,
+                sum(trial["bytes"].values()) / 2**20,
+            )
+        )
+    show.table("trials, with ! what changes results", columns, rows)
+    for name, found, what in (
+        ("exact", tuned.exact, "results as they are"),
+        ("fastest", tuned.fastest, "results change" if tuned.numerics else "results as they are"),
+    ):
+        if not found:
+            show.note(f"{what}: nothing is clearly faster than what is configured")
+        else:
+            sets = " ".join(f"--set {key}={value}" for key, value in found.items())
+            show.note(f"{what}: {tuned.rates[name] / base:.2f} × as fast with {sets}")
+        if tuned.fastest == tuned.exact:
+            break
+    show.note(f"all figures: {tuned.path}")
+    assert not contradictions(apply(config, tuned.fastest))
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    if not settings:
+        return "as configured"
+    marks = {key: "!" if key in NUMERICS else "" for key in settings}
+    return " ".join(f"{key}={value}{marks[key]}" for key, value in settings.items())

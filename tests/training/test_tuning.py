@@ -1,0 +1,107 @@
+"""A sweep tries what it says, chooses what is clearly faster, and marks what changes results."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raygnn.config.load import load_config
+from raygnn.config.rules import contradictions
+from raygnn.config.schema import Config
+from raygnn.runs.metrics import read_metrics
+from raygnn.sampling.exchange import Exchange
+from raygnn.training import reduction
+from raygnn.training.job import TRIALS, Job
+from raygnn.training.rank import Runtime
+from raygnn.training.search import NUMERICS, Trial, apply, axes, is_exact, search
+from raygnn.training.tuning import Tuning
+from tests.ranks import run_ranks
+from tests.training.conftest import JobFactory, _data, _Environment, _Strategy, job
+
+
+def config(**sections: Any) -> Config:
+    return load_config(job(Path("runs"), **sections))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 4), st.randoms(use_true_random=False))
+def test_the_search(workers: int, random: Any) -> None:
+    """Whatever the rates are: each setting once, no contradiction, and the best is the best."""
+    base = config(train={"accumulate": 2})
+    rates: dict[str, float] = {}
+
+    def measure(chosen: Any) -> Trial:
+        key = str(sorted(chosen.items()))
+        rate = rates.setdefault(key, random.uniform(50, 200))
+        return Trial(chosen, rate, {})
+
+    found = search(base, axes(base, workers), measure)
+    sweep = found.trials[: len(rates)]
+    assert len({str(sorted(t.settings.items())) for t in sweep}) == len(sweep)
+    assert all(not contradictions(apply(base, t.settings)) for t in sweep)
+    assert is_exact(found.exact)
+    assert found.fastest_rate >= found.exact_rate >= found.base_rate
+    assert found.fastest_rate * 1.02 >= max(t.rate for t in sweep)
+    if workers == 1:
+        assert {key for t in sweep for key in t.settings} == {"sampling.prefetch"}
+
+
+def test_noise_changes_nothing() -> None:
+    ups = iter([100.0, 101.0, 99.0] * 100)
+    found = search(config(), axes(config(), 2), lambda s: Trial(s, next(ups), {}))
+    assert found.exact == found.fastest == {}
+
+
+def test_what_contradicts_is_not_tried() -> None:
+    base = config(comm={"static_graph": True})
+    tried = search(base, axes(base, 2), lambda s: Trial(s, 1.0, {})).trials
+    assert not any("train.accumulate" in t.settings for t in tried)
+
+
+def _tune(exchange: Exchange, job: Job) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    world = exchange.world
+    environment = _Environment(world.rank, world.size)
+    runtime = Runtime(world, torch.device("cpu"), _Strategy, environment)
+    return Tuning(job, runtime).run()
+
+
+@pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on which each byte costs: fewer bytes are chosen, and marked."""
+    total = reduction.Reduction._sum
+
+    def costs(self: Any, values: Any) -> Any:
+        time.sleep(values.nbytes * 1e-6)
+        return total(self, values)
+
+    monkeypatch.setattr(reduction.Reduction, "_sum", costs)
+    made = make_job(
+        graph={"typed": typed}, comm={"overlap": False}, model={"hidden": 64 if typed else 128}
+    )
+    place, ntype = _data(made, 2)
+    for name in ("logs", "checkpoints"):
+        (made.run_dir / name).mkdir(parents=True)
+    given = Job(made, place, made.run_dir, ntype, True, 0.0, 128)
+    found, other = run_ranks(2, _tune, replace(given, tune=0.1))
+    assert other["fastest"] == found["fastest"]
+    assert other["base_rate"] == found["base_rate"]
+    assert set(found["fastest"]) & set(NUMERICS)
+    assert not set(found["exact"]) & set(NUMERICS)
+    assert found["fastest_rate"] > 1.3 * found["base_rate"]
+    trials = read_metrics(made.run_dir / TRIALS)
+    sweep = [t["settings"] for t in found["trials"]]
+    assert [t["settings"] for t in trials][: len(sweep)] == sweep
+    sizes = {str(t["settings"]): t["bytes"]["gradients"] for t in trials}
+    whole = sizes["{}"]
+    (half,) = {size for key, size in sizes.items() if "'bf16'" in key and "accumulate" not in key}
+    assert half == whole / 2
+    assert not list((made.run_dir / "checkpoints").iterdir())
+    assert not (made.run_dir / "metrics.jsonl").exists()
