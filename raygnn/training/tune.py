@@ -112,7 +112,9 @@ def tune(
         exact=found["exact"],
         fastest=found["fastest"],
         rates={name: found[f"{name}_rate"] for name in ("base", "exact", "fastest")},
-        trials=[{"settings": t["settings"], **t["facts"]} for t in found["trials"]],
+        trials=[
+            {**t["facts"], "settings": t["settings"], "rate": t["rate"]} for t in found["trials"]
+        ],
         path=run.path / _RESULT,
     )
     write_atomic(tuned.path, json_text(tuned.to_dict()))
@@ -150,7 +152,7 @@ def _watch(
 
 
 def _show(show: Display, config: Config, tuned: Tuned) -> None:
-    base = tuned.rates["base"]
+    base = tuned.trials[0]["rate"]
     columns = ("settings", "seeds/s", "× as fast", "batch ms", "wait ms", "exchange ms", "MB")
     rows = []
     for trial in tuned.trials:
@@ -175,7 +177,9 @@ def _show(show: Display, config: Config, tuned: Tuned) -> None:
             show.note(f"{what}: nothing is clearly faster than what is configured")
         else:
             sets = " ".join(f"--set {key}={value}" for key, value in found.items())
-            show.note(f"{what}: {tuned.rates[name] / base:.2f} × as fast with {sets}")
+            show.note(
+                f"{what}: {tuned.rates[name] / tuned.rates['base']:.2f} × as fast with {sets}"
+            )
         if tuned.fastest == tuned.exact:
             break
     show.note(f"all figures: {tuned.path}")
