@@ -124,6 +124,9 @@ def train(
             topology=plan.topology(config),
             versions={"raygnn": __version__, **plan.report.nodes[0].versions},
         )
+    if operators := run.summary.get("operators"):
+        rows = [list(operator.values()) for operator in operators]
+        show.table(f"operators of rank 0, {profile} steps", list(operators[0]), rows)
     show.closing(run.summary, run.path)
     return Run(run.path)
 

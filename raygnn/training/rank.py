@@ -37,6 +37,7 @@ from raygnn.training.mirror import Courier, Mirror
 from raygnn.training.plane import Plane, Traffic, open_plane
 from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
+from raygnn.training.profiling import PROFILE, Profiling
 from raygnn.training.ranks import Ranks
 from raygnn.training.records import Closing, Counters, Records
 from raygnn.training.reduction import Reduction
@@ -105,6 +106,8 @@ class Rank:
         has_val = plane.count("val") > 0
         callbacks = [Phases(), reduction, records, guard]
         callbacks += [evaluation] if has_val else []
+        profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile)
+        callbacks += [profiling] if job.profile else []
         trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
@@ -149,6 +152,8 @@ class Rank:
         records.close(self.patience)
         self.events.flush()
         result = self._result(trainer, records, evaluation, plane.traffic, metrics)
+        if profiling.operators:
+            result["operators"] = profiling.operators
         result["gradients"] = {"bytes": reduction.whole, "buckets": reduction.buckets}
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         saver.finish_sending(config.fault.storage_timeout.seconds)
@@ -321,7 +326,7 @@ class Rank:
         config = self.config
         strategy = self.runtime.strategy(**self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-        return pl.Trainer(
+        trainer = pl.Trainer(
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
             devices="auto" if self.runtime.device.type == "cuda" else 1,
             strategy=strategy,
@@ -339,6 +344,11 @@ class Rank:
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
+        # newer versions send a word about SIGTERM around before every batch; ours comes by a file
+        loop = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = lambda: None
+        return trainer
 
     def _result(
         self,
