@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.config.resume import fixed
-from raygnn.errors import TrainingError
+from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.files import insist, json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
@@ -27,6 +27,7 @@ from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox, checkpoint
+from raygnn.training.averaging import Averaging
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
 from raygnn.training.guard import Guard
@@ -88,6 +89,8 @@ class Rank:
         maker = plane.batches(task)
         loader = self._loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
+        task.total_steps = self._total_steps(steps_per_epoch)
+        averaging = Averaging.of(config.train, self.control)
         if self.ranks.first:
             length = json_text({"steps_per_epoch": steps_per_epoch})
             self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
@@ -103,11 +106,13 @@ class Rank:
             started=job.started,
         )
         guard = Guard(self.control, config.guard)
-        evaluation = self._evaluation(evaluate, records, loader)
+        evaluation = self._evaluation(evaluate, records, loader, averaging)
         saver = self._saver(maker)
-        checkpoints = self._checkpoints(saver, records, steps_per_epoch)
+        checkpoints = self._checkpoints(saver, records, task.total_steps)
         has_val = plane.count("val") > 0
+        self._check_schedule(has_val)
         callbacks = [Phases(), Reduction(self.ranks), records, guard]
+        callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []
         trainer = self._trainer([*callbacks, Position(), checkpoints, Waiting()], saver)
         log.info("training from %s", state or "the start")
@@ -137,6 +142,8 @@ class Rank:
         if has_val:
             evaluation.finish(trainer, task)
 
+        if averaging is not None:
+            averaging.put(task)
         if config.train.select == "best":
             evaluation.restore_best(task)
         if self.ranks.first:
@@ -212,7 +219,26 @@ class Rank:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             note=blackbox.note,
+            pin=self._pin(),
         )
+
+    def _pin(self) -> torch.device | None:
+        """The GPU for which batches are pinned, if they are."""
+        device, wanted = self.runtime.device, self.config.sampling.pin_memory
+        return device if wanted and device.type == "cuda" else None
+
+    def _total_steps(self, steps_per_epoch: int) -> int:
+        train = self.config.train
+        steps = train.epochs * steps_per_epoch
+        return min(steps, train.max_steps or steps)
+
+    def _check_schedule(self, has_val: bool) -> None:
+        if self.config.train.schedule.kind == "plateau" and not has_val:
+            raise ConfigError(
+                "plateau follows the validation metric, and there is nothing to validate on",
+                where="train.schedule.kind",
+                remedy="choose another kind, or give the data a validation split",
+            )
 
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
@@ -227,7 +253,11 @@ class Rank:
                 buffer.copy_(mean.to(buffer))
 
     def _evaluation(
-        self, evaluate: Any, records: Records, loader: BatchLoader[Share]
+        self,
+        evaluate: Any,
+        records: Records,
+        loader: BatchLoader[Share],
+        averaging: Averaging | None,
     ) -> Evaluation:
         train = self.config.train
         return Evaluation(
@@ -237,8 +267,10 @@ class Rank:
             metric=self.config.task.chosen_metric,
             every=train.eval_every,
             patience=train.patience,
+            min_delta=train.min_delta,
             epochs=train.epochs,
             max_steps=train.max_steps,
+            averaging=averaging,
         )
 
     def _saver(self, maker: Maker[Share]) -> Saver:
@@ -268,16 +300,14 @@ class Rank:
         sending = self.job.run_dir / SENDING
         return Courier(mirror, self.config.fault.keep, self.events, sending)
 
-    def _checkpoints(self, saver: Saver, records: Records, steps_per_epoch: int) -> Checkpoints:
-        train = self.config.train
-        last = train.epochs * steps_per_epoch
+    def _checkpoints(self, saver: Saver, records: Records, last: int) -> Checkpoints:
         return Checkpoints(
             saver,
             self.directory,
             self.control,
             records,
             every=self.config.fault.checkpoint_every,
-            last=min(last, train.max_steps or last),
+            last=last,
         )
 
     def _ddp(self) -> dict[str, Any]:

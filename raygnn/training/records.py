@@ -54,6 +54,7 @@ class Records(pl.Callback):
         self._log_every = log_every
         self._started = started
         self._logged = -1
+        self._rate = 0.0
         self._mark = self._window_start = time.perf_counter()
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
         self.seeds = 0
@@ -81,6 +82,11 @@ class Records(pl.Callback):
         module.window.spend("wait", now - self._mark)
         self._mark = now
         self._clock.start()
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, module: Task, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._rate = optimizer.param_groups[0]["lr"]  # a schedule moves on before the batch's end
 
     def on_after_backward(self, trainer: pl.Trainer, module: Task) -> None:
         waited = self._clock.waited()
@@ -125,7 +131,7 @@ class Records(pl.Callback):
         self.seeds += window.seeds
         values = {
             "train/loss": loss / window.steps,
-            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/lr": float(self._rate),
             "seeds_per_second": window.seeds / max(now - self._window_start, 1e-9),
         }
         values |= {
