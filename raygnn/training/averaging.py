@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from raygnn.config.train import TrainConfig
-from raygnn.sampling.exchange import Exchange
 
 
 class Averaging(pl.Callback):
@@ -22,25 +21,21 @@ class Averaging(pl.Callback):
 
     In fp32 also of weights in bf16, in which a small change to an average would be lost. Floating
     buffers (running statistics) are averaged like weights, others are copied. Each rank keeps
-    an average; of buffers, which differ from rank to rank, that of rank 0 is used, which is the
-    one in checkpoints.
+    its own; of buffers, which differ from rank to rank, that of rank 0 is the one in checkpoints,
+    and whoever evaluates shares it.
 
     To be given to the trainer before the callbacks that evaluate and save.
-
-    Args:
-        exchange: of the control messages.
     """
 
-    def __init__(self, exchange: Exchange, decay: float):
-        self._exchange = exchange
+    def __init__(self, decay: float):
         self._update = get_ema_multi_avg_fn(decay)
         self._step = -1
         self.average: dict[str, Tensor] = {}
 
     @classmethod
-    def of(cls, config: TrainConfig, exchange: Exchange) -> Averaging | None:
+    def of(cls, config: TrainConfig) -> Averaging | None:
         """What the config asks for."""
-        return None if config.ema is None else cls(exchange, config.ema)
+        return None if config.ema is None else cls(config.ema)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._step = trainer.global_step
@@ -63,7 +58,7 @@ class Averaging(pl.Callback):
 
     @contextmanager
     def applied(self, module: pl.LightningModule) -> Iterator[None]:
-        """The module has the average's values here. Collective."""
+        """The module has the average's values here."""
         values = _values(module)
         kept = {name: value.clone() for name, value in values.items()}
         self.put(module)
@@ -76,20 +71,11 @@ class Averaging(pl.Callback):
 
     @torch.no_grad()
     def put(self, module: pl.LightningModule) -> None:
-        """Give the module the average's values, if there was a step. Collective."""
+        """Give the module the average's values, if there was a step."""
         if not self.average:
             return
         for name, value in _values(module).items():
             value.copy_(self.average[name])
-        for buffer in module.buffers():
-            buffer.copy_(self._of_rank_0(buffer))
-
-    def _of_rank_0(self, value: Tensor) -> Tensor:
-        own = value.detach().cpu()
-        wide = own.double() if own.is_floating_point() else own.to(torch.int64)
-        return self._exchange.sum(
-            wide if self._exchange.world.rank == 0 else wide.new_zeros(wide.shape)
-        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"average": dict(self.average)}

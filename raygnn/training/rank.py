@@ -90,7 +90,7 @@ class Rank:
         loader = self._loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
         task.total_steps = self._total_steps(steps_per_epoch)
-        averaging = Averaging.of(config.train, self.control)
+        averaging = Averaging.of(config.train)
         if self.ranks.first:
             length = json_text({"steps_per_epoch": steps_per_epoch})
             self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
@@ -242,15 +242,8 @@ class Rank:
 
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
-        self._average_buffers(task)
+        self.ranks.share_buffers(task)
         return plane.evaluate(task, split)
-
-    def _average_buffers(self, task: Task) -> None:
-        """Give all ranks the same running statistics (batch normalisation): their mean."""
-        for buffer in task.buffers():
-            if self.ranks.world.size > 1 and buffer.is_floating_point():
-                mean = self.control.sum(buffer.double().cpu()) / self.ranks.world.size
-                buffer.copy_(mean.to(buffer))
 
     def _evaluation(
         self,

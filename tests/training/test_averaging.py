@@ -12,9 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from raygnn.sampling.exchange import Exchange, World
 from raygnn.training.averaging import Averaging
-from tests.ranks import run_ranks
 from tests.training.conftest import JobFactory, train_on_ranks
 from tests.training.test_schedule import goes_on
 
@@ -51,7 +49,7 @@ def moved(averaging: Averaging, module: pl.LightningModule, steps: int) -> Any:
 
 
 def test_it_is_that_of_torch() -> None:
-    averaging, module = Averaging(Exchange(World(0, 1), None), 0.9), _Module()
+    averaging, module = Averaging(0.9), _Module()
     expected = moved(averaging, module, 5).state_dict()
     before = copy.deepcopy(module.state_dict())
     with averaging.applied(module):
@@ -64,7 +62,7 @@ def test_it_is_that_of_torch() -> None:
 
 
 def test_small_changes_are_not_lost_in_bf16() -> None:
-    averaging = Averaging(Exchange(World(0, 1), None), 0.999)
+    averaging = Averaging(0.999)
     module, trainer = _Module().bfloat16(), _Trainer()
     averaging.on_train_start(trainer, module)  # type: ignore[arg-type]
     for step in range(300):
@@ -78,25 +76,6 @@ def test_small_changes_are_not_lost_in_bf16() -> None:
     assert float(module.model[0].weight[0, 0]) == pytest.approx(expected, abs=0.01)  # type: ignore[index]
 
 
-def _buffers(exchange: Exchange, _: None) -> tuple[bool, float, float]:
-    """Each rank has other statistics; all are given rank 0's, and get their own back."""
-    averaging, module = Averaging(exchange, 0.5), _Module()
-    torch.manual_seed(exchange.world.rank)
-    moved(averaging, module, 3)
-    own = module.model[1].running_mean.clone()  # type: ignore[operator,union-attr]
-    with averaging.applied(module):
-        given = float(module.model[1].running_mean.sum())  # type: ignore[operator,union-attr]
-        count = float(module.model[1].num_batches_tracked)  # type: ignore[arg-type]
-    return torch.equal(own, module.model[1].running_mean), given, count  # type: ignore[arg-type]
-
-
-def test_all_ranks_have_the_statistics_of_rank_0() -> None:
-    said = run_ranks(3, _buffers, None)
-    assert [kept for kept, _, _ in said] == [True] * 3
-    assert len({given for _, given, _ in said}) == 1
-    assert {count for _, _, count in said} == {3.0}
-
-
 OPTIONS: dict[str, Any] = {
     "model": {"norm": "batch", "dropout": 0.3},
     "train": {"epochs": 3, "lr": 0.05, "ema": 0.7},
@@ -104,11 +83,12 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("select", ["best", "last"])
-def test_it_goes_on(select: str, make_job: JobFactory) -> None:
-    """Within an epoch of 4 steps, and at the ends of the first and the last one."""
-    options = {**OPTIONS, "train": {**OPTIONS["train"], "select": select, "accumulate": 1}}
-    goes_on(make_job(**options), 12, 6, 4)
+@pytest.mark.parametrize(("ema", "select"), [(0.7, "best"), (0.7, "last"), (None, "best")])
+def test_it_goes_on(ema: float | None, select: str, make_job: JobFactory) -> None:
+    """With running statistics, which each rank has its own of, within an epoch of 4 steps and at
+    the end of one."""
+    train = {**OPTIONS["train"], "ema": ema, "select": select}
+    goes_on(make_job(**{**OPTIONS, "train": train}), 6, 4)
 
 
 def test_what_is_evaluated_selected_and_saved(make_job: JobFactory, tmp_path: Path) -> None:
