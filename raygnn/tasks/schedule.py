@@ -73,7 +73,8 @@ class Schedule(LRScheduler):
         self.last_epoch, self._step_count = state_dict["step"], state_dict["step_count"]
         # a batch may be made for another number of workers now
         self.base_lrs, self._start = state_dict["base"], state_dict["start"]
-        for group, rate in zip(self.optimizer.param_groups, self.get_lr()):
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr):
             group["lr"] = rate
 
     def _move(self, momentum: float) -> None:

@@ -83,7 +83,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("ema", "select"), [(0.7, "best"), (0.7, "last"), (None, "best")])
+@pytest.mark.parametrize(("ema", "select"), [(0.7, "last"), (None, "best")])
 def test_it_goes_on(ema: float | None, select: str, make_job: JobFactory) -> None:
     """With running statistics, which each rank has its own of, within an epoch of 4 steps and at
     the end of one."""
