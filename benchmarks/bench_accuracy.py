@@ -7,21 +7,29 @@ ten folds that were held out is reported, and beside it the last epoch, which no
 by. Exit code 1 if a threshold is missed.
 
     python benchmarks/bench_accuracy.py [--only cora-gcn] [--only workers] [--seeds 5]
+    python -m benchmarks.bench_accuracy --only scaling --only compression --seeds 3 --forked
+
+With ``--forked`` those two cases have forked processes for workers, as tests do, in place of Ray's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import accuracy_spread
 from machine import load, setting, table
 
 import raygnn
@@ -32,6 +40,7 @@ WORKERS = (1, 2, 4)
 MUTAG = 86.0  # % over ten folds, at the epoch with the best mean
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 CLOSE = 1.0  # points between the means of fp32 and of others
+SPREAD = ("scaling", "compression")  # see accuracy_spread.py
 AGREEMENT = 1.5  # points between the means of 1, 2 and 4 workers
 
 
@@ -149,13 +158,16 @@ def _mean_and_deviation(scores: list[float]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*(case.job for case in CASES), "workers", "precision", "mutag-gin"]
+    names = [*(case.job for case in CASES), "workers", "precision", "mutag-gin", *SPREAD]
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds, or splits (5, 3, 10)")
+    parser.add_argument("--forked", action="store_true", help="no Ray (scaling, compression)")
     args = parser.parse_args()
     chosen = args.only or names
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    if args.forked:
+        return forked([case for case in SPREAD if case in chosen], args.seeds or 3)
     config = raygnn.load_config(JOBS / "cora-gcn.yaml", ["cluster.num_cpus=4"])
     rows, met = [], True
     # four workers also on two cores; one Ray for all runs saves its start
@@ -189,7 +201,29 @@ def main() -> int:
                 met &= close
             print("\n" + table(["job", "precision", "test, %", "to fp32", "seconds each"], rows))
             print(f"\nmeans within {CLOSE} points of fp32: {'yes' if met else 'NO'}")
+        for case in SPREAD:
+            if case in chosen:
+                print()
+                met &= accuracy_spread.report(case, storage, _on_ray, args.seeds or 3)
     return 0 if met else 1
+
+
+def forked(cases: list[str], seeds: int) -> int:
+    """The cases of `accuracy_spread` on forked ranks."""
+    from tests.training.conftest import train_on_ranks
+
+    def train(config: Any) -> Any:
+        shutil.rmtree(config.run_dir, ignore_errors=True)
+        return train_on_ranks(config)
+
+    print(setting() + "\n")
+    with tempfile.TemporaryDirectory() as storage:
+        met = [accuracy_spread.report(case, storage, train, seeds) for case in cases]
+    return 0 if all(met) else 1
+
+
+def _on_ray(config: Any) -> Any:
+    return raygnn.train(config, overwrite=True, display=False)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,22 @@ def markdown() -> str:
                 blocks.append(f"### {key}: {formats['const']}")
             blocks.append(definition["description"])
             required = definition.get("required", [])
-            blocks.append(_table(definition["properties"], required, defaults))
+            properties = _flat(definition["properties"], definitions)
+            blocks.append(_table(properties, required, defaults))
     blocks += [CHECKS, _checks()]
     return "\n\n".join(block.rstrip() for block in blocks) + "\n"
+
+
+def _flat(properties: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The keys; in place of a section among them its own, as ``schedule.kind``."""
+    flat: dict[str, Any] = {}
+    for key, field in properties.items():
+        if "$ref" not in field:
+            flat[key] = field
+            continue
+        inner = definitions[field["$ref"].rpartition("/")[2]]["properties"]
+        flat |= {f"{key}.{name}": value for name, value in inner.items()}
+    return flat
 
 
 def _checks() -> str:

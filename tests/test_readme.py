@@ -84,6 +84,7 @@ def test_job_examples_load(tmp_path: Path) -> None:
     found = [yaml.safe_load(block) for block in blocks("yaml")]
     whole, theirs, many, shop = found
     (guard,) = (yaml.safe_load(b) for b in blocks("yaml", CHECKOUT / "docs" / "failures.md"))
+    (train,) = (yaml.safe_load(b) for b in blocks("yaml", CHECKOUT / "docs" / "optimisation.md"))
     assert {"name", "storage", "graph", "precision", *SECTIONS} == set(whole)
     whole["graph"]["path"] = str(tmp_path)
     config = load_config(whole)
@@ -93,6 +94,7 @@ def test_job_examples_load(tmp_path: Path) -> None:
     many["graph"]["path"] = str(tmp_path)
     assert load_config(many).task.of_graphs
     assert load_config({**whole, **guard}).guard == load_config({**whole, "guard": {}}).guard
+    assert load_config({"name": "a", "graph": _tiny_graph(), **train}).train.ema == 0.99
     shop["partition"]["path"] = str(tmp_path)
     assert load_config(shop).model.categories == {"brand": 16}
 

@@ -107,6 +107,11 @@ class ModelConfig(Section):
         description="How the nodes of a graph become one row, in tasks on whole graphs; null = "
         "sum for gin, else mean.",
     )
+    recompute: bool = Field(
+        False,
+        description="Keep only the layers' inputs for the backward pass, which computes the rest "
+        "again: less memory, more time, the same gradients.",
+    )
     args: JsonValues = Field(
         {}, description="Keyword arguments for your own class (package.module:Class)."
     )

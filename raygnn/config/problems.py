@@ -115,11 +115,11 @@ def _problem(detail: ErrorDetails) -> Problem:
 
     if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
         key = key[:-1]
-    section = _section(key)
+    section, depth = _section(key)
+    fields = section.model_fields
+    field = fields.get(str(key[depth])) if len(key) > depth else None
     if key[0] == "graph" and len(key) > 1:  # ("graph", format, key, …)
         key = ("graph", *key[2:])
-    fields = section.model_fields
-    field = fields.get(str(key[0] if section is Config else key[1] if len(key) > 1 else ""))
     if kind == "extra_forbidden":
         return Problem(key, f"unknown key {show(key[-1])}", _for_unknown(str(key[-1]), key, fields))
     if kind == "missing":
@@ -143,11 +143,17 @@ def _hidden(key: KeyPath, value: Any) -> bool:
     return len(key) == 2 or is_secret(str(key[2]), text)
 
 
-def _section(key: KeyPath) -> type[BaseModel]:
-    """The model that the key belongs to."""
+def _section(key: KeyPath) -> tuple[type[BaseModel], int]:
+    """The innermost model that the key belongs to, and the place of its own key in the path."""
     if key[0] == "graph" and len(key) > 1:
-        return FORMATS[str(key[1])]
-    return SECTIONS.get(str(key[0]), Config) if len(key) > 1 else Config
+        return FORMATS[str(key[1])], 2
+    if len(key) == 1 or key[0] not in SECTIONS:
+        return Config, 0
+    section: type[BaseModel] = SECTIONS[str(key[0])]
+    inner = section.model_fields.get(str(key[1]))
+    if len(key) > 2 and inner and isinstance(inner.default, BaseModel):
+        return type(inner.default), 2
+    return section, 1
 
 
 def _one_of(word: Any, known: Iterable[str]) -> str:

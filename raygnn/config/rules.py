@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from raygnn.config import comm_rules
+from raygnn.config import comm_rules, train_rules
 from raygnn.config.graph_rules import many_graphs
 from raygnn.config.graphs import DglGraph, ManyGraphs, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.model import ModelConfig, TaskConfig
 from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import Config, SamplingConfig, TrainConfig
+from raygnn.config.schema import Config, SamplingConfig
 from raygnn.config.types import MODEL_FAMILIES
 from raygnn.config.user_class import class_problem
 
@@ -37,6 +37,7 @@ _ONLY_FOR = {
     "norm": MODEL_FAMILIES,
     "activation": MODEL_FAMILIES,
     "readout": MODEL_FAMILIES,
+    "recompute": MODEL_FAMILIES,
 }
 
 
@@ -47,7 +48,7 @@ def contradictions(config: Config) -> list[Problem]:
         *_task(config),
         *_model(config.model, config.task),
         *(_whole(config) if config.task.of_graphs else _sampling(config.sampling, config.model)),
-        *_train(config.train),
+        *train_rules.optimisation(config.train),
         *_resources(config),
         *comm_rules.communication(config),
         *comm_rules.allowed(config),
@@ -238,15 +239,6 @@ def _sampling(sampling: SamplingConfig, model: ModelConfig) -> Iterator[Problem]
         )
 
 
-def _train(train: TrainConfig) -> Iterator[Problem]:
-    if train.momentum and train.optimizer != "sgd":
-        yield Problem(
-            ("train", "momentum"),
-            f"momentum {train.momentum:g} would be ignored: train.optimizer is {train.optimizer}",
-            "remove train.momentum, or set train.optimizer to sgd",
-        )
-
-
 def _resources(config: Config) -> Iterator[Problem]:
     comm, cluster = config.comm, config.cluster
     if comm.static_graph and comm.find_unused_parameters:
@@ -269,6 +261,12 @@ def _resources(config: Config) -> Iterator[Problem]:
             ("comm", "backend"),
             f"nccl works between GPUs, but {gpus}",
             "set comm.backend to auto, or give each worker a GPU",
+        )
+    if config.sampling.pin_memory is True and not cluster.gpus_per_worker:
+        yield Problem(
+            ("sampling", "pin_memory"),
+            f"pin_memory is true, but memory is pinned for GPUs, and {gpus}",
+            "set sampling.pin_memory to auto, or give each worker a GPU",
         )
     if config.precision == "fp16-mixed" and not cluster.gpus_per_worker:
         yield Problem(

@@ -17,6 +17,7 @@ from raygnn.config.graphs import GraphConfig
 from raygnn.config.model import ModelConfig, TaskConfig
 from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.section import Section
+from raygnn.config.train import TrainConfig
 from raygnn.config.types import (
     LARGEST,
     Address,
@@ -85,6 +86,11 @@ class SamplingConfig(Section):
         "sampling itself; degree = those with most edges.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
+    pin_memory: Literal["auto"] | bool = Field(
+        "auto",
+        description="Put batches into memory that a GPU copies from while it computes; auto = "
+        "with GPUs.",
+    )
 
 
 class StagingConfig(Section):
@@ -104,35 +110,6 @@ class StagingConfig(Section):
         "large pages, which is read faster than a mapped file; auto = if those of all workers "
         "take at most a quarter of the free memory.",
     )
-
-
-class TrainConfig(Section):
-    """The optimisation."""
-
-    epochs: Count = Field(20, description="Passes over the training nodes.")
-    max_steps: Count | None = Field(None, description="Stop after this many steps; null = never.")
-    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimiser.")
-    lr: float = Field(0.003, gt=0, description="Learning rate.")
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="How the learning rate grows with the number of workers that a batch is made "
-        "for: sampling.batch_size goes into it so often.",
-    )
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).")
-    accumulate: Count = Field(1, description="Batches whose gradients are summed into one step.")
-    clip: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Largest norm of the gradient; null = no limit."
-    )
-    log_every: Count = Field(10, description="Steps between lines of metrics.jsonl.")
-    eval_every: Count = Field(1, description="Epochs between evaluations.")
-    patience: Count | None = Field(
-        None, description="Stop after this many epochs without improvement; null = never."
-    )
-    select: Literal["best", "last"] = Field(
-        "best", description="Which weights are tested: the best on validation, or the last."
-    )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, batches and sampling.")
 
 
 class CommConfig(Section):

@@ -192,6 +192,18 @@ Interval: TypeAlias = Annotated[
     Count | Annotated[Duration, BeforeValidator(_not_a_number)],
     _or_say("a whole number of steps, or a duration such as 10m"),
 ]
+Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
+Stretch: TypeAlias = Annotated[
+    Count | Share, _or_say("a whole number of steps, or a share of the run, above 0 and below 1")
+]
+Bounds: TypeAlias = Annotated[
+    Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+        BeforeValidator(_to_tuple),
+        _must(lambda bounds: bounds[0] < bounds[1], "[low, high]"),
+    ],
+    _or_say("[low, high] of two numbers from 0 to below 1, low < high"),
+]
 RunName: TypeAlias = Annotated[
     str,
     _must(_NAME.fullmatch, "a name of letters, digits, '.', '_' and '-', at most 100 of them"),

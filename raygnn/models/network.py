@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from raygnn.config.model import ModelConfig
 from raygnn.models.dropout import Dropout
 from raygnn.models.layers import Combine
-from raygnn.models.norm import activation, norm
+from raygnn.models.norm import activation, norm, repeated
 from raygnn.models.typed import Combined, Degrees, Family, Hidden, TypedLayer, join, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
@@ -93,6 +96,7 @@ class Stack(nn.Module):
         self.input_dropout = Dropout(config.first_dropout)
         self.activation = activation(config.activation or family.activation)
         self.residual = config.residual
+        self.recompute = config.recompute
 
     @property
     def num_layers(self) -> int:
@@ -132,6 +136,9 @@ class Stack(nn.Module):
     ) -> Hidden:
         """One layer, whole: for training and for layer-wise inference alike.
 
+        With ``model.recompute`` only its input is kept for the backward pass (Chen et al.,
+        "Training deep nets with sublinear memory cost", 2016).
+
         Args:
             h: node type → ``[S, F]``; for the first layer from `inputs`.
             degree: edge type → ``[≥ S]``.
@@ -140,6 +147,27 @@ class Stack(nn.Module):
         Returns:
             node type → ``[D, F_out]``.
         """
+        if not (self.recompute and self.training and torch.is_grad_enabled()):
+            return self._layer(number, block, h, degree, combined)
+
+        names = list(h)
+
+        def run(*values: Tensor) -> Hidden:
+            return self._layer(number, block, dict(zip(names, values)), degree, combined)
+
+        done: Hidden = checkpoint(
+            run, *h.values(), use_reentrant=False, context_fn=lambda: (nullcontext(), repeated())
+        )
+        return done
+
+    def _layer(
+        self,
+        number: int,
+        block: Block,
+        h: Hidden,
+        degree: Degrees,
+        combined: Combined | None,
+    ) -> Hidden:
         dropout = self.dropout if number else self.input_dropout
         h = {t: dropout(v) for t, v in h.items()}
         out: Hidden = self.layers[number](block, h, degree, combined)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch.nn.functional as F
@@ -27,6 +29,23 @@ def norm(kind: str, width: int) -> nn.Module:
     return nn.Identity()
 
 
+@contextmanager
+def repeated() -> Iterator[None]:
+    """What runs here ran before, on the same rows: running statistics have had them."""
+    before, _repeats.now = _repeats.now, True
+    try:
+        yield
+    finally:
+        _repeats.now = before
+
+
+class _Repeats(threading.local):  # a backward pass may run in a thread of torch's own
+    now = False
+
+
+_repeats = _Repeats()
+
+
 class _BatchNorm(nn.BatchNorm1d):
     """Takes a single row or none, too, which an odd batch may leave: by running statistics."""
 
@@ -35,4 +54,9 @@ class _BatchNorm(nn.BatchNorm1d):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
+        if self.training and _repeats.now:
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            mean, var = self.running_mean.clone(), self.running_var.clone()
+            return F.batch_norm(x, mean, var, self.weight, self.bias, True, 0.0, self.eps)
         return super().forward(x)

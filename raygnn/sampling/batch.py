@@ -7,6 +7,7 @@ layer's input are the nodes that it computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,11 @@ class Adjacency:
         return graph
 
     def to(self, device: torch.device) -> Adjacency:
-        return Adjacency(self.indptr.to(device), self.src.to(device))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Adjacency:
+        """The same with each tensor replaced."""
+        return Adjacency(function(self.indptr), function(self.src))
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,11 @@ class Block:
     num_dst: dict[str, int]
 
     def to(self, device: torch.device) -> Block:
-        adj = {etype: a.to(device) for etype, a in self.adj.items()}
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Block:
+        """The same with each tensor replaced."""
+        adj = {etype: a.map(function) for etype, a in self.adj.items()}
         return Block(adj, self.num_src, self.num_dst)
 
     def to_dgl(self) -> Any:
@@ -126,9 +135,17 @@ class Share:
         """The same share on ``device``; ``seeds`` stay. Called by Lightning's transfer hook."""
         if device.type == "cpu":
             return self
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: _moved(value, device) for name, value in values.items() if name != "seeds"}
-        return replace(self, **moved)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self, device: torch.device) -> Self:
+        """The same share in memory that ``device``, a GPU, copies from while it computes; ``seeds``
+        stay. Its allocator does not use that memory again before a copy is done."""
+        with torch.cuda.device(device):  # a thread that names none would begin to use the first
+            return self._map(Tensor.pin_memory)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seeds"}
+        return replace(self, **{name: _mapped(value, function) for name, value in values.items()})
 
 
 @dataclass(kw_only=True)
@@ -206,13 +223,14 @@ class GraphBatch(Share):
         return graph
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A nesting with each tensor replaced."""
     if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
+        return function(value)
     if isinstance(value, Block):
-        return value.to(device)
+        return value.map(function)
     if isinstance(value, dict):
-        return {key: _moved(inner, device) for key, inner in value.items()}
+        return {key: _mapped(inner, function) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(inner, device) for inner in value)
+        return type(value)(_mapped(inner, function) for inner in value)
     return value

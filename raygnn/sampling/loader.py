@@ -135,6 +135,7 @@ class BatchLoader(Generic[T]):
             batches that the others never begin.
         alarm: tells ranks of each other's failures.
         note: see `Prefetcher`.
+        pin: the GPU for which batches are pinned where they are made; None = they are not.
     """
 
     def __init__(
@@ -146,8 +147,10 @@ class BatchLoader(Generic[T]):
         across: bool = True,
         alarm: Alarm | None = None,
         note: Note | None = None,
+        pin: torch.device | None = None,
     ):
         self._make = make
+        self._pin = pin
         self._note = note
         self._prefetch = prefetch
         self._alarm = alarm
@@ -184,8 +187,13 @@ class BatchLoader(Generic[T]):
         if not self._across:
             last = min(last, (number // length + 1) * length)
         numbers = range(number, last)
+
+        def made(number: int) -> T:
+            batch = self._make(*divmod(number, length))
+            return batch if self._pin is None else batch.pinned(self._pin)
+
         self._prefetcher = Prefetcher(
-            lambda n: self._make(*divmod(n, length)),
+            made,
             numbers,
             self._prefetch,
             self._alarm,

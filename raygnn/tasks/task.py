@@ -10,12 +10,14 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-from raygnn.config.schema import TrainConfig
+from raygnn.config.train import TrainConfig
 from raygnn.errors import TrainingError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.losses import Loss
+from raygnn.tasks.optimizer import make_optimizer
+from raygnn.tasks.schedule import with_schedules
 
 
 class Task(pl.LightningModule, ABC):
@@ -37,6 +39,7 @@ class Task(pl.LightningModule, ABC):
     Attributes:
         window: what happened since the last log line, on this rank.
         clock: where its time goes.
+        total_steps: optimizer steps of the whole run, for what changes with them.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Task(pl.LightningModule, ABC):
         self.planned = planned
         self.window = Window()
         self.clock = StepClock()
+        self.total_steps = 1
         self._planned = self._real = 0
 
     @abstractmethod
@@ -111,22 +115,11 @@ class Task(pl.LightningModule, ABC):
         self._real = 0
         return planned / real if real else float("inf")
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        config = self.config
-        scale = {"none": 1.0, "linear": self.planned, "sqrt": self.planned**0.5}
-        kwargs: dict[str, Any] = {
-            "lr": config.lr * scale[config.lr_scaling],
-            "weight_decay": config.weight_decay,
-        }
-        if config.optimizer == "sgd":
-            return torch.optim.SGD(self.parameters(), momentum=config.momentum, **kwargs)
-        # one kernel, where torch's default on a CPU is ten for each parameter; Lightning refuses to
-        # clip what a fused optimizer might have to unscale first
+    def configure_optimizers(self) -> Any:
+        # Lightning refuses to clip what a fused optimizer might have to unscale first
         mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
-        if not mixed and all(p.is_floating_point() for p in self.parameters()):
-            kwargs["fused"] = True
-        kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        return kinds[config.optimizer](self.parameters(), **kwargs)
+        optimizer = make_optimizer(list(self.parameters()), self.config, self.planned, not mixed)
+        return with_schedules(optimizer, self.config, self.planned, self.total_steps)
 
     def transfer_batch_to_device(
         self, batch: Share, device: torch.device, dataloader_idx: int

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from raygnn.config.duration import Duration
 from raygnn.sampling.batch import Share
@@ -18,6 +20,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.metrics import LOWER_IS_BETTER
 from raygnn.training import blackbox, checkpoint
+from raygnn.training.averaging import Averaging
 from raygnn.training.records import Records
 from raygnn.training.saving import Saver
 
@@ -28,12 +31,15 @@ _FARTHEST = 1000  # steps
 class Evaluation(pl.Callback):
     """Exact validation after every ``every`` epochs; keeps the best weights, stops when asked.
 
-    All ranks see the same metrics and so decide alike.
+    All ranks see the same metrics and so decide alike, a learning rate that depends on them
+    included.
 
     Args:
         evaluate: split → metrics; collective.
         metric: what "best" means: its highest value, or its lowest (`LOWER_IS_BETTER`).
         patience: epochs without improvement before training stops; None = never.
+        min_delta: what counts as one is by more than this.
+        averaging: whose weights are evaluated and kept, in place of those that are trained.
     """
 
     def __init__(
@@ -45,8 +51,10 @@ class Evaluation(pl.Callback):
         metric: str,
         every: int,
         patience: int | None,
+        min_delta: float,
         epochs: int,
         max_steps: int | None,
+        averaging: Averaging | None,
     ):
         self._evaluate = evaluate
         self._records = records
@@ -54,12 +62,16 @@ class Evaluation(pl.Callback):
         self._metric = metric
         self._every = every
         self._patience = patience
+        self._min_delta = min_delta
+        self._averaging = averaging
         self._epochs = epochs
         self._max_steps = max_steps
         self.epoch = -1  # the last one whose end was dealt with
         self.best: float | None = None
         self.best_epoch = -1
         self.best_weights: dict[str, Tensor] = {}
+        self._mark: float | None = None  # what the next improvement is measured from
+        self._mark_epoch = -1
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # a checkpoint on an epoch's last batch was written before that epoch's evaluation
@@ -81,17 +93,22 @@ class Evaluation(pl.Callback):
         if (epoch + 1) % self._every and not last:
             return
         began = self._records.begin_pause()
-        values = self._evaluate("val")
-        score = values[self._metric]
-        if self._metric in LOWER_IS_BETTER:
-            score = -score
-        if self.best is None or score > self.best or math.isnan(self.best):
-            self.best, self.best_epoch = score, epoch
-            self.best_weights = {
-                name: value.detach().cpu().clone() for name, value in module.state_dict().items()
-            }
-        elif self._patience is not None and epoch - self.best_epoch >= self._patience:
+        with self._averaging.applied(module) if self._averaging else nullcontext():
+            values = self._evaluate("val")
+            score = values[self._metric]
+            if self._metric in LOWER_IS_BETTER:
+                score = -score
+            if self.best is None or score > self.best or math.isnan(self.best):
+                self.best, self.best_epoch = score, epoch
+                state = module.state_dict()
+                self.best_weights = {n: value.detach().cpu().clone() for n, value in state.items()}
+        if self._mark is None or score > self._mark + self._min_delta or math.isnan(self._mark):
+            self._mark, self._mark_epoch = score, epoch
+        elif self._patience is not None and epoch - self._mark_epoch >= self._patience:
             trainer.should_stop = True
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                config.scheduler.step(score)
         named = {f"val/{name}": value for name, value in values.items()}
         self._records.write(trainer.global_step, epoch, named)
         self._records.end_pause(began)
@@ -107,11 +124,15 @@ class Evaluation(pl.Callback):
             "best": self.best,
             "best_epoch": self.best_epoch,
             "best_weights": self.best_weights,
+            "mark": self._mark,
+            "mark_epoch": self._mark_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.best = state["epoch"], state["best"]
         self.best_epoch, self.best_weights = state["best_epoch"], state["best_weights"]
+        self._mark = state.get("mark", self.best)
+        self._mark_epoch = state.get("mark_epoch", self.best_epoch)
 
 
 class Checkpoints(pl.Callback):

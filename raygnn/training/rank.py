@@ -18,23 +18,23 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.config.resume import fixed
-from raygnn.errors import TrainingError
+from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.files import insist, json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
-from raygnn.runs.parts import COMPUTE, STEP
 from raygnn.runs.store import METRICS, RANKS
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
-from raygnn.training import blackbox, checkpoint
+from raygnn.training import blackbox, checkpoint, outcome
+from raygnn.training.averaging import Averaging
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
 from raygnn.training.guard import Guard
 from raygnn.training.job import LENGTH, SAVE, SENDING, Job, attempts, host_of
 from raygnn.training.mirror import Courier, Mirror
-from raygnn.training.plane import Plane, Traffic, open_plane
+from raygnn.training.plane import Plane, open_plane
 from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.profiling import PROFILE, Profiling
@@ -91,6 +91,8 @@ class Rank:
         maker = plane.batches(task)
         loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
+        task.total_steps = self._total_steps(steps_per_epoch)
+        averaging = Averaging.of(config.train)
         if self.ranks.first:
             length = json_text({"steps_per_epoch": steps_per_epoch})
             self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
@@ -100,11 +102,13 @@ class Rank:
         reduction = Reduction(self.ranks)
         records = self._records(step, stragglers, reduction)
         guard = Guard(self.control, config.guard)
-        evaluation = self._evaluation(evaluate, records, loader)
+        evaluation = self._evaluation(evaluate, records, loader, averaging)
         saver = self._saver(maker)
-        checkpoints = self._checkpoints(saver, records, steps_per_epoch)
+        checkpoints = self._checkpoints(saver, records, task.total_steps)
         has_val = plane.count("val") > 0
+        self._check_schedule(has_val)
         callbacks = [Phases(), reduction, records, guard]
+        callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []
         profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile)
         callbacks += [profiling] if job.profile else []
@@ -136,6 +140,8 @@ class Rank:
         if has_val:
             evaluation.finish(trainer, task)
 
+        if averaging is not None:
+            averaging.put(task)
         if config.train.select == "best":
             evaluation.restore_best(task)
         if self.ranks.first:
@@ -151,10 +157,16 @@ class Rank:
         records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
         records.close(self.patience)
         self.events.flush()
-        result = self._result(trainer, records, evaluation, plane.traffic, metrics)
-        if profiling.operators:
-            result["operators"] = profiling.operators
-        result["gradients"] = {"bytes": reduction.whole, "buckets": reduction.buckets}
+        result = {
+            "metrics": metrics,
+            "steps": trainer.global_step,
+            "epochs": trainer.current_epoch,
+            "workers": self.ranks.world.size,
+            "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
+            **outcome.speed(records),
+            **outcome.communication(self.ranks, plane.traffic, reduction),
+            **outcome.operators(profiling),
+        }
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         saver.finish_sending(config.fault.storage_timeout.seconds)
         counts = {"saved": saver.saved, "failed": saver.failed}
@@ -224,22 +236,38 @@ class Rank:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             note=blackbox.note,
+            pin=self._pin(),
         )
+
+    def _pin(self) -> torch.device | None:
+        """The GPU for which batches are pinned, if they are."""
+        device, wanted = self.runtime.device, self.config.sampling.pin_memory
+        return device if wanted and device.type == "cuda" else None
+
+    def _total_steps(self, steps_per_epoch: int) -> int:
+        train = self.config.train
+        steps = train.epochs * steps_per_epoch
+        return min(steps, train.max_steps or steps)
+
+    def _check_schedule(self, has_val: bool) -> None:
+        if self.config.train.schedule.kind == "plateau" and not has_val:
+            raise ConfigError(
+                "plateau follows the validation metric, and there is nothing to validate on",
+                where="train.schedule.kind",
+                remedy="choose another kind, or give the data a validation split",
+            )
 
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
-        self._average_buffers(task)
+        self.ranks.share_buffers(task)
         return plane.evaluate(task, split)
 
-    def _average_buffers(self, task: Task) -> None:
-        """Give all ranks the same running statistics (batch normalisation): their mean."""
-        for buffer in task.buffers():
-            if self.ranks.world.size > 1 and buffer.is_floating_point():
-                mean = self.control.sum(buffer.double().cpu()) / self.ranks.world.size
-                buffer.copy_(mean.to(buffer))
-
     def _evaluation(
-        self, evaluate: Any, records: Records, loader: BatchLoader[Share]
+        self,
+        evaluate: Any,
+        records: Records,
+        loader: BatchLoader[Share],
+        averaging: Averaging | None,
     ) -> Evaluation:
         train = self.config.train
         return Evaluation(
@@ -249,8 +277,10 @@ class Rank:
             metric=self.config.task.chosen_metric,
             every=train.eval_every,
             patience=train.patience,
+            min_delta=train.min_delta,
             epochs=train.epochs,
             max_steps=train.max_steps,
+            averaging=averaging,
         )
 
     def _saver(self, maker: Maker[Share]) -> Saver:
@@ -280,16 +310,14 @@ class Rank:
         sending = self.job.run_dir / SENDING
         return Courier(mirror, self.config.fault.keep, self.events, sending)
 
-    def _checkpoints(self, saver: Saver, records: Records, steps_per_epoch: int) -> Checkpoints:
-        train = self.config.train
-        last = train.epochs * steps_per_epoch
+    def _checkpoints(self, saver: Saver, records: Records, last: int) -> Checkpoints:
         return Checkpoints(
             saver,
             self.directory,
             self.control,
             records,
             every=self.config.fault.checkpoint_every,
-            last=min(last, train.max_steps or last),
+            last=last,
         )
 
     def _ddp(self) -> dict[str, Any]:
@@ -349,33 +377,3 @@ class Rank:
         if hasattr(loop, "_broadcast_sigterm_tensor"):
             loop._broadcast_sigterm_tensor = lambda: None
         return trainer
-
-    def _result(
-        self,
-        trainer: pl.Trainer,
-        records: Records,
-        evaluation: Evaluation,
-        traffic: Traffic,
-        metrics: dict[str, float],
-    ) -> dict[str, Any]:
-        busy = sum(records.totals[name] for name in STEP)
-        compute = sum(records.totals[name] for name in COMPUTE)
-        counts = torch.tensor([traffic.rows, traffic.hits, self.ranks.data.sent_bytes])
-        remote, hits, sent = self.control.sum(counts).tolist()
-        # a run that goes on from its last step makes none
-        first = {} if records.first_step is None else {"first_step": records.first_step}
-        return {
-            "metrics": metrics,
-            "steps": trainer.global_step,
-            "epochs": trainer.current_epoch,
-            "workers": self.ranks.world.size,
-            "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
-            "seeds_per_second": records.seeds / busy if busy else 0.0,
-            "seconds": {**records.totals, "compute": compute, **first},
-            "remote": {
-                "rows": remote,
-                "cache_hits": hits,
-                "hit_rate": hits / remote if remote else None,
-                "bytes": sent,
-            },
-        }

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from raygnn.config.schema import Config
 from raygnn.sampling.alarm import Alarm
@@ -80,6 +81,19 @@ class Ranks:
             return dist.new_group(backend=backend, timeout=timeout)
         finally:
             dist.set_debug_level(level)
+
+    def share_buffers(self, module: nn.Module) -> None:
+        """Give all ranks rank 0's running statistics (batch normalisation). Collective.
+
+        DDP gives them to the others before each forward pass, too, and a checkpoint holds them:
+        what is evaluated after a resume is what was before.
+        """
+        if self.world.size == 1:
+            return
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                own = buffer.detach().double().cpu()
+                buffer.copy_(self.control.sum(own if self.first else torch.zeros_like(own)))
 
     def _exchange(self) -> Exchange:
         if self.world.size == 1:

@@ -93,6 +93,7 @@ class Records(pl.Callback):
         self._seen = False
         self._counted = (0, 0)
         self._window_start = time.perf_counter()
+        self._rate = 0.0
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
         self.bytes = dict.fromkeys(BYTES, 0.0)  # of all ranks
         self.seeds = 0
@@ -131,6 +132,11 @@ class Records(pl.Callback):
 
     def on_before_backward(self, *_: Any) -> None:
         self._clock.lap("forward")
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, module: Task, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._rate = optimizer.param_groups[0]["lr"]  # a schedule moves on before the batch's end
 
     def _came(self) -> None:
         self._clock.lap("backward")
@@ -208,7 +214,7 @@ class Records(pl.Callback):
         self.seeds += seeds
         values = {
             "train/loss": sum(ranks["loss"]) / batches,
-            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/lr": float(self._rate),
             "seeds_per_second": seeds / max(elapsed, 1e-9),
         }
         values |= {f"seconds/{name}": value / batches for name, value in means.items()}

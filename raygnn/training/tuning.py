@@ -101,6 +101,7 @@ class Tuning:
         plan = replace(maker.plan, accumulate=config.train.accumulate)
         maker = replace(maker, plan=plan)  # type: ignore[type-var]
         task = plane.task()
+        task.total_steps = steps
         reduction, means, ranks = Reduction(rank.ranks), _Kept(), _Kept()
         records = Records(
             self._control,

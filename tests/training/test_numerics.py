@@ -173,6 +173,21 @@ def test_batch_norm_is_one_model_on_all_ranks(make_job: JobFactory) -> None:
     assert train_on_ranks(config).summary["metrics"]["test/accuracy"] > 0.7
 
 
+def test_layers_that_are_computed_again_train_the_same_model(make_job: JobFactory) -> None:
+    """To the bit, with dropout, running statistics and batches that accumulate."""
+    found = []
+    for recompute in (False, True):
+        model = {"kind": "gatv2", "norm": "batch", "dropout": 0.3, "recompute": recompute}
+        config = make_job(
+            name=f"{recompute}", model=model, train={"accumulate": 2, "max_steps": 4, "epochs": 3}
+        )
+        run = train_on_ranks(config)
+        weights = torch.load(run.path / "checkpoints" / "selected.pt")
+        found.append((losses(run), run.summary["metrics"], weights))
+    assert found[0][:2] == found[1][:2]
+    assert all(torch.equal(tensor, found[1][2][name]) for name, tensor in found[0][2].items())
+
+
 def test_what_the_target_does_not_depend_on_is_left_out(make_job: JobFactory) -> None:
     """One layer on a typed graph: users are computed by nobody, and no parameter is unused."""
     config = make_job(

@@ -13,10 +13,9 @@ from ray.train import ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
 
 from raygnn.config.load import load_config
-from raygnn.config.schema import TrainConfig
+from raygnn.config.train import TrainConfig
 from raygnn.errors import TrainingError
-from raygnn.tasks.losses import make_loss
-from raygnn.tasks.node import NodeTask
+from raygnn.tasks.optimizer import make_optimizer
 from raygnn.training import nodes
 from raygnn.training import scaling as module
 from raygnn.training.job import SAVE, STOP, Job, ranks
@@ -207,10 +206,8 @@ def test_the_learning_rate_grows_with_the_batch_not_with_the_ranks(tmp_path: Pat
     config = load_config(job(tmp_path, cluster={"workers": [1, 2]}, sampling={"batch_size": 64}))
     found = Job(config, None, tmp_path, None, True, 0.0, global_batch=128)
     train = TrainConfig(optimizer="sgd", lr=0.1, lr_scaling="linear")
-    for world in (1, 2):
-        model = torch.nn.Linear(2, 2)
-        task = NodeTask(model, make_loss(config.task), train, world, 2, found.planned)
-        assert task.configure_optimizers().defaults["lr"] == pytest.approx(0.2)
+    parameters = list(torch.nn.Linear(2, 2).parameters())
+    assert make_optimizer(parameters, train, found.planned, False).defaults["lr"] == 0.2
 
 
 def test_how_many_ranks_there_were(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""The summary's figures of a run that came to its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raygnn.runs.parts import COMPUTE, STEP
+from raygnn.training.plane import Traffic
+from raygnn.training.profiling import Profiling
+from raygnn.training.ranks import Ranks
+from raygnn.training.records import Records
+from raygnn.training.reduction import Reduction
+
+
+def speed(records: Records) -> dict[str, Any]:
+    """Seeds a second and where the time went, without evaluations and checkpoints."""
+    busy = sum(records.totals[name] for name in STEP)
+    compute = sum(records.totals[name] for name in COMPUTE)
+    # a run that goes on from its last step makes none
+    first = {} if records.first_step is None else {"first_step": records.first_step}
+    return {
+        "seeds_per_second": records.seeds / busy if busy else 0.0,
+        "seconds": {**records.totals, "compute": compute, **first},
+    }
+
+
+def communication(ranks: Ranks, traffic: Traffic, reduction: Reduction) -> dict[str, Any]:
+    """What went between ranks. Collective."""
+    counts = torch.tensor([traffic.rows, traffic.hits, ranks.data.sent_bytes])
+    remote, hits, sent = ranks.control.sum(counts).tolist()
+    return {
+        "remote": {
+            "rows": remote,
+            "cache_hits": hits,
+            "hit_rate": hits / remote if remote else None,
+            "bytes": sent,
+        },
+        "gradients": {"bytes": reduction.whole, "buckets": reduction.buckets},
+    }
+
+
+def operators(profiling: Profiling) -> dict[str, Any]:
+    """The top ones of this rank, if steps were recorded."""
+    return {"operators": profiling.operators} if profiling.operators else {}

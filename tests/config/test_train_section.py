@@ -1,0 +1,88 @@
+"""The section ``train.schedule`` in all its spellings, and keys that would be ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.resume import changes, fixed
+from raygnn.config.train import ScheduleConfig
+from raygnn.errors import ConfigError
+
+JOB: dict[str, Any] = {
+    "name": "a",
+    "graph": {"format": "planted", "nodes": 1000},
+    "model": {"kind": "gcn"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("cosine", ScheduleConfig(kind="cosine")),
+        ({}, ScheduleConfig()),
+        ({"warmup": 7}, ScheduleConfig(warmup=7)),
+        ({"warmup": 0.25}, ScheduleConfig(warmup=0.25)),
+        ({"kind": "cyclic", "momentum": [0.8, 0.9]}, None),
+    ],
+)
+def test_spellings(given: Any, expected: ScheduleConfig | None) -> None:
+    config = load_config({**JOB, "train": {"schedule": given}})
+    assert expected is None or config.train.schedule == expected
+    assert load_config(config.to_dict()) == config
+
+
+def test_from_the_command_line() -> None:
+    assert load_config(JOB, ["train.schedule=step"]).train.schedule.kind == "step"
+    assert load_config(JOB, ["train.schedule.warmup=0.1"]).train.schedule.warmup == 0.1
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"schedule": "cosin"}, r"train\.schedule\.kind.*did you mean cosine"),
+        ({"schedule": {"warmpu": 3}}, r"train\.schedule\.warmpu.*did you mean train\.schedule"),
+        ({"schedule": {"warmup": 0}}, r"schedule\.warmup.*whole number of steps, or a share"),
+        ({"schedule": {"warmup": 1.0}}, r"train\.schedule\.warmup"),
+        ({"schedule": {"kind": "cyclic", "momentum": [0.9, 0.8]}}, r"low < high"),
+        ({"schedule": {"every": 5}}, r"only step and cyclic read it, and .* is constant"),
+        ({"schedule": {"kind": "cosine", "gamma": 0.5}}, r"train\.schedule\.gamma"),
+        ({"schedule": {"kind": "step", "floor": 0.5}}, r"train\.schedule\.floor"),
+        ({"schedule": {"kind": "step", "patience": 3}}, r"train\.schedule\.patience"),
+        ({"schedule": {"kind": "one_cycle", "factor": 0.5}}, r"train\.schedule\.factor"),
+        ({"schedule": {"kind": "cyclic", "gamma": 0.5}}, r"mode is triangular"),
+        (
+            {
+                "schedule": {"kind": "one_cycle", "momentum": [0.8, 0.9]},
+                "optimizer": "sgd",
+                "momentum": 0.9,
+            },
+            r"train\.momentum: momentum 0\.9 would be ignored",
+        ),
+        ({"momentum": 0.9}, r"would be ignored: train\.optimizer is adam"),
+        ({"min_delta": 0.1}, r"train\.patience is null"),
+        ({"ema": 1.0}, r"train\.ema"),
+    ],
+)
+def test_what_is_wrong_or_would_be_ignored(train: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        load_config({**JOB, "train": train})
+
+
+def test_other_sections() -> None:
+    own = {"kind": "tests.training.models:DglSage", "recompute": True}
+    with pytest.raises(ConfigError, match=r"model\.recompute: recompute true would be ignored"):
+        load_config({**JOB, "model": own})
+    with pytest.raises(ConfigError, match=r"sampling\.pin_memory: .*gpus_per_worker is 0"):
+        load_config({**JOB, "sampling": {"pin_memory": True}})
+    load_config({**JOB, "sampling": {"pin_memory": True}, "cluster": {"gpus_per_worker": 1}})
+
+
+def test_what_may_change_in_a_resume() -> None:
+    began = fixed(load_config(JOB).to_dict())
+    free = {"train": {"patience": 3, "min_delta": 0.1}, "sampling": {"pin_memory": False}}
+    assert not changes(began, load_config({**JOB, **free}))
+    now = load_config({**JOB, "train": {"schedule": "cosine", "ema": 0.5}})
+    assert [text.split()[0] for text in changes(began, now)] == ["train.schedule.kind", "train.ema"]
