@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from raygnn.runs.advice import advise
 from raygnn.runs.metrics import read_metrics
 from raygnn.runs.parts import LOADER, STEP
 from raygnn.runs.run import Run
@@ -56,26 +57,39 @@ def slow_link(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "expected"),
+    ("plant", "expected", "advised"),
     [
-        (sleep_before(NeighborSampler, "sample_open"), {"sample": (0, 1), "wait": (0, 1)}),
-        (sleep_before(Task, "checked", 1), {"forward": (1,), "peers": (0,)}),
-        (slow_link, {"communicate": (0, 1)}),
-        (sleep_before(Guard, "on_before_optimizer_step"), {"optimizer": (0, 1)}),
+        (
+            sleep_before(NeighborSampler, "sample_open"),
+            {"sample": (0, 1), "wait": (0, 1)},
+            "waits for its next batch",
+        ),
+        (
+            sleep_before(Task, "checked", 1),
+            {"forward": (1,), "peers": (0,)},
+            "of the windows: its forward takes 10",
+        ),
+        (slow_link, {"communicate": (0, 1)}, "the exchange of gradients takes 1"),
+        (sleep_before(Guard, "on_before_optimizer_step"), {"optimizer": (0, 1)}, None),
     ],
     ids=["sampling", "forward of one rank", "link", "optimizer"],
 )
 def test_a_sleep_is_in_its_row(
     plant: Plant,
     expected: dict[str, tuple[int, ...]],
+    advised: str | None,
     make_job: JobFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
-    table = rows(train_on_ranks(make_job(train={"epochs": 1}, comm={"overlap": False})))
+    run = train_on_ranks(make_job(train={"epochs": 1}, comm={"overlap": False}))
+    table = rows(run)
     slow = {name: tuple(at) for name in table if len(at := table.index[table[name] > SLEEP / 2])}
     assert slow == expected, table
     assert set(table) == {*STEP, *LOADER}
+    found = advise(run.config, run.summary, read_metrics(run.path / "ranks.jsonl"))
+    told = [a.what for a in found if a.severity == "warning"]
+    assert advised is None or any(advised in what for what in told), told
 
 
 @pytest.mark.parametrize(("prefetch", "accumulate"), [(2, 1), (0, 2)])
