@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +16,14 @@ from raygnn.errors import TrainingError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.losses import Loss
+
+MakeOptimizer = Callable[[type[torch.optim.Optimizer], Any, dict[str, Any]], torch.optim.Optimizer]
+
+
+def _plain(
+    kind: type[torch.optim.Optimizer], params: Any, options: dict[str, Any]
+) -> torch.optim.Optimizer:
+    return kind(params, **options)
 
 
 class Task(pl.LightningModule, ABC):
@@ -35,6 +44,7 @@ class Task(pl.LightningModule, ABC):
 
     Attributes:
         window: what happened since the last log line, on this rank.
+        make_optimizer: from its class, the parameters and the other arguments.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class Task(pl.LightningModule, ABC):
         self.planned = planned
         self.window = Window()
         self._planned = self._real = 0
+        self.make_optimizer: MakeOptimizer = _plain
 
     @abstractmethod
     def outputs(self, batch: Any) -> Tensor:
@@ -113,14 +124,15 @@ class Task(pl.LightningModule, ABC):
             "weight_decay": config.weight_decay,
         }
         if config.optimizer == "sgd":
-            return torch.optim.SGD(self.parameters(), momentum=config.momentum, **kwargs)
+            kwargs["momentum"] = config.momentum
+            return self.make_optimizer(torch.optim.SGD, self.parameters(), kwargs)
         # one kernel, where torch's default on a CPU is ten for each parameter; Lightning refuses to
         # clip what a fused optimizer might have to unscale first
         mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
         if not mixed and all(p.is_floating_point() for p in self.parameters()):
             kwargs["fused"] = True
         kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-        return kinds[config.optimizer](self.parameters(), **kwargs)
+        return self.make_optimizer(kinds[config.optimizer], self.parameters(), kwargs)
 
     def transfer_batch_to_device(
         self, batch: Share, device: torch.device, dataloader_idx: int

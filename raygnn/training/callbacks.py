@@ -20,6 +20,7 @@ from raygnn.tasks.metrics import LOWER_IS_BETTER
 from raygnn.training import blackbox, checkpoint
 from raygnn.training.records import Records
 from raygnn.training.saving import Saver
+from raygnn.training.whole import whole
 
 _LOOK = 0.5  # seconds between looks at the clock and for requests
 _FARTHEST = 1000  # steps
@@ -87,7 +88,7 @@ class Evaluation(pl.Callback):
         if self.best is None or score > self.best or math.isnan(self.best):
             self.best, self.best_epoch = score, epoch
             self.best_weights = {
-                name: value.detach().cpu().clone() for name, value in module.state_dict().items()
+                name: whole(value).detach().cpu().clone() for name, value in module.state_dict().items()
             }
         elif self._patience is not None and epoch - self.best_epoch >= self._patience:
             trainer.should_stop = True

@@ -39,6 +39,7 @@ from raygnn.training.ranks import Ranks
 from raygnn.training.records import Records
 from raygnn.training.reduction import Reduction
 from raygnn.training.saving import Saver
+from raygnn.training.sharding import Sharding
 from raygnn.training.stragglers import Stragglers
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Rank:
         torch.set_num_threads(self.config.cluster.cpus_per_worker)
         self.ranks = Ranks.join(job.config, runtime.world, runtime.device)
         self.control = self.ranks.control
+        self.sharding = Sharding(self.ranks)
         self.directory = job.run_dir / "checkpoints"
         # of rank 0 with storage that is full or away, while the others wait in a collective
         fault, limit = job.config.fault, job.config.comm.timeout.seconds / 2
@@ -107,13 +109,15 @@ class Rank:
         saver = self._saver(maker)
         checkpoints = self._checkpoints(saver, records, steps_per_epoch)
         has_val = plane.count("val") > 0
-        callbacks = [Phases(), Reduction(self.ranks), records, guard]
+        callbacks = [Phases(), records, guard]
+        callbacks += [] if self.sharding.full else [Reduction(self.ranks)]
         callbacks += [evaluation] if has_val else []
         trainer = self._trainer([*callbacks, Position(), checkpoints, Waiting()], saver)
         log.info("training from %s", state or "the start")
         cause: BaseException | None = None
         patience = _LAST_WORDS
         try:
+            self.sharding.prepare(task)
             guard.check_model(task, {**self._options(), "data": maker.identity})
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
             patience = self.patience
@@ -126,6 +130,7 @@ class Rank:
             saver.finish(patience)
         if cause is not None:
             raise cause
+        self.sharding.collect(task)
         blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
             raise TrainingError(
@@ -217,7 +222,8 @@ class Rank:
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self._average_buffers(task)
-        return plane.evaluate(task, split)
+        with self.sharding.whole(task):
+            return plane.evaluate(task, split)
 
     def _average_buffers(self, task: Task) -> None:
         """Give all ranks the same running statistics (batch normalisation): their mean."""
@@ -297,6 +303,7 @@ class Rank:
         return {
             **self._ddp(),
             "compression": config.comm.compression,
+            "shard": config.comm.shard,
             "compared": self.ranks.compared,
             "precision": config.precision,
             "batch_size": config.sampling.batch_size,
@@ -309,7 +316,7 @@ class Rank:
 
     def _trainer(self, callbacks: list[pl.Callback], saver: Saver) -> pl.Trainer:
         config = self.config
-        strategy = self.runtime.strategy(**self._ddp())
+        strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         return pl.Trainer(
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
