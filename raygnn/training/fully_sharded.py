@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from raygnn.errors import CapabilityError, GuardError, TrainingError
 from raygnn.models.network import Stack
+from raygnn.preflight.device_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
 from raygnn.training.whole import is_sharded, whole
 
-_OLDEST = "2.6"  # torch with a public fully_shard
 
 
 class FullyShardedStrategy(DDPStrategy):
@@ -39,9 +39,6 @@ class FullyShardedStrategy(DDPStrategy):
 
     Args:
         group: of all ranks; None = the default group.
-
-    Raises:
-        CapabilityError: torch is too old.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
@@ -54,6 +51,7 @@ class FullyShardedStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         """Called by Lightning where DDP would be wrapped around the model."""
         from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
 
         assert self.lightning_module is not None
         model = self.lightning_module.model
@@ -61,9 +59,11 @@ class FullyShardedStrategy(DDPStrategy):
         found = units(model)
         self._used = _Used(model, found)  # its hooks come before those that free parameters
         mesh = DeviceMesh.from_group(self._group or dist.group.WORLD, self.root_device.type)
-        shard = _fully_shard()
         for unit in found:
-            shard(unit, mesh=mesh)
+            sharded = fully_shard(unit, mesh=mesh)
+            if self.root_device.type == "cpu":
+                # gloo's own mean is a sum in some versions (pytorch#162338)
+                sharded.set_force_sum_reduction_for_comms(True)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self._begins:
@@ -167,6 +167,25 @@ def units(model: nn.Module) -> list[nn.Module]:
     Of a user's own class nobody knows which modules read others' parameters: it is one unit.
     """
     return [*model.layers, model] if isinstance(model, Stack) else [model]
+
+
+def check_supported(device: torch.device) -> None:
+    """See that torch is new enough.
+
+    Raises:
+        CapabilityError: it is not.
+    """
+    import torch.distributed.fsdp as fsdp
+
+    module = getattr(fsdp, "FSDPModule", None)
+    if hasattr(module, "set_force_sum_reduction_for_comms") or (module and device.type != "cpu"):
+        return
+    oldest = OLDEST_ON_CPU if device.type == "cpu" else OLDEST_ON_GPU
+    raise CapabilityError(
+        f"full needs torch >= {oldest} on a {device.type}, and there is {torch.__version__}",
+        where="comm.shard",
+        remedy="install a newer torch, or set comm.shard to optimizer",
+    )
 
 
 def check_shardable(model: nn.Module) -> None:
@@ -281,15 +300,3 @@ def _dtensor() -> type[Tensor]:
     from torch.distributed.tensor import DTensor
 
     return DTensor
-
-
-def _fully_shard() -> Any:
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        raise CapabilityError(
-            f"comm.shard: full needs torch >= {_OLDEST}, and there is {torch.__version__}",
-            where="comm.shard",
-            remedy="install a newer torch, or set comm.shard to optimizer",
-        ) from None
-    return fully_shard

@@ -13,7 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from raygnn.errors import TrainingError
 from raygnn.tasks.task import Task
-from raygnn.training.fully_sharded import FullyShardedStrategy, Twin
+from raygnn.training.fully_sharded import FullyShardedStrategy, Twin, check_supported
 from raygnn.training.ranks import Ranks
 
 
@@ -22,6 +22,9 @@ class Sharding:
 
     Attributes:
         full: whether parameters and gradients are, too.
+
+    Raises:
+        CapabilityError: torch is too old for it.
     """
 
     def __init__(self, ranks: Ranks):
@@ -30,6 +33,8 @@ class Sharding:
         self.full = kind == "full"
         self._optimizer = kind == "optimizer"
         self._twin: Twin | None = None
+        if self.full:
+            check_supported(ranks.device)
 
     def prepare(self, task: Task) -> None:
         """Before training begins.
