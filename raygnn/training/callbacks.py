@@ -88,7 +88,8 @@ class Evaluation(pl.Callback):
         if self.best is None or score > self.best or math.isnan(self.best):
             self.best, self.best_epoch = score, epoch
             self.best_weights = {
-                name: whole(value).detach().cpu().clone() for name, value in module.state_dict().items()
+                name: whole(value.detach()).cpu().clone()
+                for name, value in module.state_dict().items()
             }
         elif self._patience is not None and epoch - self.best_epoch >= self._patience:
             trainer.should_stop = True

@@ -22,7 +22,6 @@ from raygnn.preflight.device_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
 from raygnn.training.whole import is_sharded, whole
 
 
-
 class FullyShardedStrategy(DDPStrategy):
     """Shards parameters, gradients and the optimizer's state (ZeRO stage 3: Rajbhandari et al.,
     "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et al.,
@@ -58,7 +57,9 @@ class FullyShardedStrategy(DDPStrategy):
         check_shardable(model)
         found = units(model)
         self._used = _Used(model, found)  # its hooks come before those that free parameters
-        mesh = DeviceMesh.from_group(self._group or dist.group.WORLD, self.root_device.type)
+        group = self._group or dist.group.WORLD
+        assert group is not None
+        mesh = DeviceMesh.from_group(group, self.root_device.type)
         for unit in found:
             sharded = fully_shard(unit, mesh=mesh)
             if self.root_device.type == "cpu":

@@ -130,6 +130,7 @@ class Rank:
             saver.finish(patience)
         if cause is not None:
             raise cause
+        task.to(self.runtime.device)  # Lightning leaves it on the CPU
         self.sharding.collect(task)
         blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:

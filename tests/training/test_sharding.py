@@ -59,9 +59,11 @@ def on_ranks(config: Any, workers: int, train: Callable[..., Any], *args: Any) -
         (2, {"precision": "bf16-mixed", "train": {"clip": 0.1, "optimizer": "adamw"}}),
         (1, {"model": {"kind": "sage"}}),
     ],
-    ids=lambda value: "-".join(map(str, value.get("model", value).values()))
-    if isinstance(value, dict)
-    else str(value),
+    ids=lambda value: (
+        "-".join(map(str, value.get("model", value).values()))
+        if isinstance(value, dict)
+        else str(value)
+    ),
 )
 def test_the_same_losses(workers: int, sections: dict[str, Any], make_job: JobFactory) -> None:
     """Of plain SGD, too, whose steps show the scale of a gradient, and of running statistics."""
@@ -88,13 +90,13 @@ def test_the_same_in_bf16(make_job: JobFactory) -> None:
 
 
 def test_graphs_of_which_ranks_evaluate_unequal_numbers(make_job: JobFactory) -> None:
-    """Evaluation asks nothing of other ranks: 11 graphs on two of them, one at a time."""
+    """Evaluation asks nothing of other ranks: 7 graphs on two of them, one at a time."""
     sections: dict[str, Any] = {
         "graph": {
             "format": "graphs",
             "dataset": "tests.training.datasets:RandomGraphs",
-            "args": {"num": 31, "largest": 6, "edges": 2.0},
-            "val": 0.2,
+            "args": {"num": 20, "largest": 6, "edges": 2.0},
+            "val": 0.25,
             "test": 0.35,
         },
         "task": {"kind": "graph_classification"},
@@ -186,13 +188,13 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_one_format(optimizer: str, make_job: JobFactory) -> None:
-    train = {"optimizer": optimizer, "momentum": 0.9 if optimizer == "sgd" else 0.0}
-    states = [
-        _leaves(
-            _state(train_on_ranks(make_job(name=s, comm={"shard": s}, train={**train, "epochs": 1})))
-        )
-        for s in ("none", *SHARDS)
+    train: dict[str, Any] = {"optimizer": optimizer, "momentum": 0.9 if optimizer == "sgd" else 0.0}
+    train |= {"epochs": 1}
+    runs = [
+        train_on_ranks(make_job(name=shard, comm={"shard": shard}, train=train))
+        for shard in ("none", *SHARDS)
     ]
+    states = [_leaves(_state(run)) for run in runs]
     for other in states[1:]:
         assert set(other) == set(states[0])
         for name, value in states[0].items():
@@ -310,6 +312,26 @@ def test_a_step_is_left_out_by_all_ranks(make_job: JobFactory) -> None:
     assert [rank["skipped"]["steps"] for rank in said] == [1, 1]
     assert said[0]["metrics"] == said[1]["metrics"]
     assert np.isfinite(said[0]["metrics"]["test/loss"])
+
+
+def _exchanged(exchange: Exchange, job: Job) -> list[bool]:
+    """After each batch, whether the ranks have their shares of the gradients."""
+    found: list[bool] = []
+    after = Guard.on_after_backward
+
+    def look(self: Guard, trainer: Any, module: Any) -> None:
+        found.append(all(p.grad is not None for p in module.parameters()))
+        after(self, trainer, module)
+
+    Guard.on_after_backward = look  # type: ignore[method-assign]
+    _train(exchange, job)
+    return found
+
+
+def test_gradients_are_exchanged_once_a_step(make_job: JobFactory) -> None:
+    config = make_job(comm={"shard": "full"}, train={"accumulate": 3, "epochs": 1})
+    for found in on_ranks(config, 2, _exchanged):
+        assert found == [False, False, True, True]  # of an epoch's 4 batches
 
 
 @pytest.mark.parametrize("rank", [1, -1])
