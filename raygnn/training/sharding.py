@@ -11,7 +11,6 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from raygnn.errors import TrainingError
 from raygnn.tasks.task import Task
 from raygnn.training.fully_sharded import FullyShardedStrategy, Twin, check_supported
 from raygnn.training.ranks import Ranks
@@ -40,7 +39,7 @@ class Sharding:
         """Before training begins.
 
         Raises:
-            TrainingError: the model cannot be sharded so.
+            TrainingError: the model cannot be fully sharded.
         """
         if self._optimizer:
             task.make_optimizer = self._make_optimizer
@@ -80,20 +79,16 @@ class Sharding:
     ) -> torch.optim.Optimizer:
         """Each rank keeps the state of some parameters, updates those and sends them to all (ZeRO
         stage 1: Rajbhandari et al., SC 2020)."""
-        try:
-            return ZeroRedundancyOptimizer(
-                params,
-                optimizer_class=kind,
-                process_group=self._group(),
-                parameters_as_bucket_view=True,  # one broadcast for each rank
-                **options,
-            )
-        except ValueError as error:
-            raise TrainingError(
-                f"comm.shard: optimizer cannot share the parameters out: {error}",
-                where="model.kind",
-                remedy="give all parameters one type, or set comm.shard to none",
-            ) from error
+        given = list(params)
+        held = [p for each in given for p in (each["params"] if isinstance(each, dict) else [each])]
+        return ZeroRedundancyOptimizer(
+            given,
+            optimizer_class=kind,
+            process_group=self._group(),
+            # one broadcast for each rank; what is put together so takes the first one's type
+            parameters_as_bucket_view=len({p.dtype for p in held}) == 1,
+            **options,
+        )
 
     def _group(self) -> dist.ProcessGroup | None:
         """For what else is exchanged but gradients of DDP. Collective if ranks compare."""
