@@ -54,7 +54,6 @@ class FullyShardedStrategy(DDPStrategy):
 
         assert self.lightning_module is not None
         model = self.lightning_module.model
-        check_shardable(model)
         found = units(model)
         self._used = _Used(model, found)  # its hooks come before those that free parameters
         group = self._group or dist.group.WORLD
@@ -189,27 +188,29 @@ def check_supported(device: torch.device) -> None:
     )
 
 
-def check_shardable(model: nn.Module) -> None:
-    """See that `fully_shard` takes the parameters.
+def check_shardable(model: nn.Module, shard: str) -> None:
+    """See that torch shares the parameters out so.
+
+    Args:
+        shard: the config's ``comm.shard``.
 
     Raises:
-        TrainingError: one is a scalar, or they are of several types.
+        TrainingError: they are of several types, or one is a scalar.
     """
-    remedy = "set comm.shard to optimizer or none"
     scalars = [name for name, p in model.named_parameters() if not p.dim()]
-    if scalars:
+    if scalars and shard == "full":
         raise TrainingError(
             f"comm.shard: full cannot share out a scalar, which {scalars[0]} is",
             where="model.kind",
-            remedy=f"give it one dimension, torch.zeros(1), or {remedy}",
+            remedy="give it one dimension, torch.zeros(1), or set comm.shard to optimizer",
         )
     dtypes = {str(p.dtype): name for name, p in model.named_parameters()}
     if len(dtypes) > 1:
         raise TrainingError(
-            "comm.shard: full needs parameters of one type, and there are: "
+            f"comm.shard: {shard} needs parameters of one type, and there are: "
             + ", ".join(f"{name} ({dtype})" for dtype, name in sorted(dtypes.items())),
             where="model.kind",
-            remedy=f"convert them, or {remedy}",
+            remedy="convert them, or set comm.shard to none",
         )
 
 

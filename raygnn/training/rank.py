@@ -117,8 +117,8 @@ class Rank:
         cause: BaseException | None = None
         patience = _LAST_WORDS
         try:
-            self.sharding.prepare(task)
             guard.check_model(task, {**self._options(), "data": maker.identity})
+            self.sharding.prepare(task)
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
             patience = self.patience
         except Exception as error:

@@ -12,7 +12,12 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from raygnn.tasks.task import Task
-from raygnn.training.fully_sharded import FullyShardedStrategy, Twin, check_supported
+from raygnn.training.fully_sharded import (
+    FullyShardedStrategy,
+    Twin,
+    check_shardable,
+    check_supported,
+)
 from raygnn.training.ranks import Ranks
 
 
@@ -39,8 +44,10 @@ class Sharding:
         """Before training begins.
 
         Raises:
-            TrainingError: the model cannot be fully sharded.
+            TrainingError: the model cannot be sharded so.
         """
+        if self._optimizer or self.full:
+            check_shardable(task.model, self._ranks.config.comm.shard)
         if self._optimizer:
             task.make_optimizer = self._make_optimizer
         if self.full:
@@ -62,8 +69,11 @@ class Sharding:
     def whole(self, task: Task) -> Iterator[None]:
         """``task.model`` has all its parameters in the block, and needs no other rank to run.
         Collective."""
+        if self._twin is None:
+            yield
+            return
         sharded = task.model
-        self.collect(task)
+        task.model = self._twin.of(sharded)
         try:
             yield
         finally:
@@ -72,21 +82,18 @@ class Sharding:
     def collect(self, task: Task) -> None:
         """The same for good: when training is over. Collective."""
         if self._twin is not None:
-            task.model = self._twin.of(task.model)
+            task.model, self._twin = self._twin.of(task.model), None
 
     def _make_optimizer(
         self, kind: type[torch.optim.Optimizer], params: Any, options: dict[str, Any]
     ) -> torch.optim.Optimizer:
         """Each rank keeps the state of some parameters, updates those and sends them to all (ZeRO
         stage 1: Rajbhandari et al., SC 2020)."""
-        given = list(params)
-        held = [p for each in given for p in (each["params"] if isinstance(each, dict) else [each])]
         return ZeroRedundancyOptimizer(
-            given,
+            params,
             optimizer_class=kind,
             process_group=self._group(),
-            # one broadcast for each rank; what is put together so takes the first one's type
-            parameters_as_bucket_view=len({p.dtype for p in held}) == 1,
+            parameters_as_bucket_view=True,  # one broadcast for each rank
             **options,
         )
 

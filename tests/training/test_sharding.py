@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,42 +47,45 @@ def on_ranks(config: Any, workers: int, train: Callable[..., Any], *args: Any) -
 # ── the same training ────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("workers", "sections"),
-    [
-        (2, {"model": {"kind": "gcn"}}),
-        (3, {"model": {"kind": "sage"}}),
-        (3, {"model": {"kind": "gat"}, "train": {"clip": 0.1, "accumulate": 3}}),
-        (2, {"model": {"kind": "gin", "norm": "batch"}, "train": {"accumulate": 2}}),
-        (2, {"model": {"kind": "tests.training.models:DglSage"}}),
-        (2, {"graph": {"typed": True}, "train": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}}),
-        (2, {"precision": "bf16-mixed", "train": {"clip": 0.1, "optimizer": "adamw"}}),
-        (1, {"model": {"kind": "sage"}}),
-    ],
-    ids=lambda value: (
-        "-".join(map(str, value.get("model", value).values()))
-        if isinstance(value, dict)
-        else str(value)
-    ),
-)
-def test_the_same_losses(workers: int, sections: dict[str, Any], make_job: JobFactory) -> None:
+SMALL: dict[str, Any] = {"nodes": 800, "degree": 6}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "gcn": (2, {"model": {"kind": "gcn"}}),
+    "gat": (3, {"model": {"kind": "gat"}, "train": {"clip": 0.1, "accumulate": 3}}),
+    "gin": (2, {"model": {"kind": "gin", "norm": "batch"}, "train": {"accumulate": 2}}),
+    "own": (2, {"model": {"kind": "tests.training.models:DglSage"}}),
+    "sage": (3, {"graph": {"typed": True}, "train": {"optimizer": "sgd", "momentum": 0.9}}),
+    "mixed": (2, {"precision": "bf16-mixed", "train": {"clip": 0.1, "optimizer": "adamw"}}),
+    "alone": (1, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_losses(case: str, make_job: JobFactory) -> None:
     """Of plain SGD, too, whose steps show the scale of a gradient, and of running statistics."""
-    runs = {}
-    for shard in ("none", *SHARDS):
-        options: dict[str, Any] = {"cluster": {"workers": workers}, **sections}
-        config = make_job(name=shard, comm={"shard": shard}, **options)
-        runs[shard] = train_on_ranks(config)
+    workers, sections = CASES[case]
+    options: dict[str, Any] = {
+        **sections,
+        "graph": {**SMALL, **sections.get("graph", {})},
+        "sampling": {"batch_size": 80 // workers},
+        "train": {"epochs": 2, "lr": 0.05, **sections.get("train", {})},
+        "cluster": {"workers": workers},
+    }
+    runs = {
+        shard: train_on_ranks(make_job(name=shard, comm={"shard": shard}, **options))
+        for shard in ("none", *SHARDS)
+    }
     for shard in SHARDS:
         assert np.allclose(losses(runs["none"]), losses(runs[shard]), atol=2e-6), shard
         for name, value in runs["none"].summary["metrics"].items():
             other = runs[shard].summary["metrics"][name]
-            assert other == pytest.approx(value, abs=2e-3 if "loss" not in name else 1e-5), name
+            assert other == pytest.approx(value, abs=1e-5 if "loss" in name else 5e-3), name
 
 
 def test_the_same_in_bf16(make_job: JobFactory) -> None:
-    """Parameters and gradients in bf16, where rounding differs."""
+    """Parameters and gradients in bf16, where rounding differs; ranks compare collectives."""
+    options: dict[str, Any] = {"precision": "bf16", "guard": "deep", "graph": SMALL}
     runs = [
-        train_on_ranks(make_job(name=shard, precision="bf16", comm={"shard": shard}, guard="deep"))
+        train_on_ranks(make_job(name=shard, comm={"shard": shard}, **options))
         for shard in ("none", *SHARDS)
     ]
     assert np.allclose(losses(runs[0]), losses(runs[1]), atol=0.01)
@@ -145,6 +148,7 @@ def test_what_each_rank_holds(workers: int, make_job: JobFactory) -> None:
     for shard in ("none", *SHARDS):
         config = make_job(
             name=shard,
+            graph=SMALL,
             model={"hidden": 48, "layers": 3},
             sampling={"fanout": [3, 3, 3]},
             train={"max_steps": 2},
@@ -162,9 +166,7 @@ def test_what_each_rank_holds(workers: int, make_job: JobFactory) -> None:
         assert rank["parameters"] == pytest.approx(size / workers, rel=0.15)
         assert rank["state"] == 2 * rank["parameters"]
     for shard in SHARDS:
-        assert sum(rank["state"] for rank in held[shard]) == whole_state * (
-            1 if workers > 1 else workers
-        )
+        assert sum(rank["state"] for rank in held[shard]) == whole_state
 
 
 # ── checkpoints ──────────────────────────────────────────────────────────────────────────────
@@ -186,12 +188,10 @@ def _leaves(value: Any, path: str = "") -> dict[str, Any]:
     return {k: v for name, inner in pairs for k, v in _leaves(inner, f"{path}/{name}").items()}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_one_format(optimizer: str, make_job: JobFactory) -> None:
-    train: dict[str, Any] = {"optimizer": optimizer, "momentum": 0.9 if optimizer == "sgd" else 0.0}
-    train |= {"epochs": 1}
+def test_one_format(make_job: JobFactory) -> None:
+    train = {"epochs": 1}
     runs = [
-        train_on_ranks(make_job(name=shard, comm={"shard": shard}, train=train))
+        train_on_ranks(make_job(name=shard, comm={"shard": shard}, train=train, graph=SMALL))
         for shard in ("none", *SHARDS)
     ]
     states = [_leaves(_state(run)) for run in runs]
@@ -206,13 +206,18 @@ def test_one_format(optimizer: str, make_job: JobFactory) -> None:
                 assert other[name] == value, name
 
 
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize(("stop", "norm"), [(3, "batch"), (4, "layer")])  # an epoch has 4 steps
+# an epoch has 4 steps
+@pytest.mark.parametrize(
+    ("shard", "stop", "norm"),
+    [("optimizer", 4, "layer"), ("full", 3, "batch"), ("full", 4, "none")],
+)
 def test_it_goes_on_where_it_stopped(
     shard: str, stop: int, norm: str, make_job: JobFactory
 ) -> None:
     options: dict[str, Any] = {
         "comm": {"shard": shard},
+        "graph": SMALL,
+        "sampling": {"batch_size": 20},
         "train": {"epochs": 2, "lr": 0.05},
         "model": {"dropout": 0.5, "norm": norm},
         "fault": {"checkpoint_every": 1, "keep": 20},
@@ -232,12 +237,13 @@ def test_it_goes_on_where_it_stopped(
 def test_it_goes_on_sharded_otherwise(make_job: JobFactory) -> None:
     """With another number of workers, too; and again when nothing is left to do."""
     options: dict[str, Any] = {
-        "sampling": {"fanout": [-1, -1], "batch_size": 150},
+        "graph": SMALL,
+        "sampling": {"fanout": [-1, -1], "batch_size": 60},
         "train": {"epochs": 4, "lr": 0.03},
         "fault": {"checkpoint_every": 1, "keep": 20},
         "partition": {"parts": 3},
     }
-    stops = ((1, "none", 2), (2, "full", 5), (3, "optimizer", 7), (3, "full", 12), (2, "full", 12))
+    stops = ((1, "none", 2), (2, "full", 5), (3, "optimizer", 12), (2, "full", 12))
     for number, (workers, shard, stop) in enumerate(stops):
         config = make_job(
             name="part",
@@ -263,7 +269,8 @@ def _round_trips(exchange: Exchange, seed: int) -> bool:
     for _ in range(20):
         torch.manual_seed(choose.randrange(1000))
         shapes = [[choose.randint(1, 5) for _ in range(choose.randint(1, 3))] for _ in range(3)]
-        kind = choose.choice([torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+        momentum = partial(torch.optim.SGD, momentum=0.9)
+        kind = choose.choice([torch.optim.Adam, torch.optim.Adagrad, momentum])
         made = []
         for _ in range(2):  # the first one's state, into the second
             model = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
@@ -351,14 +358,16 @@ def test_a_scalar_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_parameter("scale", nn.Parameter(torch.ones(())))
     with pytest.raises(TrainingError, match="scale") as caught:
-        check_shardable(model)
+        check_shardable(model, "full")
     assert "torch.zeros(1)" in str(caught.value)
 
 
-def test_several_types_are_named() -> None:
+@pytest.mark.parametrize("shard", SHARDS)
+def test_several_types_are_named(shard: str) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
-    with pytest.raises(TrainingError, match=r"1\.bias \(torch\.bfloat16\), 0\.bias"):
-        check_shardable(model)
+    with pytest.raises(TrainingError, match=r"1\.bias \(torch\.bfloat16\), 0\.bias") as caught:
+        check_shardable(model, shard)
+    assert f"comm.shard: {shard}" in str(caught.value)
 
 
 def test_a_model_that_cannot_be_copied() -> None:
@@ -379,7 +388,7 @@ def test_a_twin_without_shards_is_a_copy() -> None:
     copy = twin.of(model)
     assert torch.equal(copy(x), model(x))
     assert not copy.training
-    assert all(a is not b for a, b in pairwise([copy[1].running_mean, model[1].running_mean]))
+    assert copy[1].running_mean is not model[1].running_mean
 
 
 def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
