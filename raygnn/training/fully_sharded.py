@@ -158,7 +158,7 @@ class Twin:
         twin.load_state_dict(state, assign=True)
         for own, there in zip(twin.buffers(), model.buffers()):
             own.copy_(there)  # those that a state leaves out, too
-        return twin.train(model.training)
+        return twin.to(next(model.parameters()).device).train(model.training)
 
 
 def units(model: nn.Module) -> list[nn.Module]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from raygnn.tasks.task import Task
 from raygnn.training.fully_sharded import (
@@ -89,6 +88,8 @@ class Sharding:
     ) -> torch.optim.Optimizer:
         """Each rank keeps the state of some parameters, updates those and sends them to all (ZeRO
         stage 1: Rajbhandari et al., SC 2020)."""
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # takes a quarter of a second
+
         return ZeroRedundancyOptimizer(
             params,
             optimizer_class=kind,
