@@ -13,6 +13,16 @@ from raygnn.config.secret import HIDDEN
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 MAX_PARTS = 1 << 20  # that a partition may have
 
+# What only `DistributedDataParallel` is told.
+_DDP_ONLY = (
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "overlap",
+    "compression",
+    "find_unused_parameters",
+    "static_graph",
+)
+
 _SHORTEST = 1.0  # seconds: torch's store fails with less before all ranks are there
 _SHORTEST_SILENCE = 5.0  # seconds: a busy machine gives a thread no time for one or two
 
@@ -69,6 +79,48 @@ def compression(config: Config) -> Iterator[Problem]:
             ("comm", "compression"),
             f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",
             "remove comm.compression, or set it to powersgd",
+        )
+
+
+def sharding(config: Config) -> Iterator[Problem]:
+    """``comm.shard`` leaves nothing to do for what is of `DistributedDataParallel` alone."""
+    comm, cluster = config.comm, config.cluster
+    if comm.shard == "optimizer" and comm.compression == "powersgd":
+        yield Problem(
+            ("comm", "compression"),
+            "powersgd keeps the errors of all gradients on every worker, and so undoes what "
+            "comm.shard optimizer saves",
+            "set comm.compression to bf16 or none, or comm.shard to none",
+        )
+    if comm.shard != "full":
+        return
+    for key in _DDP_ONLY:
+        value, default = getattr(comm, key), CommConfig.model_fields[key].default
+        if value != default:
+            yield Problem(
+                ("comm", key),
+                f"{key} {show(value)} would be ignored: comm.shard is full, which exchanges "
+                "gradients in its own way",
+                f"remove comm.{key}, or set comm.shard to optimizer or none",
+            )
+    if config.train.ema is not None:
+        yield Problem(
+            ("train", "ema"),
+            "an average of weights is kept whole on every worker, which comm.shard full has not",
+            "remove train.ema, or set comm.shard to optimizer or none",
+        )
+    if config.precision == "fp16-mixed":
+        yield Problem(
+            ("precision",),
+            "fp16-mixed scales the loss by what each worker sees of the gradients, which with "
+            "comm.shard full is only its own share",
+            "set precision to bf16-mixed or bf16, or comm.shard to optimizer or none",
+        )
+    if cluster.gpus_per_worker and comm.backend == "gloo":
+        yield Problem(
+            ("comm", "backend"),
+            "gloo does not move what comm.shard full keeps on GPUs",
+            "set comm.backend to auto",
         )
 
 

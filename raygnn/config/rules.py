@@ -51,6 +51,7 @@ def contradictions(config: Config) -> list[Problem]:
         *train_rules.optimisation(config.train),
         *_resources(config),
         *comm_rules.communication(config),
+        *comm_rules.sharding(config),
         *comm_rules.allowed(config),
         *comm_rules.sizes(config),
     ]

@@ -139,6 +139,12 @@ class CommConfig(Section):
     powersgd_start: int = Field(
         10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
     )
+    shard: Literal["none", "optimizer", "full"] = Field(
+        "none",
+        description="What is shared out between the workers, where each has all of it otherwise: "
+        "optimizer = the optimiser's state; full = that, the parameters and the gradients. The "
+        "losses are the same; memory is saved for traffic.",
+    )
     find_unused_parameters: bool = Field(
         False, description="Look for parameters that got no gradient, in each step (slow)."
     )

@@ -30,7 +30,7 @@ class GINConv(LinearConv):
 
     def __init__(self, in_features: int, out_features: int, *, same_type: bool, kernels: Choice):
         super().__init__(in_features, out_features, reduce="sum", kernels=kernels)
-        self.eps = nn.Parameter(torch.zeros(())) if same_type else None
+        self.eps = nn.Parameter(torch.zeros(1)) if same_type else None
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # torch.nn.Linear's
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:

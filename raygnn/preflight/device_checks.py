@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
+from raygnn.preflight.node_checks import supported
+
+# torch that fully shards: on CPUs, whose mean of gradients it once took for a sum, and on GPUs
+OLDEST_ON_CPU, OLDEST_ON_GPU = "2.9", "2.6"
 
 _BF16 = (8, 0)  # compute capability
 
 
 def devices_suit(job: Job) -> Iterator[Finding]:
-    """Precision, backend and torch's build suit the GPUs that there are."""
+    """Precision, backend, sharding and torch's build suit the CPUs or GPUs that there are."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
     if config.precision == "fp16-mixed" and not (gpus and job.resources.gpus):
         yield Finding(
@@ -37,7 +41,26 @@ def devices_suit(job: Job) -> Iterator[Finding]:
                 "install a CUDA build of torch there",
                 nodes=tuple(nodes),
             )
+    yield from _sharding_suits(job)
     yield from _dgl_suits(job)
+
+
+def _sharding_suits(job: Job) -> Iterator[Finding]:
+    if job.config.comm.shard != "full" or job.workers == 1:
+        return
+    gpus = job.config.cluster.gpus_per_worker
+    oldest = OLDEST_ON_GPU if gpus else OLDEST_ON_CPU
+    found = {n.node: n.versions.get("torch") for n in job.holding}
+    old = {node: version for node, version in found.items() if not supported(version, oldest, None)}
+    if old:
+        yield Finding(
+            "devices_suit",
+            "error",
+            f"comm.shard full needs torch >= {oldest} on {'GPUs' if gpus else 'CPUs'}, and there "
+            f"is {', '.join(sorted({version or 'none' for version in old.values()}))}",
+            "install a newer torch there, or set comm.shard to optimizer",
+            nodes=tuple(old),
+        )
 
 
 def _dgl_suits(job: Job) -> Iterator[Finding]:

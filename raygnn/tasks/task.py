@@ -16,7 +16,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.losses import Loss
-from raygnn.tasks.optimizer import make_optimizer
+from raygnn.tasks.optimizer import Construct, make_optimizer, plain
 from raygnn.tasks.schedule import with_schedules
 
 
@@ -40,6 +40,7 @@ class Task(pl.LightningModule, ABC):
         window: what happened since the last log line, on this rank.
         clock: where its time goes.
         total_steps: optimizer steps of the whole run, for what changes with them.
+        construct: makes the optimizer from its class, the parameters and the other arguments.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Task(pl.LightningModule, ABC):
         self.clock = StepClock()
         self.total_steps = 1
         self._planned = self._real = 0
+        self.construct: Construct = plain
 
     @abstractmethod
     def outputs(self, batch: Any) -> Tensor:
@@ -118,7 +120,9 @@ class Task(pl.LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         # Lightning refuses to clip what a fused optimizer might have to unscale first
         mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
-        optimizer = make_optimizer(list(self.parameters()), self.config, self.planned, not mixed)
+        optimizer = make_optimizer(
+            list(self.parameters()), self.config, self.planned, not mixed, self.construct
+        )
         return with_schedules(optimizer, self.config, self.planned, self.total_steps)
 
     def transfer_batch_to_device(

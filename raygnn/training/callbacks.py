@@ -23,6 +23,7 @@ from raygnn.training import blackbox, checkpoint
 from raygnn.training.averaging import Averaging
 from raygnn.training.records import Records
 from raygnn.training.saving import Saver
+from raygnn.training.whole import whole
 
 _LOOK = 0.5  # seconds between looks at the clock and for requests
 _FARTHEST = 1000  # steps
@@ -101,7 +102,7 @@ class Evaluation(pl.Callback):
             if self.best is None or score > self.best or math.isnan(self.best):
                 self.best, self.best_epoch = score, epoch
                 state = module.state_dict()
-                self.best_weights = {n: value.detach().cpu().clone() for n, value in state.items()}
+                self.best_weights = {n: whole(v.detach()).cpu().clone() for n, v in state.items()}
         if self._mark is None or score > self._mark + self._min_delta or math.isnan(self._mark):
             self._mark, self._mark_epoch = score, epoch
         elif self._patience is not None and epoch - self._mark_epoch >= self._patience:

@@ -42,6 +42,7 @@ from raygnn.training.ranks import Ranks
 from raygnn.training.records import Closing, Counters, Records
 from raygnn.training.reduction import Reduction
 from raygnn.training.saving import Saver
+from raygnn.training.sharding import Sharding
 from raygnn.training.stragglers import Stragglers
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class Rank:
         torch.set_num_threads(self.config.cluster.cpus_per_worker)
         self.ranks = ranks or Ranks.join(job.config, runtime.world, runtime.device)
         self.control = self.ranks.control
+        self.sharding = Sharding(self.ranks)
         self.directory = job.run_dir / "checkpoints"
         # of rank 0 with storage that is full or away, while the others wait in a collective
         fault, limit = job.config.fault, job.config.comm.timeout.seconds / 2
@@ -118,6 +120,7 @@ class Rank:
         patience = _LAST_WORDS
         try:
             guard.check_model(task, {**self.options(), "data": maker.identity})
+            self.sharding.prepare(task)
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
             patience = self.patience
         except Exception as error:
@@ -129,6 +132,8 @@ class Rank:
             saver.finish(patience)
         if cause is not None:
             raise cause
+        task.to(self.runtime.device)  # Lightning leaves it on the CPU
+        self.sharding.collect(task)
         blackbox.note(blackbox.TEST)
         if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
             raise TrainingError(
@@ -260,7 +265,8 @@ class Rank:
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self.ranks.share_buffers(task)
-        return plane.evaluate(task, split)
+        with self.sharding.whole(task):
+            return plane.evaluate(task, split)
 
     def _evaluation(
         self,
@@ -339,6 +345,7 @@ class Rank:
             "compression": config.comm.compression,
             "powersgd": (config.comm.powersgd_rank, config.comm.powersgd_start),
             "overlap": config.comm.overlap,
+            "shard": config.comm.shard,
             "compared": self.ranks.compared,
             "precision": config.precision,
             "batch_size": config.sampling.batch_size,
@@ -352,7 +359,7 @@ class Rank:
     def trainer(self, callbacks: list[pl.Callback], saver: Saver | None) -> pl.Trainer:
         """Lightning's trainer for what the configuration says; ``saver`` None = no checkpoints."""
         config = self.config
-        strategy = self.runtime.strategy(**self._ddp())
+        strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         trainer = pl.Trainer(
             accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",

@@ -118,6 +118,7 @@ class Tuning:
         log.info("trial: %s", dict(settings))
         try:
             guard.check_model(task, rank.options())
+            rank.sharding.prepare(task)
             trainer.fit(task, train_dataloaders=loader)
         finally:
             loader.close()

@@ -241,6 +241,22 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         GOOD + "comm: {backend: nccl}\n",
         ("comm.backend", "gpus_per_worker is 0"),
     ),
+    "sharded without DDP's options": (
+        GOOD + "comm: {shard: full, bucket_cap_mb: 5, compression: bf16, static_graph: true}\n",
+        ("comm.bucket_cap_mb", "bucket_cap_mb 5 would", "comm.compression", "comm.static_graph"),
+    ),
+    "sharded and unused": (
+        GOOD + "comm: {shard: full, find_unused_parameters: true}\n",
+        ("comm.find_unused_parameters", "comm.shard is full"),
+    ),
+    "sharded fp16": (
+        GOOD + "comm: {shard: full}\nprecision: fp16-mixed\ncluster: {gpus_per_worker: 1}\n",
+        ("precision (line 8)", "fp16-mixed scales", "only its own share"),
+    ),
+    "sharded GPUs over gloo": (
+        GOOD + "comm: {shard: full, backend: gloo}\ncluster: {gpus_per_worker: 1}\n",
+        ("comm.backend (line 7)", "gloo does not", "set comm.backend to auto"),
+    ),
     "fp16 without GPUs": (GOOD + "precision: fp16-mixed\n", ("precision", "gpus_per_worker is 0")),
     "all neighbours, replaced": (
         GOOD + "sampling: {fanout: [-1, 5], replace: true}\n",

@@ -288,6 +288,12 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(unvalidated(make_config(), "comm", backend="nccl")),
         *("devices_suit", "error", ["nccl works between GPUs"]),
     ),
+    "an old torch that shards": (
+        lambda: make_job(
+            make_config(comm__shard="full"), (make_node(versions=versions(torch="2.8.0+cpu")),)
+        ),
+        *("devices_suit", "error", ["torch >= 2.9 on CPUs, and there is 2.8.0+cpu", "on a"]),
+    ),
     "GPUs without CUDA": (
         lambda: make_job(make_config(**GPU_JOB), resources=WITH_GPUS),
         *("devices_suit", "error", ["torch is a build without CUDA", "on a"]),
@@ -309,6 +315,13 @@ SILENT: dict[str, Callable[[], Job]] = {
         make_config(precision="fp16-mixed", comm__backend="nccl", **GPU_JOB),
         (make_node(versions=versions(torch="2.13.0"), gpus=GPUS),),
         resources=WITH_GPUS,
+    ),
+    "an old torch that shards nothing for one worker": lambda: make_job(
+        make_config(comm__shard="full", cluster__workers=1),
+        (make_node(versions=versions(torch="2.8.0+cpu")),),
+    ),
+    "an old torch that shards the optimizer": lambda: make_job(
+        make_config(comm__shard="optimizer"), (make_node(versions=versions(torch="2.8.0+cpu")),)
     ),
     "bf16 on CPUs": lambda: make_job(make_config(precision="bf16-mixed")),
     "integer features": lambda: make_job(

@@ -66,3 +66,22 @@ class Slow(DglSage):
         if self.training:
             time.sleep(0.5)
         return super().forward(blocks, x)
+
+
+class Branching(DglSage):
+    """Leaves a layer out of its fourth batch, on one rank or on all.
+
+    Args:
+        rank: which; -1 = all.
+    """
+
+    def __init__(self, in_features: int, out_features: int, rank: int):
+        super().__init__(in_features, out_features)
+        self.extra = nn.Linear(out_features, out_features)
+        self.rank, self.calls = rank, 0
+
+    def forward(self, blocks, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        out = super().forward(blocks, x)
+        self.calls += self.training
+        without = self.training and self.calls == 4 and self.rank in (-1, dist.get_rank())
+        return out if without else self.extra(out)

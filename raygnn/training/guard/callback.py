@@ -19,6 +19,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.training.guard import fingerprint
 from raygnn.training.guard.compare import compare, ranks_text
+from raygnn.training.whole import is_sharded
 
 log = logging.getLogger("raygnn")
 
@@ -39,8 +40,8 @@ class Guard(pl.Callback):
       step whose gradient is not finite is left out. With a step go the running statistics that
       its forward passes left in the module's buffers.
 
-    The last needs no exchange: gradients are the same on all ranks once reduced, so each rank
-    alone comes to the same decision.
+    The last needs no exchange, but one number where gradients are sharded: elsewhere they are the
+    same on all ranks once reduced, so each rank alone comes to the same decision.
 
     Not with fp16-mixed: there, gradients that are not finite are a matter of course, which the
     gradient scaler deals with. With ``mode: off`` only the last is done. ``deep`` is ``on``, and
@@ -144,13 +145,13 @@ class Guard(pl.Callback):
         losses, self._losses = self._losses, []
         self._begins = True
         held = (p.grad for group in optimizer.param_groups for p in group["params"])
-        gradients = [gradient for gradient in held if gradient is not None]
+        gradients = [_local(gradient) for gradient in held if gradient is not None]
         if not _rescale(gradients, module):
             self._drop(optimizer)
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if self._gradients.are_finite(gradients):
+        if self._are_finite(gradients, optimizer):
             self._in_a_row = 0
             return
         self._drop(optimizer)
@@ -200,6 +201,14 @@ class Guard(pl.Callback):
                 "branch of the model",
                 rank=rank,
             ) from None
+
+    def _are_finite(self, gradients: list[Tensor], optimizer: torch.optim.Optimizer) -> bool:
+        """Collective where gradients are sharded: each rank sees a part of them only."""
+        finite = self._gradients.are_finite(gradients)
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        if any(map(is_sharded, parameters)):
+            return self._exchange.max(int(not finite)) == 0
+        return finite
 
     def _drop(self, optimizer: torch.optim.Optimizer) -> None:
         # Lightning clips after this, and only then do optimizers look for gradients: those that
@@ -274,6 +283,12 @@ class _Buffers:
     def put_back(self) -> None:
         for own, copies in self._pairs:
             torch._foreach_copy_(own, copies)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """This rank's own part of it, if it is sharded, in the same memory."""
+    part: Tensor = gradient.to_local() if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
+    return part
 
 
 def _where(trainer: pl.Trainer) -> str:
