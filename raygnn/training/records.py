@@ -89,6 +89,7 @@ class Records(pl.Callback):
         self._expected = max(1, log_every * accumulate)  # batches in a window
         self._started = started
         self._cpus = cpus
+        self._clock = StepClock()  # where there are no steps left to make
         self._logged = -1
         self._seen = False
         self._counted = (0, 0)
