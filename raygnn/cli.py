@@ -187,6 +187,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     diagnose.add_argument("--json", action="store_true", help=_JSON)
 
+    report = _verb(verbs, "report", _report, "write a run's report.html as the run is now")
+    report.add_argument("name", metavar="RUN", help="its directory, or its name in the storage")
+    report.add_argument(
+        "--storage", default="runs", metavar="DIR", help="where a name is (default: runs)"
+    )
+    report.add_argument(
+        "--out", metavar="FILE", help="where to write it (default: report.html in the run)"
+    )
+    report.add_argument("--json", action="store_true", help=_JSON)
+
     _verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
     return parser
 
@@ -310,6 +320,17 @@ def _diagnose(args: argparse.Namespace) -> int:
         from raygnn.runs.display import Display
 
         show(found, Display())
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from raygnn.runs.run import open_run
+
+    file = open_run(args.name, args.storage).report(args.out)
+    if args.json:
+        _print_json(args, {"report": str(file)})
+    else:
+        say(str(file))
     return 0
 
 

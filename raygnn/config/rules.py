@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from raygnn.config import comm_rules
+from raygnn.config import comm_rules, logging_rules
 from raygnn.config.graph_rules import many_graphs
 from raygnn.config.graphs import DglGraph, ManyGraphs, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.model import ModelConfig, TaskConfig
@@ -52,6 +52,7 @@ def contradictions(config: Config) -> list[Problem]:
         *comm_rules.communication(config),
         *comm_rules.allowed(config),
         *comm_rules.sizes(config),
+        *logging_rules.loggers(config),
     ]
 
 

@@ -26,6 +26,7 @@ from rich.text import Text
 from raygnn.errors import RaygnnError
 from raygnn.runs.output import Output
 from raygnn.runs.progress import Progress
+from raygnn.runs.store import REPORT
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
@@ -41,6 +42,9 @@ class Display:
         console: where to; standard output by default.
         error_console: where errors go; ``console`` if that is given, else standard error.
         verbose: whether a stage's details are lines of their own where there is no live line.
+
+    Attributes:
+        on_note: called with each note, too.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Display:
         self.console = console or _console()
         self.error_console = error_console or console or _console(stderr=True)
         self.verbose = verbose
+        self.on_note: Callable[[str], None] | None = None
 
     def header(self, rows: Mapping[str, str]) -> None:
         """What will run and where: a line per row, the names aligned."""
@@ -64,6 +69,8 @@ class Display:
     def note(self, text: str) -> None:
         """A line of its own: a warning, something good to know."""
         self._line(text)
+        if self.on_note is not None:
+            self.on_note(text)
 
     @contextmanager
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -145,7 +152,9 @@ class Display:
             rows["held up by"] = slow
         rows["run directory"] = str(path)
         if rows["status"] == "done":
-            rows["next"] = f"raygnn.open_run({str(path)!r}).metrics in Python"
+            rows["next"] = f"raygnn.open_run({str(path)!r}) in Python"
+            if (path / REPORT).exists():
+                rows["next"] = f"open {path / REPORT} in a browser, or {rows['next']}"
         else:
             rows["next"] = f"read {path / 'logs'}, then train with --resume or --overwrite"
         self._line("")

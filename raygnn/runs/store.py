@@ -1,7 +1,8 @@
 """The run directory ``<storage>/<name>/``: claimed by one command, then written by it.
 
-``config.yaml`` (resolved), ``preflight.json``, ``metrics.jsonl``, ``summary.json``,
-``checkpoints/``, ``logs/rank-<r>.log``. The status in ``summary.json`` is ``running``, ``done``,
+``config.yaml`` (resolved), ``preflight.json``, ``partition.json``, ``metrics.jsonl``,
+``ranks.jsonl``, ``summary.json``, ``report.html``, ``checkpoints/``, ``loggers/``,
+``logs/rank-<r>.log``. The status in ``summary.json`` is ``running``, ``done``,
 ``failed`` or ``interrupted``; a run whose process is gone while it says ``running`` was killed.
 """
 
@@ -30,8 +31,10 @@ Status = Literal["running", "done", "failed", "interrupted"]
 
 CONFIG = "config.yaml"
 PREFLIGHT = "preflight.json"
+PARTITION = "partition.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
@@ -147,6 +150,15 @@ class RunDir:
         """
         with storage_errors(self.path / PREFLIGHT):
             write_atomic(self.path / PREFLIGHT, json_text(dict(report)))
+
+    def write_partition(self, facts: Mapping[str, Any]) -> None:
+        """Write ``partition.json``: its ``directory``, and ``parts`` as its manifest has them.
+
+        Raises:
+            TrainingError: it cannot be written.
+        """
+        with storage_errors(self.path / PARTITION):
+            write_atomic(self.path / PARTITION, json_text(dict(facts)))
 
     @property
     def metrics_file(self) -> Path:

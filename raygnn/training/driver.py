@@ -31,11 +31,12 @@ from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir, is_run
-from raygnn.training import checkpoint, faults
+from raygnn.training import checkpoint, faults, follow
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
 from raygnn.training.launch import Launch
+from raygnn.training.loggers.process import Loggers, check_packages
 from raygnn.training.mirror import Mirror
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
 from raygnn.training.resume import (
@@ -82,6 +83,7 @@ def train(
     """
     started = time.time() if started is None else started
     show = _display(display, verbose)
+    check_packages(config)
     with (
         RunDir.create(
             config.storage,
@@ -89,7 +91,10 @@ def train(
             mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
         ) as run,
         only_fetched(run),
+        follow.reported(run, show),
+        Loggers(config, run.path) as loggers,
         RayCluster(config, verbose=verbose) as cluster,
+        loggers.ending(),
         _interruptible(run),
     ):
         workers = count_workers(config, cluster)
@@ -113,10 +118,11 @@ def train(
             _show_nodes(show, plan.report)
         for finding in plan.report.findings:
             _show_finding(show, finding)
+        follow.record_notes(run, show)
         for note in start.notes(workers, config.sampling.batch_size):
             show.note(note)
         try:
-            result = _fit(config, plan, run, cluster, show, started)
+            result = _fit(config, plan, run, cluster, show, loggers, started)
         except Interrupted:
             raise
         except Exception as error:
@@ -174,6 +180,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
         PreflightError: no connection to the cluster.
     """
     show = _display(display, verbose)
+    check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
         given, batch = read_input(config, workers, show), config.sampling.batch_size * workers
@@ -295,6 +302,7 @@ def _fit(
     run: RunDir,
     cluster: RayCluster,
     show: Display,
+    loggers: Loggers,
     started: float,
 ) -> dict[str, Any]:
     """Train, showing the records as they come; a missing partition is made while Ray starts."""
@@ -316,7 +324,7 @@ def _fit(
     launch = Launch(job, plan.workers, plan.report.comm, cluster)
     try:
         try:
-            parts = watch(config, plan, run, show, launch, tail)
+            parts = watch(config, plan, run, show, launch, tail, loggers)
         except BaseException as error:
             try:
                 if isinstance(error, (KeyboardInterrupt, OutputLost)):
