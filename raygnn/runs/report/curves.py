@@ -38,7 +38,11 @@ def loss(records: Sequence[Record]) -> Chart | None:
     holes = sum(not math.isfinite(v) for values in found.values() for _, v in values)
     about = f"{holes:,} of the records have no finite loss: the gaps." if holes else ""
     return Chart(
-        "loss", "Loss", traces, layout={"yaxis": {"type": "log"}} if wide else {}, about=about
+        "loss",
+        "Loss",
+        traces,
+        layout={"yaxis": {"type": "log", "dtick": 1}} if wide else {},
+        about=about,
     )
 
 
@@ -75,7 +79,8 @@ def rate(records: Sequence[Record]) -> Chart | None:
         )
         for index, key in enumerate(keys)
     ]
-    return Chart("rate", "Learning rate", traces) if traces else None
+    layout = {"yaxis": {"rangemode": "tozero"}}
+    return Chart("rate", "Learning rate", traces, layout=layout) if traces else None
 
 
 def speed(records: Sequence[Record]) -> Chart | None:

@@ -54,13 +54,7 @@ def over_time(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart
     for rank, name in enumerate(names):
         own = {part: thinned.columns[part][:, rank] for part in parts}
         variants[name] = _stack(thinned, own)
-    axis: dict[str, Any] = {"rangemode": "tozero"}
-    totals = _MS * over(np.nansum, np.stack(list(means.values())), 0)
-    usual = float(np.percentile(totals, 95)) if len(totals) > 2 else math.inf
-    about = ""
-    if totals.max(initial=0.0) > _HIGH * usual:
-        axis = {"range": [0, 1.5 * usual]}
-        about = f"The longest, {totals.max():,.0f} ms, is cut; double-click shows it."
+    axis, about = _from_zero(_MS * over(np.nansum, np.stack(list(means.values())), 0))
     return Chart(
         "split",
         "A step's time, milliseconds",
@@ -140,22 +134,37 @@ def who(table: Table, names: Sequence[str]) -> Chart | None:
 
 def background(table: Table) -> Chart | None:
     """What the thread of the loader does beside the steps."""
-    traces = []
-    for part in LOADER_PARTS:
-        if part in table.columns:
-            means = (_MS * over(np.nanmean, table.columns[part], 1)).tolist()
-            points = list(zip(table.steps.tolist(), means))
-            traces.append(curve(part, points, PART_COLORS[part]))
-    if not traces:
+    means = {
+        part: _MS * over(np.nanmean, table.columns[part], 1)
+        for part in LOADER_PARTS
+        if part in table.columns
+    }
+    if not means:
         return None
+    axis, cut = _from_zero(over(np.nanmax, np.stack(list(means.values())), 0))
+    steps = table.steps.tolist()
+    traces = [
+        curve(part, list(zip(steps, values.tolist())), PART_COLORS[part])
+        for part, values in means.items()
+    ]
     return Chart(
         "loader",
         "Preparing a batch, milliseconds, mean over the ranks",
         traces,
-        layout={"yaxis": {"rangemode": "tozero"}},
+        layout={"yaxis": axis},
         about="This happens in a thread beside the steps. It costs time where it takes longer than "
-        "a step, which then waits.",
+        f"a step, which then waits. {cut}",
     )
+
+
+def _from_zero(values: Array) -> tuple[dict[str, Any], str]:
+    """The axis for these, and what to say if the longest, such as a first batch, are cut."""
+    known = values[np.isfinite(values)]
+    usual = float(np.percentile(known, 95)) if len(known) > 2 else math.inf
+    if known.max(initial=0.0) <= _HIGH * usual:
+        return {"rangemode": "tozero"}, ""
+    said = f"The longest, {known.max():,.0f} ms, is cut; a double-click shows it."
+    return {"range": [0, 1.5 * usual]}, said
 
 
 def _stack(table: Table, parts: dict[str, Array]) -> list[Trace]:

@@ -20,6 +20,7 @@ _STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interr
 _SEVERITY = {"error": _BAD, "warn": "warn", "warning": "warn", "info": "", "hint": ""}
 _ORDER = {"test": 0, "val": 1}
 _MOST_METRICS = 6
+_MOST_SLOW = 8
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,9 @@ def advice(source: Source) -> list[dict[str, Any]]:
 
 
 def slow_ranks(source: Source) -> list[dict[str, str]]:
-    """Each rank's mean times, and how often it was slow; column → cell."""
+    """Mean times of the ranks that were slow most often; column → cell."""
+    ranks = [mapping(rank) for rank in listing(source.summary.get("ranks"))]
+    ranks.sort(key=lambda rank: -number(rank.get("slow")))
     return [
         {
             "rank": text(rank.get("rank")),
@@ -176,8 +179,7 @@ def slow_ranks(source: Source) -> list[dict[str, str]]:
             "waits for batches, ms": _thousand(rank.get("wait")),
             "slow in": f"{number(rank.get('slow')):.0%} of the windows",
         }
-        for rank in listing(source.summary.get("ranks"))
-        if isinstance(rank, dict)
+        for rank in ranks[:_MOST_SLOW]
     ]
 
 
