@@ -27,17 +27,33 @@ _NICE = 19
 
 
 def main(argv: Sequence[str]) -> None:
-    """Feed the loggers of a run until it ends.
+    """Be the process.
 
     Args:
         argv: the run directory, and the step of the first record of this command.
     """
     with contextlib.suppress(OSError):
         os.nice(_NICE)  # the ranks may be on this machine, too
-    path, step = Path(argv[0]), int(argv[1])
+    # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
+        os.environ.pop(name, None)
+    ended: list[Status] = []
+    threading.Thread(target=_read_end, args=(ended,), daemon=True).start()
+    feed(Path(argv[0]), int(argv[1]), ended)
+    # without what the libraries do at the end of a process, which may wait for a server for ever
+    os._exit(0)
+
+
+def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
+    """Feed the loggers of a run until it ends.
+
+    Args:
+        path: of the run.
+        step: of the first record of this command.
+        ended: gets the status of the run when it ended, from another thread.
+    """
     events = Events(path / LOGS / LOGGERS)
     config = Run(path).config
-    _only_rank()
     kinds = [
         KINDS[name](path / DIRECTORY, config["logging"].get(name, {}), config)
         for name in config["logging"]["loggers"]
@@ -51,8 +67,6 @@ def main(argv: Sequence[str]) -> None:
         feeder.add(there if kind.whole or kind.fresh else news)
         feeder.start()
         feeders.append(feeder)
-    ended: list[Status] = []
-    threading.Thread(target=_read_end, args=(ended,), daemon=True).start()
     follow = _Follow(there)
     while True:
         last = bool(ended)
@@ -70,8 +84,7 @@ def main(argv: Sequence[str]) -> None:
             break
         time.sleep(_POLL)
     _finish(feeders, ended[0], events)
-    # without what the libraries do at the end of a process, which may wait for a server for ever
-    os._exit(0)
+    events.close()
 
 
 def _poll(tail: MetricsTail) -> list[Record]:
@@ -116,12 +129,6 @@ def _finish(feeders: Sequence[Feeder], status: Status, events: Events) -> None:
         if feeder.is_alive() or feeder.left():
             name = feeder.name.removeprefix("raygnn-")
             events.tell(f"{name} did not get {feeder.left():,} records; metrics.jsonl has them all")
-
-
-def _only_rank() -> None:
-    """Let Lightning's loggers log, whatever rank a job manager's variables give this process."""
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
-        os.environ.pop(name, None)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ class TensorBoard(Kind):
             version="",
             default_hp_metric=False,
             purge_step=None if self.fresh else step,
+            # files of the same second would be one, and the second of them the only one
+            filename_suffix=f".{len(list((self.directory / self.name).glob('events.*')))}",
         )
 
     def describe(self) -> None:

@@ -19,7 +19,7 @@ from raygnn.training.loggers.kinds import PACKAGES, Status
 
 DIRECTORY = "loggers"
 LOG = "loggers.log"
-FLUSH = 15.0  # seconds for the last records
+FLUSH = 30.0  # seconds for the last records
 _END = 5.0  # seconds more to notice that
 
 
