@@ -7,6 +7,8 @@ ASCII in place of what it cannot show.
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
 import sys
 import time
@@ -33,6 +35,7 @@ _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": 
 _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _OFTEN = 0.2  # of a training's windows
+_BETWEEN_DETAILS = 3.0  # seconds
 
 
 class Display:
@@ -74,7 +77,9 @@ class Display:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
-        """A long step. Yields a function that says what it is at, shown on a terminal.
+        """A long step. Yields a function that says what it is at, shown on a terminal; elsewhere,
+        if verbose, in lines of their own: each that differs up to a comma, else one at most
+        every few seconds.
 
         Leaves one line with its seconds, if it took any.
         """
@@ -85,7 +90,7 @@ class Display:
                 with self.console.status(self._safe(text), spinner=spinner) as status:
                     yield lambda detail: status.update(self._safe(f"{text}: {detail}"))
             else:
-                yield lambda detail: self._line(f"{text}: {detail}") if self.verbose else None
+                yield _Details(lambda detail: self._line(f"{text}: {detail}"), self.verbose)
         except BaseException:
             self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
             raise
@@ -153,7 +158,7 @@ class Display:
         rows["run directory"] = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({str(path)!r}) in Python"
-            if (path / REPORT).exists():
+            if os.path.exists(path / REPORT):
                 rows["next"] = f"open {path / REPORT} in a browser, or {rows['next']}"
         else:
             rows["next"] = f"read {path / 'logs'}, then train with --resume or --overwrite"
@@ -187,6 +192,22 @@ class Display:
 
     def _safe(self, text: str) -> Text:
         return Text(_safe(text, self.console))
+
+
+class _Details:
+    """What a stage is at, as lines."""
+
+    def __init__(self, line: Callable[[str], None], verbose: bool):
+        self._line = line
+        self._verbose = verbose
+        self._word = ""
+        self._last = -math.inf
+
+    def __call__(self, detail: str) -> None:
+        word, now = detail.partition(",")[0], time.monotonic()
+        if self._verbose and (word != self._word or now - self._last >= _BETWEEN_DETAILS):
+            self._word, self._last = word, now
+            self._line(detail)
 
 
 class NullDisplay(Display):

@@ -17,6 +17,7 @@ from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
+from raygnn.training.coming import Coming
 from raygnn.training.follow import Followers
 from raygnn.training.heartbeat import Heartbeat
 from raygnn.training.inputs import Input
@@ -51,8 +52,9 @@ def watch(
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     news = _News(run, show)
     followers = Followers(config, run, show, launch, loggers)
-    with show.stage("Ray and workers"):
-        records = _first_records(tail, launch, launch.startup(show), heartbeat, news)
+    with show.stage("Ray and workers") as detail:
+        coming = Coming(run.path, launch.started, detail)
+        records = _first_records(tail, launch, launch.startup(show), heartbeat, news, coming)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     told, starts = 0.0, max(1, launch.starts)
@@ -154,13 +156,19 @@ def _tell_start(show: Display, run: RunDir, number: int, config: Config) -> None
 
 
 def _first_records(
-    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat, news: _News
+    tail: MetricsTail,
+    launch: Launch,
+    startup: Startup,
+    heartbeat: Heartbeat,
+    news: _News,
+    coming: Coming,
 ) -> list[dict[str, Any]]:
     """Wait until training writes its first records, or ends without."""
     while launch.running():
         if records := tail.poll():
             return records
         startup.look()
+        coming.look()
         heartbeat.look()
         news.look()
         time.sleep(_POLL)
