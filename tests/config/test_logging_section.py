@@ -13,7 +13,7 @@ from raygnn.errors import ConfigError
 
 
 def load(logging: dict[str, Any], *overrides: str) -> Config:
-    job = {"name": "a", "graph": {"format": "planted", "nodes": 99}, "model": {"kind": "gcn"}}
+    job = {"name": "a", "graph": {"format": "planted", "nodes": 999}, "model": {"kind": "gcn"}}
     return load_config({**job, "logging": logging}, overrides)
 
 
