@@ -76,7 +76,7 @@ def shown(run: RunDir, tag: str) -> list[tuple[int, float]]:
 
 
 def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
-    _, run = make(tmp_path)
+    _, run = make(tmp_path, loggers=["tensorboard", "csv"])
     with run:
         write(run, records(range(1, 13)))
         feed(run.path, 1, ["interrupted"])
