@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from raygnn import __version__
@@ -24,6 +20,7 @@ from raygnn.errors import (
     RaygnnError,
     TrainingError,
 )
+from raygnn.runs.interrupts import stoppable
 from raygnn.runs.output import OutputLost, drop_output, open_streams, say
 
 _EXIT_CODES = """\
@@ -32,9 +29,6 @@ exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 trainin
 
 _JSON = """print the result as JSON alone; of an error, {"ok": false, "error": {"what": …, "where":
 …, "remedy": …, "rank": …, "run": …}}"""
-
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_IMPATIENT = 3.0  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.time()
     open_streams()
     args = _parser().parse_args(argv, argparse.Namespace(started=started))
-    with _stoppable():
+    with stoppable():
         try:
             _check_directory()
             code: int = args.run(args)
@@ -102,37 +96,6 @@ def _check_directory() -> None:
         raise InputError(
             f"the working directory is gone: {error.strerror}", remedy="cd to one that exists"
         ) from None
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM (a job manager's stop) and SIGHUP (a closed terminal) do what Ctrl-C does.
-
-    A second signal at once, from an impatient hand or one that stops all processes of a group,
-    does not disturb the way out.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    last = -math.inf
-
-    def interrupt(signum: int, frame: object) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last > _IMPATIENT:
-            last = now
-            raise KeyboardInterrupt
-
-    handlers = {number: signal.getsignal(number) for number in _STOPS}
-    for number, handler in handlers.items():
-        if handler not in (signal.SIG_IGN, None):  # by nohup, or for a shell's background job
-            signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:  # one of C's, which Python cannot put back
-                signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -209,6 +172,16 @@ def _parser() -> argparse.ArgumentParser:
         "--storage", default="runs", metavar="DIR", help="where a name is (default: runs)"
     )
     diagnose.add_argument("--json", action="store_true", help=_JSON)
+
+    report = _verb(verbs, "report", _report, "write a run's report.html as the run is now")
+    report.add_argument("name", metavar="RUN", help="its directory, or its name in the storage")
+    report.add_argument(
+        "--storage", default="runs", metavar="DIR", help="where a name is (default: runs)"
+    )
+    report.add_argument(
+        "--out", metavar="FILE", help="where to write it (default: report.html in the run)"
+    )
+    report.add_argument("--json", action="store_true", help=_JSON)
 
     _verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
     return parser
@@ -363,6 +336,17 @@ def _diagnose(args: argparse.Namespace) -> int:
         from raygnn.runs.display import Display
 
         show(found, Display())
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from raygnn.runs.run import open_run
+
+    file = open_run(args.name, args.storage).report(args.out)
+    if args.json:
+        _print_json(args, {"report": str(file)})
+    else:
+        say(str(file))
     return 0
 
 

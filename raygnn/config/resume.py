@@ -37,6 +37,7 @@ _MAY_CHANGE = (
     "comm",
     "cluster",
     "fault",
+    "logging",
 )
 
 _WHOLE = ("graph.args", "model.args", "model.categories")  # the user's own keys are in them

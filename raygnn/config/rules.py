@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from raygnn.config import comm_rules, train_rules
+from raygnn.config import comm_rules, logging_rules, train_rules
 from raygnn.config.graph_rules import many_graphs
 from raygnn.config.graphs import DglGraph, ManyGraphs, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.model import ModelConfig, TaskConfig
@@ -54,6 +54,7 @@ def contradictions(config: Config) -> list[Problem]:
         *comm_rules.sharding(config),
         *comm_rules.allowed(config),
         *comm_rules.sizes(config),
+        *logging_rules.loggers(config),
     ]
 
 

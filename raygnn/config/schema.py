@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from raygnn.config.duration import Duration
 from raygnn.config.graphs import GraphConfig
+from raygnn.config.logging import LoggingConfig
 from raygnn.config.model import ModelConfig, TaskConfig
 from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.section import Section
@@ -324,6 +325,10 @@ class Config(Section):
     comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the job runs.")
     fault: FaultConfig = Field(FaultConfig(), description="What happens when something fails.")
+    logging: LoggingConfig = Field(
+        LoggingConfig(),
+        description="Where the records of a training go besides the run directory.",
+    )
 
     _file: Path | None = PrivateAttr(default=None)
 
@@ -364,6 +369,7 @@ SECTIONS: dict[str, type[Section]] = {
     "comm": CommConfig,
     "cluster": ClusterConfig,
     "fault": FaultConfig,
+    "logging": LoggingConfig,
 }
 
 

@@ -89,7 +89,8 @@ def _to_place(value: Any) -> Path | Uri:
     return Uri(value)
 
 
-def _to_tuple(value: Any) -> Any:
+def to_tuple(value: Any) -> Any:
+    """What YAML and JSON have in place of a tuple."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -161,7 +162,7 @@ Workers: TypeAlias = Annotated[
     | Count
     | Annotated[
         tuple[Count, Count],
-        BeforeValidator(_to_tuple),
+        BeforeValidator(to_tuple),
         _must(lambda limits: limits[0] <= limits[1], "[min, max]"),
     ],
     _or_say(f"auto, a whole number from 1 to {LARGEST}, or [min, max] of two such, min ≤ max"),
@@ -181,11 +182,11 @@ HopFanout: TypeAlias = Annotated[
     ),
 ]
 Fanouts: TypeAlias = Annotated[
-    tuple[HopFanout, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=64)
+    tuple[HopFanout, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=64)
 ]
 Names: TypeAlias = Annotated[
     Text
-    | Annotated[tuple[Text, ...], BeforeValidator(_to_tuple), Field(min_length=1, max_length=256)],
+    | Annotated[tuple[Text, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=256)],
     _or_say("a name, or a list of names"),
 ]
 Interval: TypeAlias = Annotated[
@@ -199,7 +200,7 @@ Stretch: TypeAlias = Annotated[
 Bounds: TypeAlias = Annotated[
     Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-        BeforeValidator(_to_tuple),
+        BeforeValidator(to_tuple),
         _must(lambda bounds: bounds[0] < bounds[1], "[low, high]"),
     ],
     _or_say("[low, high] of two numbers from 0 to below 1, low < high"),

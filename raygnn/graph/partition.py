@@ -44,7 +44,8 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
 
     Args:
         parts: how many to make where ``partition.parts`` is ``auto``.
-        progress: called with ``"load"``, ``"metis"`` (assignment), ``"assemble"``, ``"write"``.
+        progress: called with ``"load"``, ``"metis"`` (assignment), ``"assemble"``, ``"write"`` and
+            ``"write, 1 of 2 parts"``.
 
     Raises:
         ConfigError: ``partition.path`` holds something else than asked for.
@@ -163,7 +164,7 @@ def partition_graph(
         method: ``"metis"`` or ``"random"``.
         digest, source: kept in the manifest; ``source`` describes the input.
         seed: of the method ``random``.
-        progress: called with ``"metis"``, ``"assemble"`` and ``"write"``.
+        progress: called with ``"metis"``, ``"assemble"``, ``"write"``, ``"write, 1 of 2 parts"``.
 
     Raises:
         DataError: names or types that DGL's files cannot express, METIS failed, no space or
@@ -193,7 +194,9 @@ def partition_graph(
         with stage("assemble"):
             assembly = Assembly(data, assignment, parts)
         with stage("write"):
-            manifest = write_parts(data, assembly, directory, method)
+            manifest = write_parts(
+                data, assembly, directory, method, lambda done: _tell(progress, f"write, {done}")
+            )
         manifest |= {"digest": digest, "seed": seed, "source": source, "seconds": seconds}
         write_json(directory / MANIFEST, manifest)
         if not publish(directory, out_dir):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -44,9 +45,17 @@ def check_storable(data: GraphData) -> None:
 
 
 def write_parts(
-    data: GraphData, assembly: Assembly, directory: Path, method: str
+    data: GraphData,
+    assembly: Assembly,
+    directory: Path,
+    method: str,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Write every part and DGL's json. Returns the manifest's facts about them."""
+    """Write every part and DGL's json. Returns the manifest's facts about them.
+
+    Args:
+        tell: called with how many parts are written, when there is one more.
+    """
     folders = [directory / f"part{part}" for part in range(assembly.parts)]
     for folder in folders:
         folder.mkdir()
@@ -57,9 +66,10 @@ def write_parts(
         arrays = [pool.submit(_write_arrays, assembly, *each) for each in enumerate(folders)]
         graphs = [pool.submit(_write_graph, assembly, *each) for each in enumerate(folders)]
         try:
-            written = [
-                (graphs[part].result(), arrays[part].result()) for part in range(len(folders))
-            ]
+            written = []
+            for part in range(len(folders)):
+                written.append((graphs[part].result(), arrays[part].result()))
+                tell(f"{part + 1} of {len(folders)} parts")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

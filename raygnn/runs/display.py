@@ -7,6 +7,8 @@ ASCII in place of what it cannot show.
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
 import sys
 import time
@@ -25,8 +27,9 @@ from rich.text import Text
 
 from raygnn.errors import RaygnnError
 from raygnn.runs.output import Output
-from raygnn.runs.parts import STEP
 from raygnn.runs.progress import Progress
+from raygnn.runs.ranks import STEP
+from raygnn.runs.store import REPORT
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
@@ -34,6 +37,7 @@ _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _SEEN = 0.05  # seconds; less is shown as 0.0
 _OFTEN = 0.2  # of a training's windows
+_BETWEEN_DETAILS = 3.0  # seconds
 
 
 class Display:
@@ -43,6 +47,9 @@ class Display:
         console: where to; standard output by default.
         error_console: where errors go; ``console`` if that is given, else standard error.
         verbose: whether a stage's details are lines of their own where there is no live line.
+
+    Attributes:
+        on_note: called with each note, too.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class Display:
         self.console = console or _console()
         self.error_console = error_console or console or _console(stderr=True)
         self.verbose = verbose
+        self.on_note: Callable[[str], None] | None = None
 
     def header(self, rows: Mapping[str, str]) -> None:
         """What will run and where: a line per row, the names aligned."""
@@ -66,10 +74,14 @@ class Display:
     def note(self, text: str) -> None:
         """A line of its own: a warning, something good to know."""
         self._line(text)
+        if self.on_note is not None:
+            self.on_note(text)
 
     @contextmanager
     def stage(self, text: str) -> Iterator[Callable[[str], None]]:
-        """A long step. Yields a function that says what it is at, shown on a terminal.
+        """A long step. Yields a function that says what it is at, shown on a terminal; elsewhere,
+        if verbose, in lines of their own: each that differs up to a comma, else one at most
+        every few seconds.
 
         Leaves one line with its seconds, if it took any.
         """
@@ -80,7 +92,7 @@ class Display:
                 with self.console.status(self._safe(text), spinner=spinner) as status:
                     yield lambda detail: status.update(self._safe(f"{text}: {detail}"))
             else:
-                yield lambda detail: self._line(f"{text}: {detail}") if self.verbose else None
+                yield _Details(lambda detail: self._line(f"{text}: {detail}"), self.verbose)
         except BaseException:
             self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
             raise
@@ -150,7 +162,9 @@ class Display:
             rows[f"advice {number + 1}" if number else "advice"] = _advised(said)
         rows["run directory"] = str(path)
         if rows["status"] == "done":
-            rows["next"] = f"raygnn.open_run({str(path)!r}).metrics in Python"
+            rows["next"] = f"raygnn.open_run({str(path)!r}) in Python"
+            if os.path.exists(path / REPORT):
+                rows["next"] = f"open {path / REPORT} in a browser, or {rows['next']}"
         else:
             rows["next"] = f"read {path / 'logs'}, then train with --resume or --overwrite"
         self._line("")
@@ -183,6 +197,22 @@ class Display:
 
     def _safe(self, text: str) -> Text:
         return Text(_safe(text, self.console))
+
+
+class _Details:
+    """What a stage is at, as lines."""
+
+    def __init__(self, line: Callable[[str], None], verbose: bool):
+        self._line = line
+        self._verbose = verbose
+        self._word = ""
+        self._last = -math.inf
+
+    def __call__(self, detail: str) -> None:
+        word, now = detail.partition(",")[0], time.monotonic()
+        if self._verbose and (word != self._word or now - self._last >= _BETWEEN_DETAILS):
+            self._word, self._last = word, now
+            self._line(detail)
 
 
 class NullDisplay(Display):

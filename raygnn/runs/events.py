@@ -1,4 +1,5 @@
-"""``logs/events.jsonl``, ``logs/scaling.jsonl``: what else happens to a run, for who watches."""
+"""``logs/events.jsonl``, ``scaling.jsonl`` and ``loggers.jsonl``: what else happens to a run, for
+who watches; ``logs/told.jsonl``: what was told, by all commands that started it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from raygnn.runs.files import plain
 
 EVENTS = "events.jsonl"  # of rank 0
 SCALING = "scaling.jsonl"  # of what decides how many ranks there are
+LOGGERS = "loggers.jsonl"  # of what passes records on
+TOLD = "told.jsonl"  # of the command, which keeps what the others left word of, too
 _MOST_WAITING = 2**20  # bytes
 
 

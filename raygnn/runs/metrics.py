@@ -127,7 +127,7 @@ class MetricsTail:
             del self._given[known:]
             lines = lines[known:]
         self._given += map(hash, lines)
-        return [record for line in lines if (record := _parse(line)) is not None]
+        return [record for line in lines if (record := parse(line)) is not None]
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -144,7 +144,7 @@ def read_metrics(path: Path) -> list[Record]:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
     records = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        record = _parse(line)
+        record = parse(line)
         if record is None:
             raise DataError(
                 "not a record of metrics (a JSON object)", where=f"{path}: line {number}"
@@ -153,7 +153,8 @@ def read_metrics(path: Path) -> list[Record]:
     return records
 
 
-def _parse(line: bytes) -> Record | None:
+def parse(line: bytes) -> Record | None:
+    """A line's record, null as NaN; None where it is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -168,7 +169,7 @@ def _bytes_until(path: Path, step: int) -> int:
     end = 0
     with open(path, "rb") as file:
         for line in file:
-            record = _parse(line) if line.endswith(b"\n") else None
+            record = parse(line) if line.endswith(b"\n") else None
             if record is None or record["step"] > step:
                 break
             if record["step"] == step and not record.keys() & {"train/loss", "seconds"}:

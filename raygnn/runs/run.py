@@ -14,11 +14,13 @@ import yaml
 from raygnn.errors import DataError, InputError
 from raygnn.runs.files import read_json, read_regular, storage_path
 from raygnn.runs.lock import holder
-from raygnn.runs.metrics import read_metrics
+from raygnn.runs.metrics import MetricsTail, read_metrics
+from raygnn.runs.ranks import RANKS, long
 from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run
 
 if TYPE_CHECKING:
     import pandas
+    import plotly.graph_objects
 
 # what yaml's constructors let through of values that are not of the type that their tag says
 _OF_YAML = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
@@ -85,6 +87,39 @@ class Run:
         import pandas
 
         return pandas.DataFrame.from_records(read_metrics(self.path / METRICS))
+
+    @property
+    def ranks(self) -> pandas.DataFrame:
+        """What each rank did and used, a row for each number, in order of writing.
+
+        Columns: ``step``, ``time``, ``rank``, ``group`` (``seconds`` of a batch, ``bytes`` of a
+        batch, ``use``, ``memory``, ``network``), ``name`` and ``value``, NaN where it is unknown.
+        """
+        import pandas
+
+        columns = ("step", "time", "rank", "group", "name", "value")
+        records = MetricsTail(self.path / RANKS).poll()
+        return pandas.DataFrame.from_records(list(long(records)), columns=list(columns))
+
+    def plot(self) -> plotly.graph_objects.Figure:
+        """Loss, metrics, throughput and where a step's time goes, as a figure of plotly's.
+
+        Missing or damaged files leave their curves out.
+        """
+        from raygnn.runs.report.page import figure
+        from raygnn.runs.report.source import Source
+
+        return figure(Source.read(self))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write ``report.html`` (or the file ``out``) as the run is now, and return its path.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        from raygnn.runs.report import write_report
+
+        return write_report(self, out)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: ``name``, ``path``, ``status`` and the rest of the summary."""

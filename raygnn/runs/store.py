@@ -1,22 +1,21 @@
 """The run directory ``<storage>/<name>/``: claimed by one command, then written by it.
 
-``config.yaml`` (resolved), ``preflight.json``, ``metrics.jsonl``, ``ranks.jsonl``,
-``summary.json``, ``checkpoints/``, ``logs/rank-<r>.log``. The status in ``summary.json`` is
-``running``, ``done``, ``failed`` or ``interrupted``; a run whose process is gone while it says
-``running`` was killed.
+``config.yaml`` (resolved), ``preflight.json``, ``partition.json``, ``metrics.jsonl``,
+``ranks.jsonl``, ``summary.json``, ``report.html``, ``checkpoints/``, ``loggers/``,
+``logs/rank-<r>.log``. The status in ``summary.json`` is ``running``, ``done``,
+``failed`` or ``interrupted``; a run whose process is gone while it says ``running`` was killed.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from raygnn.config.yaml_text import write_yaml
-from raygnn.errors import DataError, InputError
+from raygnn.errors import InputError
 from raygnn.runs.files import (
     json_text,
     plain,
@@ -26,16 +25,16 @@ from raygnn.runs.files import (
     write_atomic,
 )
 from raygnn.runs.lock import Lock
-from raygnn.runs.metrics import read_metrics
 
 Mode = Literal["new", "overwrite", "resume"]
 Status = Literal["running", "done", "failed", "interrupted"]
 
 CONFIG = "config.yaml"
 PREFLIGHT = "preflight.json"
+PARTITION = "partition.json"
 METRICS = "metrics.jsonl"
-RANKS = "ranks.jsonl"
 SUMMARY = "summary.json"
+REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
@@ -152,11 +151,14 @@ class RunDir:
         with storage_errors(self.path / PREFLIGHT):
             write_atomic(self.path / PREFLIGHT, json_text(dict(report)))
 
-    def ranks(self) -> list[dict[str, Any]]:
-        """The records of ``ranks.jsonl``, as far as they can be read."""
-        with suppress(DataError):
-            return read_metrics(self.path / RANKS)
-        return []
+    def write_partition(self, facts: Mapping[str, Any]) -> None:
+        """Write ``partition.json``: its ``directory``, and ``parts`` as its manifest has them.
+
+        Raises:
+            TrainingError: it cannot be written.
+        """
+        with storage_errors(self.path / PARTITION):
+            write_atomic(self.path / PARTITION, json_text(dict(facts)))
 
     @property
     def metrics_file(self) -> Path:

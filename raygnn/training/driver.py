@@ -11,32 +11,34 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
-from raygnn.config.graphs import ManyGraphs, PlantedGraph
+from raygnn.config.graphs import PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, Interrupted, TrainingError
+from raygnn.errors import ConfigError, DataError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
-from raygnn.preflight import text
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.advice import advise
 from raygnn.runs.diagnose import diagnose
-from raygnn.runs.display import Display, NullDisplay
+from raygnn.runs.display import Display
 from raygnn.runs.files import remove
-from raygnn.runs.metrics import MetricsTail
+from raygnn.runs.metrics import MetricsTail, read_metrics
 from raygnn.runs.output import OutputLost
+from raygnn.runs.ranks import RANKS
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir, is_run
-from raygnn.training import checkpoint, faults
+from raygnn.training import checkpoint, faults, follow
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
 from raygnn.training.launch import Launch
+from raygnn.training.loggers.process import Loggers, check_packages
 from raygnn.training.mirror import Mirror
 from raygnn.training.plan import Nodes, Plan, count_workers, make, make_plan
 from raygnn.training.resume import (
@@ -46,6 +48,7 @@ from raygnn.training.resume import (
     only_fetched,
     resume_mode,
 )
+from raygnn.training.showing import display_of, header, show_finding, show_nodes, show_report
 from raygnn.training.watch import Watching, watch
 
 if TYPE_CHECKING:
@@ -85,6 +88,7 @@ def train(
     """
     started = time.time() if started is None else started
     show = display_of(display, verbose)
+    check_packages(config)
     with (
         RunDir.create(
             config.storage,
@@ -92,6 +96,8 @@ def train(
             mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
         ) as run,
         only_fetched(run),
+        follow.reported(run, show),
+        Loggers(config, run.path) as loggers,
         RayCluster(config, verbose=verbose) as cluster,
         interruptible(run),
     ):
@@ -103,10 +109,12 @@ def train(
         if not resume:
             check_mirror(config, run, overwrite=overwrite)
         begin(config, plan, run, cluster, show)
+        follow.record_notes(run, show)
         for note in start.notes(workers, config.sampling.batch_size):
             show.note(note)
+        watching = partial(watch, loggers=loggers)
         try:
-            result = fit(config, plan, run, cluster, show, started, profile=profile)
+            result = fit(config, plan, run, cluster, show, started, watching, profile=profile)
         except Interrupted:
             raise
         except Exception as error:
@@ -117,7 +125,7 @@ def train(
             if cluster.local:  # whose ranks end now, if they have not
                 (run.path / STOP).unlink(missing_ok=True)
         result["seconds"]["total"] = time.time() - started
-        result["advice"] = [a.to_dict() for a in advise(config.to_dict(), result, run.ranks())]
+        result["advice"] = _advice(config, run, result)
         run.update_summary(
             **result,
             status="done",
@@ -168,6 +176,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
         PreflightError: no connection to the cluster.
     """
     show = display_of(display, verbose)
+    check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
         given, batch = read_input(config, workers, show), config.sampling.batch_size * workers
@@ -180,7 +189,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
             "choose another name, or pass --overwrite or --resume to raygnn train",
         )
         report = replace(report, findings=by_severity([*report.findings, taken]))
-    _show_report(show, report)
+    show_report(show, report)
     return report
 
 
@@ -220,29 +229,8 @@ def inspect(
             with Probes() as probes:
                 found = probes.ask(question, config.cluster.probe_timeout.seconds)
     report = preflight_report.inspect(config, found)
-    _show_report(show, report)
+    show_report(show, report)
     return report
-
-
-def _show_report(show: Display, report: Report) -> None:
-    _show_nodes(show, report)
-    for finding in report.findings:
-        _show_finding(show, finding)
-    show.note(report.verdict)
-
-
-def _show_nodes(show: Display, report: Report) -> None:
-    for block in text.nodes(report, show.console.width):
-        show.note(block) if isinstance(block, str) else show.table(*block)
-
-
-def _show_finding(show: Display, finding: Finding) -> None:
-    width = show.console.width if show.console.is_terminal else None
-    show.note(text.finding(finding, width))
-
-
-def display_of(display: bool, verbose: bool) -> Display:
-    return Display(verbose=verbose) if display else NullDisplay()
 
 
 def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
@@ -251,36 +239,11 @@ def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
     return nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
 
 
-def _header(config: Config, workers: int, cluster: RayCluster, global_batch: int) -> dict[str, str]:
-    graph = config.graph
-    source = f"the partition in {config.partition.path}"
-    if isinstance(graph, ManyGraphs):
-        source = f"many graphs, {graph.dataset or graph.path}"
-    elif graph is not None:
-        source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
-        source += f", {config.partition.method} partition"
-    span = str(workers)
-    if config.cluster.elastic and config.cluster.limits:
-        span = "{} to {}".format(*config.cluster.limits)
-    model = config.model.kind
-    if ":" not in model:
-        model += f", {config.model.layers} layers × {config.model.hidden}"
-    if not config.task.of_graphs:
-        model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
-    return {
-        "run": f"{config.name} → {config.run_dir}",
-        "graph": source,
-        "model": f"{model}, {config.precision}",
-        "training": f"{config.train.epochs} epochs, batch {global_batch} on {span} "
-        f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
-        "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
-    }
-
-
-def _fanout(hop: int | dict[str, int]) -> str:
-    if isinstance(hop, dict):
-        return " + ".join(f"{name} {_fanout(number)}" for name, number in hop.items())
-    return "all" if hop < 0 else str(hop)
+def _advice(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:
+    with suppress(DataError):  # nothing to go by
+        records = read_metrics(run.path / RANKS)
+        return [advice.to_dict() for advice in advise(config.to_dict(), result, records)]
+    return []
 
 
 def plan_job(
@@ -292,7 +255,7 @@ def plan_job(
         InputError: bad input.
         PreflightError: the job cannot run here.
     """
-    show.header(_header(config, workers, cluster, global_batch))
+    show.header(header(config, workers, cluster, global_batch))
     if isinstance(config.graph, PlantedGraph):
         cluster.start()  # a generated graph can not turn out to be bad
     with Nodes(config, cluster) as nodes:
@@ -309,9 +272,9 @@ def begin(config: Config, plan: Plan, run: RunDir, cluster: RayCluster, show: Di
     run.begin(config.recorded())
     run.write_preflight(plan.report.to_dict())
     if not cluster.local:
-        _show_nodes(show, plan.report)
+        show_nodes(show, plan.report)
     for finding in plan.report.findings:
-        _show_finding(show, finding)
+        show_finding(show, finding)
 
 
 def fit(
@@ -321,7 +284,7 @@ def fit(
     cluster: RayCluster,
     show: Display,
     started: float,
-    watching: Watching = watch,
+    watching: Watching,
     **extra: Any,
 ) -> dict[str, Any]:
     """Train, showing the records as they come; a missing partition is made while Ray starts.

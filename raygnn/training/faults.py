@@ -17,7 +17,7 @@ from typing import IO
 from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
-from raygnn.runs.events import EVENTS, SCALING
+from raygnn.runs.events import EVENTS, LOGGERS, SCALING
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.training.nodes import Lost
 
@@ -158,7 +158,7 @@ def record_driver(
 def clear(run_dir: Path) -> None:
     """Forget the failures, and what else was told, of an earlier command."""
     logs = run_dir / "logs"
-    told = (logs / name for name in (DRIVER, EVENTS, SCALING))
+    told = (logs / name for name in (DRIVER, EVENTS, SCALING, LOGGERS))
     for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), *told):
         path.unlink(missing_ok=True)
 

@@ -98,6 +98,11 @@ class Launch:
                 request.unlink(missing_ok=True)
 
     @property
+    def started(self) -> float:
+        """When the command began, seconds since the epoch."""
+        return self._job.started
+
+    @property
     def starts(self) -> int:
         """How often this command has started the ranks."""
         if self._starts is not None:

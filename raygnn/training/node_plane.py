@@ -72,6 +72,7 @@ class NodePlane:
         config, world = job.config, ranks.world
         assert job.partition is not None
         assert job.ntype is not None
+        blackbox.note("staging")
         shard = load_shard(
             read_meta(job.partition),
             world.rank,
@@ -80,6 +81,7 @@ class NodePlane:
             stage=Stage.of(config.staging),
             edge_arrays=[config.sampling.edge_weight] if config.sampling.edge_weight else (),
         )
+        blackbox.note("setup")
         model = config.model
         inputs = {
             t: choose_inputs(arrays, model.feature_names, model.categories)

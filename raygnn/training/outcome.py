@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from raygnn.runs.parts import COMPUTE, STEP
+from raygnn.runs.ranks import COMPUTE, STEP
 from raygnn.training.plane import Traffic
 from raygnn.training.profiling import Profiling
 from raygnn.training.ranks import Ranks

@@ -22,7 +22,8 @@ from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.files import insist, json_text, write_atomic
 from raygnn.runs.metrics import MetricsWriter
-from raygnn.runs.store import METRICS, RANKS
+from raygnn.runs.ranks import RANKS
+from raygnn.runs.store import METRICS
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
@@ -102,8 +103,8 @@ class Rank:
         state, step = self._checkpoint(maker.identity)
         stragglers = self._stragglers()
         reduction = Reduction(self.ranks)
-        records = self._records(step, stragglers, reduction)
         guard = Guard(self.control, config.guard)
+        records = self._records(step, stragglers, reduction, guard)
         evaluation = self._evaluation(evaluate, records, loader, averaging)
         saver = self._saver(maker)
         checkpoints = self._checkpoints(saver, records, task.total_steps)
@@ -213,7 +214,9 @@ class Rank:
         step = self.control.max(step)
         return (checkpoint.state_at(directory, step), step) if step >= 0 else (None, None)
 
-    def _records(self, keep: int | None, stragglers: Stragglers, reduction: Reduction) -> Records:
+    def _records(
+        self, keep: int | None, stragglers: Stragglers, reduction: Reduction, guard: Guard
+    ) -> Records:
         """``keep``: the step up to which records of an earlier start stay."""
         train = self.config.train
         files = [self.job.run_dir / name for name in (METRICS, RANKS)]
@@ -222,7 +225,11 @@ class Rank:
             self.control,
             writers,
             stragglers,
-            Counters(lambda: reduction.bytes, lambda: self.ranks.data.sent_bytes),
+            Counters(
+                lambda: reduction.bytes,
+                lambda: self.ranks.data.sent_bytes,
+                lambda: guard.skipped_steps,
+            ),
             log_every=train.log_every,
             accumulate=train.accumulate,
             started=self.job.started,

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from raygnn.runs.parts import COMPUTE, LOADER, STEP
+from raygnn.runs.ranks import COMPUTE, LOADER, STEP
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.task import Task
@@ -29,10 +29,16 @@ log = logging.getLogger("raygnn")
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes so far that this rank has handed to collectives: of gradients, and of the data."""
+    """What others count on this rank, so far.
+
+    Attributes:
+        gradients, exchange: bytes handed to collectives: of gradients, and of the data.
+        skipped: steps that were left out, the same on all ranks.
+    """
 
     gradients: Callable[[], int]
     exchange: Callable[[], int]
+    skipped: Callable[[], int]
 
     def read(self) -> tuple[int, int]:
         return self.gradients(), self.exchange()
@@ -53,7 +59,7 @@ class Records(pl.Callback):
     one about each rank in ``ranks.jsonl``.
 
     Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
-    mean seconds of a batch and rank, see `raygnn.runs.parts`. ``ranks/slowest`` is the rank whose
+    mean seconds of a batch and rank, see `raygnn.runs.ranks`. ``ranks/slowest`` is the rank whose
     own work and wait for data together took longest, which is ``ranks/slowest_seconds`` a batch;
     ``ranks/median_seconds`` is the median over the ranks.
 
@@ -219,6 +225,7 @@ class Records(pl.Callback):
             "seeds_per_second": seeds / max(elapsed, 1e-9),
         }
         values |= {f"seconds/{name}": value / batches for name, value in means.items()}
+        values["guard/skipped_steps"] = self._counters.skipped()
         values["seconds/compute"] = sum(means[name] for name in COMPUTE) / batches
         values |= {name: sum(ranks[name]) / size / batches for name in BYTES}
         each = {name: [value / batches for value in ranks[name]] for name in (*PARTS, *BYTES)}
@@ -237,7 +244,7 @@ class Records(pl.Callback):
         ranks: Mapping[str, list[float]],
         each: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """See `raygnn.runs.parts`."""
+        """See `raygnn.runs.ranks`."""
         use = {
             name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
         }

@@ -16,12 +16,13 @@ from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training.cluster import RayCluster
-from raygnn.training.driver import begin, display_of, fit, interruptible, plan_job
+from raygnn.training.driver import begin, fit, interruptible, plan_job
 from raygnn.training.heartbeat import Heartbeat
 from raygnn.training.job import STOP, TRIALS
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan, count_workers
 from raygnn.training.search import NUMERICS, apply
+from raygnn.training.showing import display_of
 from raygnn.training.watch import News
 
 _PLACE = ".tuning"  # in the storage; no run can have this name

@@ -18,7 +18,7 @@ import torch
 from raygnn.config.schema import Config
 from raygnn.runs.append import Appender
 from raygnn.runs.files import plain
-from raygnn.runs.parts import STEP
+from raygnn.runs.ranks import STEP
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.training.guard import Guard
@@ -102,18 +102,23 @@ class Tuning:
         maker = replace(maker, plan=plan)  # type: ignore[type-var]
         task = plane.task()
         task.total_steps = steps
+        guard = Guard(self._control, config.guard)
         reduction, means, ranks = Reduction(rank.ranks), _Kept(), _Kept()
         records = Records(
             self._control,
             [means, ranks],
             Stragglers(None, lambda text: None),
-            Counters(lambda: reduction.bytes, lambda: self._ranks.data.sent_bytes),
+            Counters(
+                lambda: reduction.bytes,
+                lambda: self._ranks.data.sent_bytes,
+                lambda: guard.skipped_steps,
+            ),
             log_every=window,
             accumulate=config.train.accumulate,
             started=job.started,
             cpus=config.cluster.cpus_per_worker,
         )
-        guard, loader = Guard(self._control, config.guard), rank.loader(maker)
+        loader = rank.loader(maker)
         trainer = rank.trainer([reduction, records, guard, Closing()], None)
         log.info("trial: %s", dict(settings))
         try:

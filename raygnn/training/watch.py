@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
+from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
-from raygnn.runs.events import EVENTS, SCALING
+from raygnn.runs.events import EVENTS, LOGGERS, SCALING
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
+from raygnn.training.coming import Coming
+from raygnn.training.follow import Followers
 from raygnn.training.heartbeat import Heartbeat
+from raygnn.training.inputs import Input
 from raygnn.training.job import LENGTH, ranks
 from raygnn.training.launch import Launch
+from raygnn.training.loggers.process import Loggers
 from raygnn.training.plan import Plan
 from raygnn.training.preemption import Preemption
 from raygnn.training.startup import Startup
@@ -33,18 +38,27 @@ _LITTLE = 4096  # bytes
 
 
 def watch(
-    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
+    config: Config,
+    plan: Plan,
+    run: RunDir,
+    show: Display,
+    launch: Launch,
+    tail: MetricsTail,
+    loggers: Loggers,
 ) -> int:
     """Make the partition if there is none, then show the records; returns the parts.
 
     Raises:
         TrainingError: the workers do not start.
     """
-    parts = plan.input.made(show).parts
+    made = plan.input.made(show)
+    _note_parts(run, made)
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     news = News(run, show)
-    with show.stage("Ray and workers"):
-        records = _first_records(tail, launch, launch.startup(show), heartbeat, news)
+    followers = Followers(config, run, show, launch, loggers)
+    with show.stage("Ray and workers") as detail:
+        coming = Coming(run.path, launch.started, detail)
+        records = _first_records(tail, launch, launch.startup(show), heartbeat, news, coming)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     told, starts = 0.0, max(1, launch.starts)
@@ -55,6 +69,8 @@ def watch(
             running = launch.running()
             for record in records:
                 progress.update(record)
+            followers.take(records)
+            followers.look()
             if not running:
                 break
             heartbeat.look()
@@ -68,14 +84,23 @@ def watch(
             time.sleep(_POLL)
             records = tail.poll()
     news.look()
-    return parts
+    return made.parts
+
+
+def _note_parts(run: RunDir, given: Input) -> None:
+    """Leave for the report how the partition divides the graph; what others wrote is not read for
+    that."""
+    manifest = getattr(given.meta, "manifest", None)
+    if isinstance(manifest, dict):
+        with suppress(TrainingError):
+            run.write_partition({"directory": str(given.place), "parts": manifest["parts"]})
 
 
 class News:
     """Shows the events that ranks and Ray Train's controller leave word of."""
 
     def __init__(self, run: RunDir, show: Display):
-        self._tails = [MetricsTail(run.path / "logs" / name) for name in (EVENTS, SCALING)]
+        self._tails = [MetricsTail(run.path / "logs" / name) for name in (EVENTS, SCALING, LOGGERS)]
         self._show = show
 
     def look(self) -> None:
@@ -135,13 +160,19 @@ def _tell_start(show: Display, run: RunDir, number: int, config: Config) -> None
 
 
 def _first_records(
-    tail: MetricsTail, launch: Launch, startup: Startup, heartbeat: Heartbeat, news: News
+    tail: MetricsTail,
+    launch: Launch,
+    startup: Startup,
+    heartbeat: Heartbeat,
+    news: News,
+    coming: Coming,
 ) -> list[dict[str, Any]]:
     """Wait until training writes its first records, or ends without."""
     while launch.running():
         if records := tail.poll():
             return records
         startup.look()
+        coming.look()
         heartbeat.look()
         news.look()
         time.sleep(_POLL)

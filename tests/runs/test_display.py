@@ -292,3 +292,33 @@ def test_clock() -> None:
     assert [clock(s) for s in (0, 42.4, 59.9, 3600, 11220)] == [
         *("0:00", "0:42", "1:00", "1:00:00", "3:07:00")
     ]
+
+
+def test_the_closing_names_the_report_where_there_is_one(tmp_path: Path) -> None:
+    screen = Screen()
+    screen.display.closing(SUMMARY, tmp_path)
+    assert "report.html" not in screen.text()
+    (tmp_path / "report.html").touch()
+    screen.display.closing(SUMMARY, tmp_path)
+    assert f"open {tmp_path / 'report.html'} in a browser" in screen.text()
+
+
+def test_notes_reach_who_keeps_them() -> None:
+    screen, kept = Screen(), list[str]()
+    screen.display.note("before")
+    screen.display.on_note = kept.append
+    screen.display.note("after")
+    assert kept == ["after"]
+    assert "after" in screen.text()
+
+
+def test_details_of_a_long_stage_come_at_a_bounded_rate() -> None:
+    screen = Screen()
+    screen.display.verbose = True
+    with screen.display.stage("partition") as detail:
+        detail("metis")
+        for part in range(1000):
+            detail(f"write, {part} of 1000 parts")
+    lines = [line for line in screen.text().splitlines() if line.startswith("partition: write")]
+    assert lines == ["partition: write, 0 of 1000 parts"]
+    assert "partition: metis" in screen.text()

@@ -12,7 +12,7 @@ import torch
 
 from raygnn.runs.advice import advise
 from raygnn.runs.metrics import read_metrics
-from raygnn.runs.parts import LOADER, STEP
+from raygnn.runs.ranks import LOADER, STEP
 from raygnn.runs.run import Run
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.tasks.clock import LastGradient, StepClock

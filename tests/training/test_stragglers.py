@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raygnn.runs.display import _slow
 from raygnn.runs.events import EVENTS
-from raygnn.runs.parts import STEP
+from raygnn.runs.ranks import STEP
 from raygnn.training.guard import Guard
 from raygnn.training.stragglers import Stragglers
 from tests.training.conftest import JobFactory, train_on_ranks

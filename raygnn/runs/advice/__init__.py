@@ -19,7 +19,7 @@ def advise(
     Args:
         config: resolved, as JSON types.
         summary: of the run; what it lacks is not judged.
-        ranks: records of ``ranks.jsonl``, see `raygnn.runs.parts`.
+        ranks: records of ``ranks.jsonl``, see `raygnn.runs.ranks`.
     """
     evidence = Evidence.of(config, summary, ranks)
     if evidence is None:

@@ -1,0 +1,33 @@
+"""``report.html``: a run on one page that opens anywhere, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raygnn.errors import InputError
+from raygnn.runs.files import storage_errors, write_atomic
+from raygnn.runs.report.source import Source
+from raygnn.runs.run import Run
+from raygnn.runs.store import REPORT
+
+
+def write_report(run: Run, out: str | Path | None = None) -> Path:
+    """Write the page of a run, whatever state it is in; an older page is replaced whole.
+
+    Args:
+        out: the file; by default ``report.html`` in the run directory.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    from raygnn.runs.report.page import html
+
+    file = (run.path / REPORT) if out is None else Path(out).expanduser().absolute()
+    # names of files may hold what is no character
+    text = html(Source.read(run)).encode("utf-8", "replace").decode()
+    with storage_errors(file, InputError):
+        write_atomic(file, text)
+    return file

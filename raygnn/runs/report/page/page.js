@@ -1,0 +1,59 @@
+"use strict";
+(() => {
+  const charts = JSON.parse(document.getElementById("data").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const shown = {};
+
+  function layout(chart, element) {
+    const style = getComputedStyle(document.documentElement);
+    const color = (name) => style.getPropertyValue(name).trim();
+    const axis = { gridcolor: color("--line"), zeroline: false, linecolor: color("--line"), automargin: true };
+    const own = chart.layout;
+    const categories = own.yaxis && own.yaxis.type === "category";
+    return {
+      ...own,
+      height: chart.height,
+      autosize: true,
+      margin: { l: 48, r: 12, t: 8, b: 34 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--quiet") },
+      hovermode: own.hovermode || "x unified",
+      hoverlabel: { bgcolor: color("--panel"), bordercolor: color("--line"), font: { color: color("--text") } },
+      legend: { orientation: "h", y: 1.0, yanchor: "bottom", x: 0, traceorder: "normal" },
+      xaxis: { ...axis, ...(own.xaxis || {}) },
+      yaxis: { ...axis, ...(own.yaxis || {}), ...(categories ? { showgrid: false } : {}) },
+    };
+  }
+
+  function draw(element) {
+    const name = element.dataset.chart;
+    const chart = charts[name];
+    const traces = chart.variants[shown[name] || 0];
+    const options = { displayModeBar: false, responsive: true };
+    return Plotly.react(element, structuredClone(traces), layout(chart, element), options);
+  }
+
+  const elements = [...document.querySelectorAll("[data-chart]")];
+  const all = () => Promise.all(elements.map(draw));
+  all().then(() => { document.body.dataset.drawn = elements.length; });
+  dark.addEventListener("change", all);
+  for (const select of document.querySelectorAll("select[data-of]")) {
+    select.addEventListener("change", () => {
+      shown[select.dataset.of] = Number(select.value);
+      draw(document.getElementById("chart-" + select.dataset.of));
+    });
+  }
+  for (const button of document.querySelectorAll(".code button")) {
+    button.addEventListener("click", () => {
+      const code = button.previousElementSibling;
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      const selection = getSelection();
+      selection.removeAllRanges();
+      selection.addRange(range);
+      document.execCommand("copy");
+      button.textContent = "copied";
+    });
+  }
+})();

@@ -1,0 +1,63 @@
+"""Handing on what a run records and what is told of it: loggers, Prometheus, the file of events."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from raygnn.config.schema import Config
+from raygnn.runs.display import Display
+from raygnn.runs.events import TOLD, Events
+from raygnn.runs.metrics import Record
+from raygnn.runs.report import write_report
+from raygnn.runs.run import Run
+from raygnn.runs.store import LOGS, RunDir
+from raygnn.training.launch import Launch
+from raygnn.training.loggers.process import Loggers
+from raygnn.training.prometheus import Prometheus
+
+
+def record_notes(run: RunDir, show: Display) -> None:
+    """Keep what is told from now on, for the run's report; commands that go on with it add more."""
+    told = Events(run.path / LOGS / TOLD)
+    told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
+    show.on_note = told.tell
+
+
+@contextmanager
+def reported(run: RunDir, show: Display) -> Iterator[None]:
+    """Whatever becomes of what is inside, leave a report, if a run began."""
+    try:
+        yield
+    finally:
+        show.on_note = None
+        if run.begun:
+            with suppress(Exception):  # it can be written again, and must hide nothing
+                write_report(Run(run.path))
+
+
+class Followers:
+    """All that follow a run besides the display."""
+
+    def __init__(
+        self, config: Config, run: RunDir, show: Display, launch: Launch, loggers: Loggers
+    ):
+        self._show = show
+        self._launch = launch
+        self._loggers = loggers
+        self._prometheus = Prometheus(run, config.name) if config.logging.prometheus else None
+
+    def take(self, records: Iterable[Record]) -> None:
+        """New records of ``metrics.jsonl``."""
+        for record in records:
+            self._loggers.start(int(record["step"]))
+            if self._prometheus is not None:
+                self._prometheus.take(record)
+
+    def look(self) -> None:
+        """From time to time."""
+        self._loggers.look(self._show.note)
+        if self._prometheus is not None:
+            self._prometheus.look(self._launch.starts)

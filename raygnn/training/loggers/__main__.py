@@ -1,0 +1,135 @@
+"""``python -m raygnn.training.loggers RUN STEP``: the process; ended by a line on standard input.
+
+That line is the status of the run. Where the input closes without one, its command has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast, get_args
+
+from raygnn.runs.events import LOGGERS, Events
+from raygnn.runs.metrics import MetricsTail, Record
+from raygnn.runs.run import Run
+from raygnn.runs.store import LOGS, METRICS
+from raygnn.training.loggers.feeder import Feeder
+from raygnn.training.loggers.kinds import KINDS, Status
+from raygnn.training.loggers.process import DIRECTORY, FLUSH
+
+_POLL = 0.5  # seconds between looks at the records
+_NICE = 19
+
+
+def main(argv: Sequence[str]) -> None:
+    """Be the process.
+
+    Args:
+        argv: the run directory, and the step of the first record of this command.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)  # the ranks may be on this machine, too
+    # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
+        os.environ.pop(name, None)
+    ended: list[Status] = []
+    threading.Thread(target=_read_end, args=(ended,), daemon=True).start()
+    feed(Path(argv[0]), int(argv[1]), ended)
+    # without what the libraries do at the end of a process, which may wait for a server for ever
+    os._exit(0)
+
+
+def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
+    """Feed the loggers of a run until it ends.
+
+    Args:
+        path: of the run.
+        step: of the first record of this command.
+        ended: gets the status of the run when it ended, from another thread.
+    """
+    events = Events(path / LOGS / LOGGERS)
+    config = Run(path).config
+    kinds = [
+        KINDS[name](path / DIRECTORY, config["logging"].get(name, {}), config)
+        for name in config["logging"]["loggers"]
+    ]
+    tail = MetricsTail(path / METRICS)
+    there = _poll(tail)
+    news = [record for record in there if record["step"] >= step]
+    feeders = []
+    for kind in kinds:
+        feeder = Feeder(kind, events.tell, step)
+        feeder.add(there if kind.whole or kind.fresh else news)
+        feeder.start()
+        feeders.append(feeder)
+    follow = _Follow(there)
+    while True:
+        last = bool(ended)
+        records = _poll(tail)
+        back = follow.goes_back(records)
+        for kind, feeder in zip(kinds, feeders):
+            if back is None:
+                feeder.add(records)
+            elif kind.whole:
+                feeder.go_back(back, _poll(MetricsTail(path / METRICS)))
+            else:
+                feeder.go_back(back, records)
+            feeder.look()
+        if last:
+            break
+        time.sleep(_POLL)
+    _finish(feeders, ended[0], events)
+    events.close()
+
+
+def _poll(tail: MetricsTail) -> list[Record]:
+    """The new records that say to which step they belong."""
+    return [record for record in tail.poll() if isinstance(record.get("step"), int)]
+
+
+class _Follow:
+    """Notices that a run went on from an earlier step."""
+
+    def __init__(self, records: Sequence[Record]):
+        self._step = -1
+        self._kinds: set[frozenset[str]] = set()  # which values the records of that step had
+        for record in records:
+            self._is_back(record)
+
+    def goes_back(self, records: Sequence[Record]) -> int | None:
+        """The step, if it did."""
+        back = [record["step"] for record in records if self._is_back(record)]
+        return min(back) if back else None
+
+    def _is_back(self, record: Record) -> bool:
+        step, values = record["step"], frozenset(record)
+        again = step < self._step or (step == self._step and values in self._kinds)
+        self._kinds = {values} if step != self._step else self._kinds | {values}
+        self._step = step
+        return again
+
+
+def _read_end(ended: list[Status]) -> None:
+    line = sys.stdin.readline().strip()
+    ended.append(cast(Status, line) if line in get_args(Status) else "failed")
+
+
+def _finish(feeders: Sequence[Feeder], status: Status, events: Events) -> None:
+    deadline = time.monotonic() + FLUSH
+    for feeder in feeders:
+        feeder.finish(status)
+    for feeder in feeders:
+        feeder.join(max(0.0, deadline - time.monotonic()))
+    for feeder in feeders:
+        if feeder.is_alive() or feeder.left():
+            name = feeder.name.removeprefix("raygnn-")
+            events.tell(f"{name} did not get {feeder.left():,} records; metrics.jsonl has them all")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

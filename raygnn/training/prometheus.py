@@ -1,0 +1,122 @@
+"""What Prometheus gets of a run, through Ray's metrics, from the records of its ranks.
+
+Ray puts ``ray_`` before each name. All are gauges: a count that is told anew, by every command that
+goes on with a run, is no counter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from raygnn.runs.metrics import MetricsTail, Record
+from raygnn.runs.ranks import RANKS, number, values
+from raygnn.runs.store import RunDir
+
+MOST_RANKS = 256  # that have series of their own
+_MOST_NAMES = 32  # of metrics and of what belongs to a rank
+
+# name → description, and what tells its series apart besides the run
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "raygnn_step": ("Optimizer steps completed.", ()),
+    "raygnn_epoch": ("Epoch, from 0.", ()),
+    "raygnn_loss": ("Training loss, mean over the last window.", ()),
+    "raygnn_learning_rate": ("Learning rate.", ()),
+    "raygnn_seeds_per_second": ("Seeds of all ranks per second.", ()),
+    "raygnn_metric": ("What was measured last on validation and test.", ("name",)),
+    "raygnn_ranks": ("Ranks that train.", ()),
+    "raygnn_starts": ("How often this command has started the ranks.", ()),
+    "raygnn_skipped_steps": ("Steps left out, since their gradient was not finite.", ()),
+    "raygnn_seconds": ("Seconds of a batch, by part.", ("rank", "part")),
+    "raygnn_bytes": ("Bytes that a rank sends for a batch, by kind.", ("rank", "kind")),
+    "raygnn_use": ("Share of a rank's CPUs or GPU that is used, 0 to 1.", ("rank", "device")),
+    "raygnn_memory_bytes": ("Memory of a rank, by device.", ("rank", "device")),
+    "raygnn_network_bytes_per_second": (
+        "Bytes per second of the host of a rank.",
+        ("rank", "direction"),
+    ),
+}
+
+_PLAIN = {
+    "step": "raygnn_step",
+    "epoch": "raygnn_epoch",
+    "train/loss": "raygnn_loss",
+    "train/lr": "raygnn_learning_rate",
+    "seeds_per_second": "raygnn_seeds_per_second",
+    "guard/skipped_steps": "raygnn_skipped_steps",
+}
+_GROUPS = {
+    "seconds": "raygnn_seconds",
+    "bytes": "raygnn_bytes",
+    "use": "raygnn_use",
+    "memory": "raygnn_memory_bytes",
+    "network": "raygnn_network_bytes_per_second",
+}
+
+
+class Prometheus:
+    """Sets the gauges of a run, in a process that Ray is connected to; never raises.
+
+    Args:
+        name: of the run.
+    """
+
+    def __init__(self, run: RunDir, name: str):
+        self._name = name
+        self._ranks = MetricsTail(run.path / RANKS)
+        self._gauges: dict[str, Any] = {}
+        self._series: set[tuple[str, ...]] = set()
+        self._last: set[tuple[str, tuple[tuple[str, str], ...]]] = set()  # that belong to ranks
+        self._size = 0
+        self._works = True
+
+    def take(self, record: Record) -> None:
+        """A record of ``metrics.jsonl``."""
+        for key, gauge in _PLAIN.items():
+            self._set(gauge, number(record.get(key)))
+        for key, value in record.items():
+            if key.startswith(("val/", "test/")):
+                self._set("raygnn_metric", number(value), name=key)
+
+    def look(self, starts: int) -> None:
+        """What the ranks say of themselves by now."""
+        self._set("raygnn_starts", starts)
+        records = self._ranks.poll()
+        if not records:
+            return
+        record, size = records[-1], 0
+        shown: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        for group, gauge in _GROUPS.items():
+            label = GAUGES[gauge][1][1]
+            for name, ranks in values(record, group).items():
+                size = max(size, len(ranks))
+                for rank, value in enumerate(ranks[:MOST_RANKS]):
+                    tags = {"rank": str(rank), label: name}
+                    self._set(gauge, value, **tags)
+                    shown.add((gauge, tuple(tags.items())))
+        gone = self._last - shown if size < self._size else set()
+        for gauge, labels in gone:  # series cannot be removed
+            self._set(gauge, 0.0, **dict(labels))
+        self._last, self._size = shown, size
+        self._set("raygnn_ranks", size)
+
+    def _set(self, gauge: str, value: float, **tags: str) -> None:
+        if not self._works or not math.isfinite(value):
+            return
+        names = (gauge, *(text for key, text in tags.items() if key != "rank"))
+        if names not in self._series:
+            if sum(known[0] == gauge for known in self._series) >= _MOST_NAMES:
+                return
+            self._series.add(names)
+        try:
+            self._gauge(gauge).set(value, tags={"run": self._name, **tags})
+        except Exception:  # of whatever Ray's version has to say about it
+            self._works = False
+
+    def _gauge(self, name: str) -> Any:
+        if name not in self._gauges:
+            from ray.util.metrics import Gauge
+
+            description, tags = GAUGES[name]
+            self._gauges[name] = Gauge(name, description=description, tag_keys=("run", *tags))
+        return self._gauges[name]

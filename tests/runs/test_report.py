@@ -1,0 +1,244 @@
+"""The report of a run: what is in it, whatever is left of the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raygnn.cli import main
+from raygnn.errors import InputError
+from raygnn.runs.report import curves, split, write_report
+from raygnn.runs.report.arrays import of_ranks
+from raygnn.runs.report.chart import as_json
+from raygnn.runs.report.source import Source, read_some
+from raygnn.runs.report.thin import thin
+from raygnn.runs.run import Run
+from tests.runs.made_runs import make_run, write_records
+
+
+class _Text(HTMLParser):
+    """What a page says, without its scripts, and the data that its charts are drawn from."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.text = ""
+        self.data: dict[str, Any] = {}
+        self._within: str | None = None
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._within = "data" if ("id", "data") in attrs else tag
+
+    def handle_data(self, data: str) -> None:
+        if self._within == "data":
+            self.data = json.loads(data)
+            self._within = None
+        elif self._within not in ("script", "style"):
+            self.text += data
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path, ranks=4, slow=2, nodes=2)
+
+
+def test_the_page_tells_of_all_there_is(run: Path) -> None:
+    page = _Text(write_report(Run(run)))
+    for said in (
+        "done",
+        "0.8125",
+        "15,200",
+        "2 starts",
+        "gradients take 21 %",
+        "--set comm.compression=bf16 --set train.accumulate=2",
+        "changes what is computed",
+        "network_bandwidth",
+        "942 Mbit/s",
+        "start 2 of at most 4",
+        "rank 1 on host1 holds up the others",
+        "Intel(R) Xeon(R)",
+        "2.13.0",
+        "lr: 0.003",
+        "203,000",  # nodes in the parts together
+    ):
+        assert said in page.text, said
+    assert {"loss", "metrics", "rate", "speed", "split", "by-rank", "busy", "loader"} <= set(
+        page.data
+    )
+    assert {"cpu", "rss", "sent", "balance"} <= set(page.data)
+    assert "gpu" not in page.data  # null everywhere
+
+
+def test_the_page_loads_nothing(run: Path) -> None:
+    text = write_report(Run(run)).read_text()
+    markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:)", markup)
+    assert "default-src 'none'" in markup
+
+
+def test_the_slow_rank_stands_out(run: Path) -> None:
+    table = of_ranks(Source.read(Run(run)).ranks, "seconds")
+    chart = split.who(table, [f"rank {rank}" for rank in range(4)])
+    assert chart is not None
+    means = [sum(row) / len(row) for row in chart.traces[0]["z"]]
+    assert means.index(max(means)) == 2
+    assert means[2] > 1.3 > max(means[:2] + means[3:])
+
+
+def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
+    records = Source.read(Run(run)).ranks
+    chart = split.over_time(of_ranks(records, "seconds"), list(split.STEP[:4]), [])
+    drawn = sum(trace["y"][0] for trace in chart.traces)
+    seconds = records[0]["seconds"]
+    wanted = sum(sum(seconds[part]) / 4 for part in split.STEP[:4])
+    assert drawn == pytest.approx(1e3 * wanted, rel=1e-3)
+
+
+def test_long_curves_keep_their_spikes() -> None:
+    points = [(step, 1.0) for step in range(100_000)]
+    points[31_337] = (31_337, 99.0)
+    points[77_777] = (77_777, -5.0)
+    kept = thin(points)
+    assert len(kept) <= 2000
+    assert {(31_337, 99.0), (77_777, -5.0), (0, 1.0), (99_999, 1.0)} <= set(kept)
+    assert kept == sorted(kept)
+    gone = thin([(step, math.nan) for step in range(5000)])
+    assert all(math.isnan(value) for _, value in gone)
+
+
+def test_many_ranks_and_records_make_a_small_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=64, records=400, nodes=8)
+    page = write_report(Run(run))
+    data = _Text(page).data
+    assert len(json.dumps(data)) < 3e6
+    assert len(data["split"]["variants"]) == 65
+    curve = data["loss"]["variants"][0][0]
+    assert len(curve["x"]) <= 2000
+
+
+def test_ranks_may_come_and_go(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, records=3)
+    write_records(run / "logs", ranks=4, records=3)
+    with open(run / "ranks.jsonl", "a") as file:
+        file.write((run / "logs" / "ranks.jsonl").read_text())
+    table = of_ranks(Source.read(Run(run)).ranks, "seconds")
+    assert table.columns["wait"].shape == (6, 4)
+    assert math.isnan(table.columns["wait"][0, 3])
+    assert set(Run(run).ranks["rank"]) == {0, 1, 2, 3}
+    write_report(Run(run))
+
+
+def test_losses_that_are_no_numbers_are_gaps(run: Path) -> None:
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 700, "epoch": 9, "time": 9, "train/loss": null}\n')
+    chart = curves.loss(Source.read(Run(run)).records)
+    assert chart is not None
+    assert chart.traces[0]["y"][-1] is None
+    assert "1 of the records" in chart.about
+    page = _Text(write_report(Run(run)))
+    assert "training lossnan" in re.sub(r"\s*\n\s*", "", page.text)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"metrics.jsonl": '{"step": 1, "time": 1, "epo'},
+        {"metrics.jsonl": "nonsense\n[]\n{}\n" + '{"step": "x"}\n{"step": 3, "val/a": "b"}\n'},
+        {"metrics.jsonl": "", "ranks.jsonl": ""},
+        {"ranks.jsonl": '{"step": 1, "seconds": {"wait": "x", "backward": [1, "y", null]}}\n'},
+        {"ranks.jsonl": '{"step": 1, "seconds": {"wait": []}, "use": []}\n'},
+        {"summary.json": "{"},
+        {"summary.json": '{"advice": [1, {"set": 5}], "metrics": [], "ranks": [{"rank": "x"}]}'},
+        {"summary.json": '{"seconds": 4, "versions": "x", "status": 7, "starts": "x"}'},
+        {"preflight.json": '{"findings": 4, "nodes": [3, {"gpus": 5}], "links": "x"}'},
+        {"partition.json": '{"parts": [4, {"nodes": 5, "splits": [1]}]}'},
+        {"config.yaml": "# raygnn run\n["},
+        {"logs/told.jsonl": '{"text": 5}\n{"text": "a", "time": "x"}\n{"text": "", "time": 1e300}'},
+        dict.fromkeys(("metrics.jsonl", "ranks.jsonl", "summary.json", "preflight.json"), None),
+    ],
+)
+def test_whatever_is_left_has_a_page(run: Path, damage: dict[str, str | None]) -> None:
+    for name, content in damage.items():
+        if content is None:
+            (run / name).unlink()
+        else:
+            (run / name).write_text(content)
+    page = _Text(write_report(Run(run)))
+    assert "made" in page.text
+    Run(run).plot().to_dict()
+
+
+def test_what_cannot_be_read_is_said(run: Path) -> None:
+    (run / "summary.json").write_text("{")
+    assert "not readable as JSON" in _Text(write_report(Run(run))).text
+
+
+def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "train/loss": 1.0}) for step in range(1000)]
+    lines[501] = json.dumps({"step": 501, "val/f1": 1.0})
+    file.write_text("\n".join(lines) + "\n")
+    found = read_some(file, file.stat().st_size // 10, (b'"val/',))
+    assert 85 <= len(found) <= 110
+    assert 501 in {record["step"] for record in found}
+
+
+def test_a_page_is_replaced_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    page = write_report(Run(run))
+    before = page.read_bytes()
+    assert write_report(Run(run)) == page
+    assert len(page.read_bytes()) == len(before)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_report(Run(run), tmp_path / "nowhere" / "report.html")
+    assert sorted(p.name for p in run.glob(".*report*")) == []
+
+
+def test_no_text_ends_a_script() -> None:
+    text = as_json({"</script><script>": "a\u2028b & c"})
+    assert not set(text) & set("<>&\u2028")
+    assert json.loads(text) == {"</script><script>": "a\u2028b & c"}
+
+
+def test_the_verb(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["report", "made", "--storage", str(run.parent)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run), "--out", "other.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "other.html")}
+    assert (tmp_path / "other.html").read_text().startswith("<!doctype html>")
+    assert main(["report", str(tmp_path)]) == 2
+
+
+def test_a_figure_for_notebooks(run: Path, tmp_path: Path) -> None:
+    figure = Run(run).plot()
+    assert [note.text for note in figure.layout.annotations] == [
+        "Loss",
+        "Metrics",
+        "Throughput, seeds per second",
+        "A step's time, milliseconds",
+    ]
+    names = {trace.name for trace in figure.data}
+    assert {"training", "validation", "accuracy, validation", "seeds/s", "peers"} <= names
+    shutil.rmtree(run / "logs")
+    for name in ("metrics.jsonl", "ranks.jsonl"):
+        (run / name).unlink()
+    assert Run(run).plot().layout.title.text == "no records yet"
+
+
+def test_ranks_as_a_table(run: Path) -> None:
+    table = Run(run).ranks
+    assert list(table.columns) == ["step", "time", "rank", "group", "name", "value"]
+    backward = table[(table["name"] == "backward") & (table["step"] == 1)]
+    assert list(backward["rank"]) == [0, 1, 2, 3]
+    assert backward["value"].idxmax() == backward.index[2]
+    (run / "ranks.jsonl").unlink()
+    assert len(Run(run).ranks) == 0

@@ -1,0 +1,42 @@
+"""What is told of ranks that have not made their first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from raygnn.runs.diagnose.state import STATE, Place, Start, State, file_of
+from raygnn.training.coming import Coming, told
+
+COMMAND = 1000.0
+
+
+def write(logs: Path, rank: int, phase: str, command: float = COMMAND) -> None:
+    logs.mkdir(exist_ok=True)
+    (logs / "comm-rank-0.jsonl").write_text(json.dumps({"world": 3, "attempt": 1}) + "\n")
+    start = Start(1, rank, 3, 1, command, command, "host")
+    file_of(logs, rank, STATE).write_bytes(State(start, Place(phase)).pack())
+
+
+def test_the_least_far_are_told(tmp_path: Path) -> None:
+    heard: list[str] = []
+    logs = tmp_path / "logs"
+    write(logs, 0, "setup")
+    write(logs, 1, "staging")
+    write(logs, 2, "imports", command=500.0)  # of an earlier command
+    Coming(tmp_path, COMMAND, heard.append).look()
+    assert heard == ["staging parts, 1 of 2 workers"]
+
+
+def test_nothing_is_told_of_ranks_that_are_not_there(tmp_path: Path) -> None:
+    heard: list[str] = []
+    coming = Coming(tmp_path, COMMAND, heard.append)
+    coming.look()
+    write(tmp_path / "logs", 0, "imports")
+    file_of(tmp_path / "logs", 0, STATE).write_bytes(b"torn")
+    coming.look()
+    assert heard == []
+
+
+def test_a_phase_of_a_step_is_the_first_batch() -> None:
+    assert told(["forward", "batch"]) == "preparing the first batch, 2 of 2 workers"

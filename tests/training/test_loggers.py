@@ -1,0 +1,316 @@
+"""Lightning's loggers in their process, and what feeds them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError
+from raygnn.runs.events import LOGGERS
+from raygnn.runs.store import RunDir
+from raygnn.training.loggers import feeder as feeding
+from raygnn.training.loggers import process
+from raygnn.training.loggers.__main__ import _Follow, feed
+from raygnn.training.loggers.feeder import Feeder
+from raygnn.training.loggers.kinds import Kind, Status
+from raygnn.training.loggers.process import Loggers, check_packages
+from tests.training.conftest import job
+
+Record = dict[str, Any]
+
+
+def make(storage: Path, **logging: Any) -> tuple[Config, RunDir]:
+    config = load_config(job(storage, logging=logging))
+    run = RunDir.create(str(storage), config.name)
+    run.begin(config.recorded())
+    return config, run
+
+
+def records(steps: Iterable[int], **values: float) -> list[Record]:
+    """With a loss that tells the step, and more in every fifth."""
+    found = []
+    for step in steps:
+        found.append({"step": step, "epoch": 0, "time": 0.5 * step, "train/loss": 1 / step})
+        if step % 5 == 0:
+            found.append({"step": step, "epoch": 0, "time": 0.5 * step, "val/f1": 0.5})
+    return [{**record, **values} for record in found]
+
+
+def write(run: RunDir, lines: Iterable[Mapping[str, Any]], *, anew: bool = False) -> None:
+    with open(run.metrics_file, "w" if anew else "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def rows(run: RunDir) -> list[dict[str, str]]:
+    with open(run.path / "loggers" / "csv" / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shown(run: RunDir, tag: str) -> list[tuple[int, float]]:
+    """Steps and values of a curve, as TensorBoard shows them: a start purges what comes after."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    points: dict[int, float] = {}
+    for file in sorted((run.path / "loggers" / "tensorboard").glob("events.*")):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                points = {step: value for step, value in points.items() if step < event.step}
+            for value in event.summary.value:
+                if value.tag == tag:
+                    points[event.step] = round(value.simple_value, 4)
+    return sorted(points.items())
+
+
+def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
+    _, run = make(tmp_path, loggers=["tensorboard", "csv"])
+    with run:
+        write(run, records(range(1, 13)))
+        feed(run.path, 1, ["interrupted"])
+        assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 13)]
+        assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 13))]
+        # it goes on from a checkpoint at step 8, to other losses
+        there = [r for r in records(range(1, 9)) if r["step"] <= 8]
+        write(run, there, anew=True)
+        write(run, [{**r, "train/loss": 9.0} for r in records(range(9, 11))])
+        feed(run.path, 9, ["done"])
+        losses = [(n, round(1 / n, 4)) for n in range(1, 9)] + [(9, 9.0), (10, 9.0)]
+        assert shown(run, "train/loss") == losses
+        assert [row["train/loss"] for row in rows(run) if row["step"] == "9"] == ["9.0"]
+        assert {int(row["step"]) for row in rows(run)} == set(range(1, 11))
+        assert not (run.path / "logs" / LOGGERS).exists()  # nothing went wrong
+        assert "hidden" in (run.path / "loggers" / "tensorboard" / "hparams.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_the_process_logs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_END", 100.0)  # for Lightning's import on a busy machine
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    config, run = make(tmp_path, loggers=["csv"])
+    with run:
+        write(run, records([1]))
+        with Loggers(config, run.path) as loggers, loggers.ending():
+            loggers.start(1)
+            write(run, records([2]))
+        assert loggers._process is not None
+        assert loggers._process.returncode == 0
+        assert [row["step"] for row in rows(run)] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_a_process_whose_command_is_gone_ends(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    with run:
+        write(run, records([1]))
+        loggers = Loggers(config, run.path)
+        loggers.start(1)
+        process = loggers._process
+        assert process is not None
+        assert process.stdin is not None
+        process.stdin.close()  # as when the command is killed
+        process.wait(timeout=120)
+        assert len(rows(run)) == 1
+
+
+def test_one_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    monkeypatch.setattr(process, "FLUSH", 0.5)
+    monkeypatch.setattr(process, "_END", 0.5)
+    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
+    with run:
+        loggers = Loggers(config, run.path)
+        with loggers, loggers.ending():
+            loggers.start(1)
+        assert loggers._process is not None
+        assert loggers._process.returncode == -9
+
+
+def test_one_that_dies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exit 3"))
+    told: list[str] = []
+    with run, Loggers(config, run.path) as loggers, loggers.ending():
+        loggers.start(1)
+        assert loggers._process is not None
+        loggers._process.wait()
+        loggers.look(told.append)
+        loggers.look(told.append)
+    assert len(told) == 1
+    assert "ended with 3" in told[0]
+
+
+def test_without_loggers_there_is_no_process(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=[])
+    with run, Loggers(config, run.path) as loggers:
+        loggers.start(1)
+        assert loggers._process is None
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_missing_package_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(job(tmp_path, logging={"loggers": [name]}))
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(ConfigError, match=f"pip install {name}"):
+        check_packages(config)
+
+
+def test_a_step_that_comes_again_is_noticed() -> None:
+    follow = _Follow(records(range(1, 6)))
+    assert follow.goes_back(records([6, 7])) is None
+    assert follow.goes_back([]) is None
+    assert follow.goes_back(records([4, 5])) == 4
+    assert follow.goes_back([{"step": 5, "val/f1": 1.0, "epoch": 0, "time": 1.0}]) == 5
+    assert follow.goes_back([{"step": 5, "test/f1": 1.0, "epoch": 0, "time": 1.0}]) is None
+
+
+class _Flaky(Kind):
+    """Keeps what it gets; fails, or hangs, for as long as it is told to."""
+
+    name = "flaky"
+    fresh = False
+
+    def __init__(self) -> None:
+        super().__init__(Path(), {}, {})
+        self.got: list[int] = []
+        self.opened: list[int | None] = []
+        self.ends: list[Status | None] = []
+        self.broken = threading.Event()
+        self.hang: Callable[[], object] = lambda: None
+
+    def make(self, step: int | None) -> Any:
+        self.opened.append(step)
+        return object()
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self.hang()
+        if self.broken.is_set():
+            raise OSError("no server")
+        self.got.append(record["step"])
+
+    def flush(self) -> None: ...
+
+    def end(self, logger: Any, status: Status | None) -> None:
+        self.ends.append(status)
+
+
+def test_a_logger_that_fails_gets_all_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "_PAUSE", 0.01)
+    flaky, told = _Flaky(), list[str]()
+    flaky.broken.set()
+    feeder = Feeder(flaky, told.append, 1)
+    feeder.add(records([1, 2]))
+    feeder.start()
+    _wait(lambda: bool(told))
+    feeder.add(records([3]))
+    time.sleep(0.1)
+    assert told == ["flaky gets no records: OSError: no server; training goes on"]
+    flaky.broken.clear()
+    feeder.finish("done")
+    feeder.join(10)
+    assert flaky.got == [1, 2, 3]
+    assert flaky.ends == ["done"]
+    assert told[1:] == ["flaky gets records again"]
+    assert feeder.left() == 0
+
+
+def test_a_logger_that_stays_broken_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky, told = _Flaky(), list[str]()
+    flaky.broken.set()
+    monkeypatch.setattr(feeding, "_MOST_WAITING", 3)
+    feeder = Feeder(flaky, told.append, 1)
+    feeder.add(records([1, 2, 3, 4]))
+    feeder.start()
+    feeder.finish("failed")
+    feeder.join(10)
+    assert not feeder.is_alive()
+    assert feeder.left() == 4  # those that wait, and the one there was no room for
+
+
+def test_a_logger_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "_SILENT", 0.05)
+    flaky, told, go = _Flaky(), list[str](), threading.Event()
+    flaky.hang = lambda: go.wait(60)
+    feeder = Feeder(flaky, told.append, 1)
+    feeder.add(records([1]))
+    feeder.start()
+    _wait(lambda: (feeder.look(), bool(told))[1])
+    feeder.look()
+    assert len(told) == 1
+    go.set()
+    feeder.finish("done")
+    feeder.join(10)
+    assert flaky.got == [1]
+
+
+def test_a_run_that_goes_back_opens_the_logger_anew() -> None:
+    flaky = _Flaky()
+    feeder = Feeder(flaky, print, None)
+    feeder.add(records([1, 2, 3]))
+    feeder.start()
+    _wait(lambda: flaky.got == [1, 2, 3])
+    feeder.go_back(2, records([2]))
+    feeder.finish("interrupted")
+    feeder.join(10)
+    assert flaky.opened == [None, 2]
+    assert flaky.got == [1, 2, 3, 2]
+    assert flaky.ends == [None, "interrupted"]
+
+
+def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    _, run = make(tmp_path, loggers=["wandb"], wandb={"offline": True})
+    with run:
+        write(run, records(range(1, 4)))
+        feed(run.path, 1, ["interrupted"])
+        identity = json.loads((run.path / "loggers" / "wandb.json").read_text())["id"]
+        write(run, records([4]))
+        feed(run.path, 4, ["done"])
+        made = sorted((run.path / "loggers" / "wandb").glob("offline-run-*"))
+        assert [path.name.rpartition("-")[2] for path in made] == [identity, identity]
+        assert not (run.path / "logs" / LOGGERS).exists()
+
+
+def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    _, run = make(tmp_path, loggers=["mlflow"], mlflow={"tracking_uri": place})
+    with run:
+        write(run, records(range(1, 4)))
+        feed(run.path, 1, ["interrupted"])
+        write(run, records([4]))
+        feed(run.path, 4, ["done"])
+        assert not (run.path / "logs" / LOGGERS).exists()
+        identity = json.loads((run.path / "loggers" / "mlflow.json").read_text())["id"]
+    client = mlflow.MlflowClient(place)
+    assert [m.step for m in client.get_metric_history(identity, "train/loss")] == [1, 2, 3, 4]
+    assert client.get_run(identity).info.status == "FINISHED"
+    assert client.get_run(identity).data.params["model/kind"] == "sage"
+
+
+def _script(directory: Path, text: str) -> str:
+    file = directory / "script"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
