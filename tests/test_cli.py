@@ -80,12 +80,12 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_train_passes_its_arguments(driver: Driver) -> None:
-    assert main(["train", "job.yaml"]) == 0
+    assert main(["train", "job.yaml", "--profile", "3"]) == 0
     assert main(["train", "job.yaml", "--overwrite", "-v", "--set", "name=b", "--json"]) == 0
     assert main(["train", "job.yaml", "--resume", "--set", "name=a", "--set", "name=c"]) == 0
-    off = {"overwrite": False, "resume": False, "verbose": False, "display": True}
+    off = {"overwrite": False, "resume": False, "verbose": False, "display": True, "profile": 0}
     assert driver.calls == [
-        ("train", "small", off),
+        ("train", "small", {**off, "profile": 3}),
         ("train", "b", {**off, "overwrite": True, "verbose": True, "display": False}),
         ("train", "c", {**off, "resume": True}),
     ]

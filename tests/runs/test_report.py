@@ -94,10 +94,10 @@ def test_the_slow_rank_stands_out(run: Path) -> None:
 
 def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
     records = Source.read(Run(run)).ranks
-    chart = split.over_time(of_ranks(records, "seconds"), list(split.STEP[:4]), [])
+    chart = split.over_time(of_ranks(records, "seconds"), list(split.STEP)[:4], [])
     drawn = sum(trace["y"][0] for trace in chart.traces)
     seconds = records[0]["seconds"]
-    wanted = sum(sum(seconds[part]) / 4 for part in split.STEP[:4])
+    wanted = sum(sum(seconds[part]) / 4 for part in list(split.STEP)[:4])
     assert drawn == pytest.approx(1e3 * wanted, rel=1e-3)
 
 
