@@ -12,9 +12,12 @@ import lightning.pytorch as pl
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from raygnn.training.records import Records
+
 PROFILE = "profile"  # in the run directory
 
 _SKIPPED = 3  # steps: the first ones lay out buckets and warm up allocators
+_PHASES = ("forward", "backward", "optimizer")
 _TOP = 15  # operators in the table
 
 log = logging.getLogger("raygnn")
@@ -30,16 +33,18 @@ class Profiling(pl.Callback):
     Args:
         directory: made when it is needed.
         steps: how many to record, after the first three of this start.
+        records: whose times leave out what the recording itself takes.
 
     Attributes:
         operators: the top ones by their own time: ``operator``, ``calls``, ``self_ms`` and
             ``total_ms``, over the recorded steps.
     """
 
-    def __init__(self, directory: Path, rank: int, steps: int):
+    def __init__(self, directory: Path, rank: int, steps: int, records: Records):
         self._directory = directory
         self._rank = rank
         self._steps = steps
+        self._records = records
         self._seen = 0
         self._profile: profile | None = None
         self._range: ExitStack | None = None
@@ -49,23 +54,27 @@ class Profiling(pl.Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any
     ) -> None:
         if self._seen == _SKIPPED and self._steps:
+            began = self._records.begin_pause()
             kinds = [ProfilerActivity.CPU]
             kinds += [ProfilerActivity.CUDA] if module.device.type == "cuda" else []
             self._profile = profile(activities=kinds)
             self._profile.__enter__()
-        self._begin("forward")
+            self._records.end_pause(began)
+        self._begin(_PHASES[0])
 
     def on_before_backward(self, *_: Any) -> None:
-        self._begin("backward")
+        self._begin(_PHASES[1])
 
     def on_after_backward(self, *_: Any) -> None:
-        self._begin("optimizer")
+        self._begin(_PHASES[2])
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._begin(None)
         self._seen += 1
         if self._seen == _SKIPPED + self._steps:
+            began = self._records.begin_pause()
             self._finish()
+            self._records.end_pause(began)
 
     def on_train_end(self, *_: Any) -> None:
         self._finish()
@@ -94,7 +103,8 @@ class Profiling(pl.Callback):
         averages = done.key_averages()
         device = "device" if ProfilerActivity.CUDA in done.activities else "cpu"
         by = f"self_{device}_time_total"
-        ranked = sorted(averages, key=lambda event: -getattr(event, by, 0))
+        calls = (event for event in averages if event.key not in _PHASES)
+        ranked = sorted(calls, key=lambda event: -getattr(event, by, 0))
         self.operators = [
             {
                 "operator": event.key,

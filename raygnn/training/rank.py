@@ -113,7 +113,7 @@ class Rank:
         callbacks = [Phases(), reduction, records, guard]
         callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []
-        profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile)
+        profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile, records)
         callbacks += [profiling] if job.profile else []
         trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
         log.info("training from %s", state or "the start")
