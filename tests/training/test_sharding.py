@@ -59,7 +59,10 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.slow if c in ("gcn", "mixed") else ()) for c in CASES],
+)
 def test_the_same_losses(case: str, make_job: JobFactory) -> None:
     """Of plain SGD, too, whose steps show the scale of a gradient, and of running statistics."""
     workers, sections = CASES[case]
@@ -81,6 +84,7 @@ def test_the_same_losses(case: str, make_job: JobFactory) -> None:
             assert other == pytest.approx(value, abs=1e-5 if "loss" in name else 5e-3), name
 
 
+@pytest.mark.slow
 def test_the_same_in_bf16(make_job: JobFactory) -> None:
     """Parameters and gradients in bf16, where rounding differs; ranks compare collectives."""
     options: dict[str, Any] = {"precision": "bf16", "guard": "deep", "graph": SMALL}

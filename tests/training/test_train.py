@@ -17,7 +17,7 @@ from raygnn.graph.dgl import dgl
 from raygnn.runs.events import EVENTS
 from raygnn.runs.run import Run
 from tests.graphs import random_graph
-from tests.training.conftest import JobFactory
+from tests.training.conftest import JobFactory, train_on_ranks
 
 pytestmark = pytest.mark.usefixtures("shared_ray")
 
@@ -112,6 +112,7 @@ def test_a_rank_that_hangs_ends_when_the_timeout_says(make_job: JobFactory) -> N
     assert max(times) == 8000
 
 
+@pytest.mark.slow
 def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
     config = make_job(
         model={"kind": f"{MODELS}:DglSage", "args": {"width": 3}}, fault={"max_failures": 3}
@@ -150,7 +151,7 @@ def test_a_partition_that_dgl_wrote(make_job: JobFactory, tmp_path: Path) -> Non
         graph, "theirs", 2, str(tmp_path / "theirs"), part_method="random"
     )
     config = make_job(graph=None, partition={"path": str(tmp_path / "theirs")})
-    run = train(config)
+    run = train_on_ranks(config)
     assert run.status == "done"
     assert np.isfinite(run.metrics["train/loss"].dropna()).all()
 
