@@ -37,7 +37,7 @@ storage: {directory}/runs
 graph: {{format: planted, nodes: 20000, degree: 10, classes: 8, features: 64}}
 partition: {{method: random}}
 model: {{kind: sage, hidden: 2500, layers: 3}}
-sampling: {{fanout: [3, 2, 2], batch_size: 32}}
+sampling: {{fanout: [2, 2, 1], batch_size: 16}}
 staging: {{path: /tmp/stage}}
 train: {{epochs: 100}}
 cluster: {{workers: 2, probe_timeout: 1m}}

@@ -7,6 +7,7 @@ put back exactly when a run goes on from a checkpoint. Here all state belongs to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -60,8 +61,11 @@ class PowerSGD:
     ) -> None:
         """Replace gradients by (an approximation of) their mean over the ranks. Collective.
 
+        If a rank's gradient is not finite, all that are approximated become NaN on all ranks, and
+        nothing is kept of them.
+
         Args:
-            parameters, gradients: of one bucket.
+            parameters, gradients: all, or some; in the same order on all ranks.
         """
         names = [self._names[id(parameter)] for parameter in parameters]
         low: list[tuple[str, Tensor]] = []
@@ -86,7 +90,12 @@ class PowerSGD:
             left = self._left.get(name)
             matrices.append(matrix.clone() if left is None else matrix + left)
         ps = [matrix @ self._q[name] for matrix, name in zip(matrices, names)]
-        ps = [_orthonormal(p) for p in self._mean(ps, mean)]
+        ps = self._mean(ps, mean)
+        if not all(bool(p.isfinite().all()) for p in ps):  # alike on all ranks, as it is a mean
+            for gradient in gradients:  # a step that is left out leaves nothing behind
+                gradient.fill_(math.nan)
+            return
+        ps = [_orthonormal(p) for p in ps]
         qs = self._mean([matrix.T @ p for matrix, p in zip(matrices, ps)], mean)
         for name, gradient, matrix, p, q in zip(names, gradients, matrices, ps, qs):
             self._q[name] = q.clone()

@@ -4,13 +4,12 @@ over a group that compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,8 +17,6 @@ from raygnn.training.powersgd import PowerSGD
 from raygnn.training.ranks import Ranks
 
 _NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-Reduce = Callable[[Any, list[Tensor], Tensor], Future[Tensor]]  # parameters, gradients, buffer
 
 
 class Reduction(pl.Callback):
@@ -43,7 +40,8 @@ class Reduction(pl.Callback):
         self._power: PowerSGD | None = None
         self._saved: dict[str, Any] | None = None
         self._ddp: DistributedDataParallel | None = None
-        self._late: list[tuple[Future[Tensor], Callable[[], Future[Tensor]]]] = []
+        self._late: list[tuple[Tensor, Future[Tensor]]] = []  # buckets that wait for the last one
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []  # of these
         self._bytes = 0
         self.whole = 0
         self._hooked = False
@@ -74,24 +72,17 @@ class Reduction(pl.Callback):
         self._hooked = True
         if self._ranks.compared:
             self._group = self._ranks.group(dist.get_backend())
-        reduce: Reduce = self._plain
-        if compression in _NARROW:
-            reduce = self._narrow
-        elif compression == "powersgd":
-            seed = self._ranks.config.train.seed
-            named = ddp.module.named_parameters()
-            rank, start = self._comm.powersgd_rank, self._comm.powersgd_start
-            power = self._power = PowerSGD(named, rank, start, seed)
-            if self._saved is not None:
-                power.load(self._saved)
-            reduce = self._low_rank
+        reduce = self._reduce
+        if compression == "powersgd":
+            self._power = self._make_power(ddp)
 
         # DDP refuses annotations that are text
         def hook(state, bucket):  # type: ignore[no-untyped-def]
-            args = list(bucket.parameters()), list(bucket.gradients()), bucket.buffer()
-            if overlap:
-                return reduce(*args)
-            return self._at_the_end(lambda: reduce(*args), args[2].device, bucket.is_last())
+            buffer = bucket.buffer()
+            if compression == "powersgd":
+                gradients = list(zip(bucket.parameters(), bucket.gradients()))
+                return self._low_rank(gradients, buffer, bucket.is_last())
+            return reduce(buffer) if overlap else self._at_the_end(buffer, bucket.is_last())
 
         ddp.register_comm_hook(None, hook)
 
@@ -100,45 +91,65 @@ class Reduction(pl.Callback):
         if self._ddp is not None and not self._hooked and self._ddp.require_backward_grad_sync:
             self._bytes += self.whole
 
-    def _plain(self, parameters: Any, gradients: list[Tensor], buffer: Tensor) -> Future[Tensor]:
-        return self._sum(buffer.div_(self._ranks.world.size))
+    def _make_power(self, ddp: DistributedDataParallel) -> PowerSGD:
+        power = PowerSGD(
+            ddp.module.named_parameters(),
+            self._comm.powersgd_rank,
+            self._comm.powersgd_start,
+            self._ranks.config.train.seed,
+        )
+        if self._saved is not None:
+            power.load(self._saved)
+        return power
 
-    def _narrow(self, parameters: Any, gradients: list[Tensor], buffer: Tensor) -> Future[Tensor]:
-        narrow = buffer.to(_NARROW[self._comm.compression]).div_(self._ranks.world.size)
-
-        def widen(done: Future[Tensor]) -> Tensor:
-            return buffer.copy_(done.value())
-
-        return self._sum(narrow).then(widen)
-
-    def _low_rank(self, parameters: Any, gradients: list[Tensor], buffer: Tensor) -> Future[Tensor]:
-        # One after the other: a second reduction from the first one's end would be begun by a
-        # thread of gloo's, in an order that is another one on each rank.
-        def mean(values: Tensor) -> Tensor:
-            dist.all_reduce(values.div_(self._ranks.world.size), group=self._group)
-            return values
-
-        assert self._power is not None
-        self._power.reduce(parameters, gradients, mean)
-        return _done(buffer)
+    def _reduce(self, buffer: Tensor) -> Future[Tensor]:
+        """The mean of a bucket over the ranks, in place, in as many bits as are configured."""
+        size = self._ranks.world.size
+        dtype = _NARROW.get(self._comm.compression)
+        if dtype is None:
+            return self._sum(buffer.div_(size))
+        narrow = buffer.to(dtype).div_(size)
+        return self._sum(narrow).then(lambda done: buffer.copy_(done.value()))
 
     def _sum(self, values: Tensor) -> Future[Tensor]:
         self._bytes += values.nbytes
         work = dist.all_reduce(values, group=self._group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    def _at_the_end(
-        self, reduce: Callable[[], Future[Tensor]], device: torch.device, last: bool
-    ) -> Future[Tensor]:
+    def _at_the_end(self, buffer: Tensor, last: bool) -> Future[Tensor]:
         """Begin no reduction before the last bucket is full."""
-        self._late.append((_future(device), reduce))
-        future = self._late[-1][0]
+        self._late.append((buffer, _future(buffer.device)))
+        future = self._late[-1][1]
         if last:
             late, self._late = self._late, []
-            running = [(future, reduce()) for future, reduce in late]
+            running = [(future, self._reduce(buffer)) for buffer, future in late]
             for future, done in running:
                 future.set_result(done.wait())
         return future
+
+    def _low_rank(
+        self, gradients: list[tuple[nn.Parameter, Tensor]], buffer: Tensor, last: bool
+    ) -> Future[Tensor]:
+        """Reduce all buckets together, when the last one is full: two exchanges of little.
+
+        A second exchange that began at the end of a bucket's first would be begun by a thread of
+        gloo's, in an order that is another one on each rank.
+        """
+        self._late.append((buffer, _future(buffer.device)))
+        future = self._late[-1][1]
+        self._gradients += gradients
+        if last:
+            late, self._late = self._late, []
+            found, self._gradients = self._gradients, []
+            assert self._power is not None
+            self._power.reduce([p for p, _ in found], [g for _, g in found], self._mean)
+            for buffer, future in late:
+                future.set_result(buffer)
+        return late[-1][1] if last else future
+
+    def _mean(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values.div_(self._ranks.world.size), group=self._group)
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """What PowerSGD left out, of all ranks. Collective."""
@@ -163,12 +174,6 @@ class Reduction(pl.Callback):
         self._saved = {**state, "left": left}
         if self._power is not None:
             self._power.load(self._saved)
-
-
-def _done(value: Tensor) -> Future[Tensor]:
-    future = _future(value.device)
-    future.set_result(value)
-    return future
 
 
 def _future(device: torch.device) -> Future[Tensor]:

@@ -54,7 +54,12 @@ class Tuning:
         # what a trial leaves alone; buffers are made for as many batches as may wait in any
         self._base = apply(
             job.config,
-            {"train.epochs": 2**31 - 1, "train.patience": None, "sampling.prefetch": deepest},
+            {
+                "train.epochs": 2**31 - 1,
+                "train.patience": None,
+                "sampling.prefetch": deepest,
+                "comm.powersgd_start": 0,
+            },
         )
         rank = Rank(replace(job, config=self._base), runtime)
         self._ranks, self._control = rank.ranks, rank.control

@@ -78,6 +78,21 @@ def test_dependent_columns(matrix: Tensor) -> None:
     assert torch.allclose(found, matrix, atol=1e-5)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_kept(odd: float) -> None:
+    named = parameters((24, 20))
+    power, plain = (PowerSGD(named, 2, 0, 0) for _ in range(2))
+    torch.manual_seed(0)
+    values = torch.randn(24, 20)
+    reduce(power, named, values)
+    reduce(plain, named, values)
+    bad = values.clone()
+    bad[3, 4] = odd
+    (found,) = reduce(power, named, bad)
+    assert not found.isfinite().any()  # so that whoever looks leaves the step out
+    assert torch.equal(*(reduce(p, named, values)[0] for p in (power, plain)))
+
+
 @pytest.mark.parametrize("stop", [2, 3, 5])  # before it begins, at an epoch's end, within one
 def test_a_run_goes_on_to_the_bit(stop: int, make_job: JobFactory) -> None:
     options: dict[str, Any] = {
