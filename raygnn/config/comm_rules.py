@@ -74,6 +74,20 @@ def compression(config: Config) -> Iterator[Problem]:
                 f"{key} {value} would be ignored: comm.compression is {comm.compression}",
                 f"remove comm.{key}, or set comm.compression to powersgd",
             )
+    if comm.compression == "powersgd" and config.precision == "fp16-mixed":
+        yield Problem(
+            ("comm", "compression"),
+            "powersgd adds what it left out of gradients to later ones, which with fp16-mixed have "
+            "another scale",
+            "set comm.compression to fp16 or none, or precision to bf16-mixed",
+        )
+    if comm.compression == "powersgd" and comm.find_unused_parameters:
+        yield Problem(
+            ("comm", "find_unused_parameters"),
+            "torch throws the exchanged gradient of an unused parameter away, and powersgd would "
+            "lose what it had left out of it",
+            "set comm.compression to bf16 or none",
+        )
     if config.precision == "bf16" and comm.compression in ("bf16", "fp16"):
         yield Problem(
             ("comm", "compression"),

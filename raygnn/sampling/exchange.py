@@ -125,6 +125,16 @@ class Exchange:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return int(tensor)
 
+    def gather(self, values: Tensor) -> Tensor | None:
+        """``[W, …]`` on rank 0: the tensor of each rank, alike in shape; None elsewhere."""
+        if self.world.size == 1:
+            return values.unsqueeze(0)
+        first = self.world.rank == 0
+        rows = values.new_empty((self.world.size, *values.shape)) if first else None
+        pieces = list(rows.unbind()) if rows is not None else None
+        dist.gather(values.contiguous(), pieces, group=self.group, group_dst=0)
+        return rows
+
     def gather_rows(self, values: Tensor) -> Tensor:
         """All ranks' rows, rank after rank, on every rank. ``values``: ``[n_r, …]``."""
         size = self.world.size

@@ -88,7 +88,8 @@ class StepClock:
 class LastGradient:
     """Tells when a rank's last gradient is there: the exchange that is not over by then is exposed.
 
-    Which parameter's gradient comes last, the first backward pass with all of them shows.
+    Which parameter's gradient comes last, the first backward pass shows. A pass that does without
+    that parameter tells nothing.
 
     Args:
         tell: called as soon as it is there, from the thread of the backward pass.

@@ -242,8 +242,17 @@ def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
 def _advice(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:
     with suppress(DataError):  # nothing to go by
         records = read_metrics(run.path / RANKS)
-        return [advice.to_dict() for advice in advise(config.to_dict(), result, records)]
+        found = advise(config.to_dict(), result, records)
+        return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
     return []
+
+
+def _is_possible(config: Config, changes: Sequence[str]) -> bool:
+    try:
+        load_config(config.to_dict(), list(changes))
+    except ConfigError:
+        return False
+    return True
 
 
 def plan_job(

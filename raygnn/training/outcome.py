@@ -37,7 +37,8 @@ def communication(ranks: Ranks, traffic: Traffic, reduction: Reduction) -> dict[
             "hit_rate": hits / remote if remote else None,
             "bytes": sent,
         },
-        "gradients": {"bytes": reduction.whole, "buckets": reduction.buckets},
+        # None where DDP does not exchange them
+        "gradients": {"bytes": reduction.whole or None, "buckets": reduction.buckets},
     }
 
 

@@ -26,12 +26,13 @@ class PowerSGD:
 
     A gradient ``M`` ``[n, m]`` (more dimensions are flattened behind the first) becomes
     ``P Qᵀ``, ``P`` ``[n, r]`` and ``Q`` ``[m, r]``: one step of subspace iteration from the ``Q``
-    of the step before. What is smaller than that, such as a vector, is reduced as it is.
+    of the step before. What is smaller than that, such as a vector, is reduced as it is. Each rank
+    orthonormalises ``P`` itself, which on processors of one kind gives the same.
 
     Args:
         parameters: those to be reduced, by name; alike on all ranks.
         rank: r.
-        start: reductions of each parameter that are exact, before the first that is not.
+        start: steps that are exact, before the first that is not.
         seed: of the first ``Q``; the same on all ranks.
 
     Attributes:
@@ -48,60 +49,67 @@ class PowerSGD:
         self._done = dict.fromkeys((name for name, _ in named), 0)
         self._left: dict[str, Tensor] = {}
         self._q: dict[str, Tensor] = {}
+        self._new: dict[str, tuple[Tensor, Tensor]] = {}  # what is left out and Q, of this step
         self.bytes = 0
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in named:
             if self._pays(parameter):
-                m = parameter[0].numel()
+                m = parameter.numel() // len(parameter)
                 q = torch.randn(m, rank, generator=generator, dtype=torch.float64)
-                self._q[name] = q.to(parameter)
+                self._q[name] = q.to(parameter.device, _wide(parameter.dtype))
 
     def reduce(
         self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], mean: Mean
     ) -> None:
         """Replace gradients by (an approximation of) their mean over the ranks. Collective.
 
-        If a rank's gradient is not finite, all that are approximated become NaN on all ranks, and
-        nothing is kept of them.
+        If a rank's gradient is not finite, all that are approximated become NaN on all ranks.
+        What is left out counts only when `settle` says that the step was made.
 
         Args:
             parameters, gradients: all, or some; in the same order on all ranks.
         """
         names = [self._names[id(parameter)] for parameter in parameters]
         low: list[tuple[str, Tensor]] = []
-        exact: list[tuple[str, Tensor]] = []
+        exact: list[Tensor] = []
         for name, gradient in zip(names, gradients):
-            approximate = name in self._q and self._done[name] >= self._start
-            (low if approximate else exact).append((name, gradient))
-            self._done[name] += 1
-        self._reduce_exact([gradient for _, gradient in exact], mean)
+            if name in self._q and self._done[name] >= self._start:
+                low.append((name, gradient))
+            else:
+                exact.append(gradient)
+        if exact:
+            for gradient, reduced in zip(exact, self._mean(exact, mean)):
+                gradient.copy_(reduced)
         if low:
             self._reduce_low([name for name, _ in low], [gradient for _, gradient in low], mean)
-
-    def _reduce_exact(self, gradients: list[Tensor], mean: Mean) -> None:
-        if gradients:
-            for gradient, reduced in zip(gradients, self._mean(gradients, mean)):
-                gradient.copy_(reduced)
 
     def _reduce_low(self, names: list[str], gradients: list[Tensor], mean: Mean) -> None:
         matrices = []
         for name, gradient in zip(names, gradients):
-            matrix = gradient.reshape(len(gradient), -1)
-            left = self._left.get(name)
-            matrices.append(matrix.clone() if left is None else matrix + left)
-        ps = [matrix @ self._q[name] for matrix, name in zip(matrices, names)]
-        ps = self._mean(ps, mean)
+            matrix = gradient.reshape(len(gradient), -1).to(_wide(gradient.dtype), copy=True)
+            if name in self._left:
+                matrix += self._left[name]
+            matrices.append(matrix)
+        ps = self._mean([matrix @ self._q[name] for matrix, name in zip(matrices, names)], mean)
         if not all(bool(p.isfinite().all()) for p in ps):  # alike on all ranks, as it is a mean
-            for gradient in gradients:  # a step that is left out leaves nothing behind
+            for gradient in gradients:
                 gradient.fill_(math.nan)
             return
-        ps = [_orthonormal(p) for p in ps]
+        ps = [torch.linalg.qr(p)[0] for p in ps]
         qs = self._mean([matrix.T @ p for matrix, p in zip(matrices, ps)], mean)
         for name, gradient, matrix, p, q in zip(names, gradients, matrices, ps, qs):
-            self._q[name] = q.clone()
             approximation = p @ q.T
-            self._left[name] = matrix.sub_(approximation)
+            self._new[name] = matrix.sub_(approximation), q.clone()
             gradient.copy_(approximation.view_as(gradient))
+
+    def settle(self, made: bool) -> None:
+        """After each step: was it made, or left out, so that all is as if it had not been?"""
+        if made:
+            for name, (left, q) in self._new.items():
+                self._left[name], self._q[name] = left, q
+            for name in self._done:
+                self._done[name] += 1
+        self._new.clear()
 
     def _mean(self, tensors: list[Tensor], mean: Mean) -> list[Tensor]:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -110,9 +118,9 @@ class PowerSGD:
         return [part.view_as(tensor) for part, tensor in zip(parts, tensors)]
 
     def _pays(self, parameter: Tensor) -> bool:
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or not parameter.numel():
             return False
-        n, m = len(parameter), parameter[0].numel()
+        n, m = len(parameter), parameter.numel() // len(parameter)
         return (n + m) * self._rank * 2 < n * m
 
     def state(self) -> dict[str, dict[str, Tensor]]:
@@ -133,7 +141,6 @@ class PowerSGD:
                 self._done[name] = int(count)
 
 
-def _orthonormal(p: Tensor) -> Tensor:
-    """An orthonormal basis of the columns' span ``[n, r]``; exact also where they are dependent."""
-    wide = p.double() if p.dtype == torch.float64 else p.float()
-    return torch.linalg.qr(wide)[0].to(p.dtype)
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which gradients are added up, approximated and exchanged: fp32 at least."""
+    return torch.promote_types(dtype, torch.float32)

@@ -46,6 +46,7 @@ class Profiling(pl.Callback):
         self._steps = steps
         self._records = records
         self._seen = 0
+        self._step = -1
         self._profile: profile | None = None
         self._range: ExitStack | None = None
         self.operators: list[dict[str, Any]] = []
@@ -53,7 +54,7 @@ class Profiling(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any
     ) -> None:
-        if self._seen == _SKIPPED and self._steps:
+        if self._seen == _SKIPPED and self._steps and self._profile is None and not self.operators:
             began = self._records.begin_pause()
             kinds = [ProfilerActivity.CPU]
             kinds += [ProfilerActivity.CUDA] if module.device.type == "cuda" else []
@@ -68,16 +69,24 @@ class Profiling(pl.Callback):
     def on_after_backward(self, *_: Any) -> None:
         self._begin(_PHASES[2])
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._begin(None)
+        if trainer.global_step == self._step:  # batches accumulate
+            return
+        self._step = trainer.global_step
         self._seen += 1
         if self._seen == _SKIPPED + self._steps:
             began = self._records.begin_pause()
             self._finish()
             self._records.end_pause(began)
 
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._step = trainer.global_step
+
     def on_train_end(self, *_: Any) -> None:
         self._finish()
+        if self._steps and not self.operators:
+            log.warning("no step was recorded: there were only %d of them", self._seen)
 
     def on_exception(self, *_: Any) -> None:
         self._begin(None)

@@ -38,8 +38,15 @@ class Ranks:
     def for_config(self, config: Config) -> Ranks:
         """The same groups for another configuration."""
         other = Ranks(config, self.world, self.device)
-        other.__dict__.update(data=self.data, control=self.control)
+        made = ("data", "control", "compared_group")
+        other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
         return other
+
+    @cached_property
+    def compared_group(self) -> dist.ProcessGroup:
+        """For gradients where collectives are compared, made when it is first needed. Collective
+        then."""
+        return self.group(dist.get_backend())
 
     @cached_property
     def data(self) -> Exchange:

@@ -29,8 +29,9 @@ class Reduction(pl.Callback):
         ranks: whose group the gradients go over, where collectives are compared.
 
     Attributes:
-        whole: bytes of all gradients, uncompressed; 0 with one rank.
-        buckets: bytes of each of DDP's buckets, as it lays them out.
+        whole: bytes of all gradients, uncompressed; 0 where DDP does not exchange them.
+        buckets: after the fit, bytes of each of DDP's buckets, as it laid them out; none where it
+            came to no second step.
     """
 
     def __init__(self, ranks: Ranks):
@@ -44,20 +45,13 @@ class Reduction(pl.Callback):
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []  # of these
         self._bytes = 0
         self.whole = 0
-        self._hooked = False
+        self.buckets: list[int] = []
+        self._hooked = self._reduced = False
 
     @property
     def bytes(self) -> int:
         """Handed to the collectives by this rank so far."""
         return self._bytes + (self._power.bytes if self._power else 0)
-
-    @property
-    def buckets(self) -> list[int]:
-        if self._ddp is None:
-            return []
-        told = self._ddp._get_ddp_logging_data()
-        sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
-        return [int(size) for size in sizes.split(", ") if size]
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Collective where collectives are compared: a group is made."""
@@ -71,7 +65,7 @@ class Reduction(pl.Callback):
             return  # DDP's own way costs nothing in Python
         self._hooked = True
         if self._ranks.compared:
-            self._group = self._ranks.group(dist.get_backend())
+            self._group = self._ranks.compared_group
         reduce = self._reduce
         if compression == "powersgd":
             self._power = self._make_power(ddp)
@@ -86,10 +80,28 @@ class Reduction(pl.Callback):
 
         ddp.register_comm_hook(None, hook)
 
+    def on_train_batch_start(self, *_: Any) -> None:
+        # of a backward pass that raised
+        self._late.clear()
+        self._gradients.clear()
+
     def on_after_backward(self, *_: Any) -> None:
-        # without a hook all gradients are reduced once, as they are
-        if self._ddp is not None and not self._hooked and self._ddp.require_backward_grad_sync:
+        self._reduced = self._ddp is not None and self._ddp.require_backward_grad_sync
+        if self._reduced and not self._hooked:  # all gradients once, as they are
             self._bytes += self.whole
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self._reduced and self._power is not None and self._ddp is not None:
+            # whoever leaves a step out takes the gradients away
+            self._power.settle(any(p.grad is not None for p in self._ddp.parameters()))
+
+    def on_fit_end(self, *_: Any) -> None:
+        if self._ddp is not None:
+            told = self._ddp._get_ddp_logging_data()
+            unlike = "bucket_sizes" if self._comm.find_unused_parameters else None
+            sizes = told.get("rebuilt_bucket_sizes") or told.get(unlike) or ""
+            self.buckets = [int(size) for size in sizes.split(", ") if size]
+        self._ddp = None  # whose hook this is: the two would keep each other for ever
 
     def _make_power(self, ddp: DistributedDataParallel) -> PowerSGD:
         power = PowerSGD(
@@ -156,10 +168,10 @@ class Reduction(pl.Callback):
         if self._power is None:
             return {}
         state = self._power.state()
-        names = sorted(state["left"])
         control = self._ranks.control
-        rows = {name: control.gather_rows(state["left"][name].cpu().unsqueeze(0)) for name in names}
-        return {**state, "left": rows}
+        # to rank 0, one after the other: the others keep nothing
+        found = {name: control.gather(state["left"][name].cpu()) for name in sorted(state["left"])}
+        return {**state, "left": {name: rows for name, rows in found.items() if rows is not None}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Each rank takes what it left out; another number of them share the mean of it, so that
@@ -168,7 +180,7 @@ class Reduction(pl.Callback):
             return
         world = self._ranks.world
         left = {
-            name: rows[world.rank] if len(rows) == world.size else rows.float().mean(0)
+            name: rows[world.rank] if len(rows) == world.size else rows.double().mean(0)
             for name, rows in state["left"].items()
         }
         self._saved = {**state, "left": left}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
 
 Settings = Mapping[str, Any]  # dotted key → value, besides what the configuration says
@@ -15,7 +14,7 @@ _CLEARLY = 1.02  # times as fast: what is less is noise, and the simpler setting
 _ROUNDS = 2  # in which the settings that count are measured against each other at the end
 
 BUCKETS = (1, 5, 25, 125)  # MB
-COMPRESSIONS = ("bf16", "fp16", "powersgd")
+COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
 
 # What one of these changes is more than the order of a sum.
 NUMERICS = ("comm.compression", "train.accumulate")
@@ -81,7 +80,7 @@ def axes(config: Config, workers: int) -> list[Axis]:
         found.append(Axis("sampling.cache", _other(sampling.cache, (0.0, 0.1, 0.5))))
     buckets = Axis("comm.bucket_cap_mb", _other(comm.bucket_cap_mb, BUCKETS))
     narrow = config.precision == "bf16"
-    compressions = ("powersgd",) if narrow else COMPRESSIONS
+    compressions = ("none", "powersgd") if narrow else COMPRESSIONS
     found += [
         buckets,
         Axis("comm.compression", _other(comm.compression, compressions)),
@@ -91,15 +90,19 @@ def axes(config: Config, workers: int) -> list[Axis]:
     return found
 
 
-def search(config: Config, axes: list[Axis], measure: Callable[[Settings], Trial]) -> Outcome:
+def search(
+    axes: list[Axis],
+    measure: Callable[[Settings], Trial],
+    is_possible: Callable[[Settings], bool],
+) -> Outcome:
     """Try one axis after the other, each from the best settings so far.
 
     What seems clearly faster is measured once more, and so is what it would replace: on a busy
     machine a single measurement says little.
 
     Args:
-        config: what the settings change; contradictions are not tried.
         measure: settings → how fast they are; the same on all ranks.
+        is_possible: whether settings contradict each other, or what is configured; likewise.
     """
     runs: list[list[Trial]] = []  # of one setting each
 
@@ -117,7 +120,7 @@ def search(config: Config, axes: list[Axis], measure: Callable[[Settings], Trial
         for value in axis.values:
             settings = {**start, axis.key: value}
             tried = any(each[0].settings == settings for each in runs)
-            if tried or contradictions(apply(config, settings)):
+            if tried or not is_possible(settings):
                 continue
             found = take(settings)
             if _is_faster(found, best):

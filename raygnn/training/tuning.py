@@ -6,6 +6,7 @@ ranks measure together and so choose alike.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -15,7 +16,9 @@ from typing import Any
 
 import torch
 
+from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
+from raygnn.errors import GuardError
 from raygnn.runs.append import Appender
 from raygnn.runs.files import plain
 from raygnn.runs.ranks import STEP
@@ -74,14 +77,24 @@ class Tuning:
         each = float(self._same(first["seconds"]))
         steps = math.ceil(self._seconds / max(each, 1e-6) / (_WINDOWS + 1))
         self._window = int(self._same(min(_MOST, max(_FEWEST, steps))))
-        found = search(config, axes(config, self._ranks.world.size), self._measure)
+        keys = axes(config, self._ranks.world.size)
+        found = search(keys, self._measure, self._is_possible)
         self._file.close()
         return {"seconds": {}, **asdict(found)}
+
+    def _is_possible(self, settings: Settings) -> bool:
+        """Rank 0's verdict, since some rules look at files."""
+        return self._same(not contradictions(apply(self._job.config, settings))) > 0
 
     def _measure(self, settings: Settings) -> Trial:
         config = apply(self._job.config, settings)
         more = config.train.accumulate / self._job.config.train.accumulate
-        facts = self._train(settings, max(_FEWEST, math.ceil(self._window / more)))
+        try:
+            facts = self._train(settings, max(_FEWEST, math.ceil(self._window / more)))
+        except GuardError as error:  # alike on all ranks: gradients that are not finite
+            log.warning("trial failed: %s", error)
+            parts, sizes = dict.fromkeys(STEP, 0.0), dict.fromkeys(("gradients", "exchange"), 0.0)
+            facts = {"rate": 0.0, "seconds": 0.0, "parts": parts, "bytes": sizes}
         trial = Trial(settings, float(self._same(facts["rate"])), facts)
         if self._ranks.first:
             record = {"settings": dict(settings), "exact": is_exact(settings), **facts}
@@ -132,6 +145,8 @@ class Tuning:
             trainer.fit(task, train_dataloaders=loader)
         finally:
             loader.close()
+            del trainer
+            gc.collect()  # models and buckets, before the next ones
         return _facts(means.records, ranks.records, window)
 
     def _data(self, config: Config) -> tuple[Plane, Maker[Share]]:

@@ -51,8 +51,9 @@ class Usage:
         if self._device.type == "cuda":
             with suppress(Exception):  # NVML may be missing, or another version than the driver's
                 facts["gpu"] = torch.cuda.utilization(self._device) / 100
-            free, total = torch.cuda.mem_get_info(self._device)
-            facts["gpu_memory"], facts["gpu_share"] = float(total - free), 1 - free / total
+            with suppress(RuntimeError):
+                free, total = torch.cuda.mem_get_info(self._device)
+                facts["gpu_memory"], facts["gpu_share"] = float(total - free), 1 - free / total
         self._at, self._cpu = now, cpu
         return facts
 

@@ -154,3 +154,5 @@ def test_a_run_on_fewer_ranks_than_before() -> None:
     """Only the windows of the last start count."""
     records = windows(world=3, communicate=5.0) + windows(world=2)[1:]
     assert not only(advise(config(), {}, records), "communication")
+    records = windows(communicate=5.0, count=100) + windows()
+    assert not only(advise(config(), {}, records), "communication")

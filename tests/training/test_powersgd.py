@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from raygnn.tasks.task import Task
 from raygnn.training.powersgd import PowerSGD
 from tests.training.conftest import JobFactory, train_on_ranks
 
@@ -22,9 +23,16 @@ def parameters(*shapes: tuple[int, ...]) -> list[tuple[str, nn.Parameter]]:
     return [(f"p{i}", nn.Parameter(torch.zeros(shape))) for i, shape in enumerate(shapes)]
 
 
-def reduce(power: PowerSGD, named: list[tuple[str, nn.Parameter]], *values: Tensor) -> list[Tensor]:
+def reduce(
+    power: PowerSGD,
+    named: list[tuple[str, nn.Parameter]],
+    *values: Tensor,
+    made: bool = True,
+) -> list[Tensor]:
+    """One step; its state counts if it was made."""
     out = [value.clone() for value in values]
     power.reduce([parameter for _, parameter in named], out, alone)
+    power.settle(made)
     return out
 
 
@@ -78,8 +86,8 @@ def test_dependent_columns(matrix: Tensor) -> None:
     assert torch.allclose(found, matrix, atol=1e-5)
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_not_kept(odd: float) -> None:
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1.0])
+def test_a_step_that_is_left_out_leaves_nothing(odd: float) -> None:
     named = parameters((24, 20))
     power, plain = (PowerSGD(named, 2, 0, 0) for _ in range(2))
     torch.manual_seed(0)
@@ -88,9 +96,42 @@ def test_what_is_not_finite_is_not_kept(odd: float) -> None:
     reduce(plain, named, values)
     bad = values.clone()
     bad[3, 4] = odd
-    (found,) = reduce(power, named, bad)
-    assert not found.isfinite().any()  # so that whoever looks leaves the step out
+    (found,) = reduce(power, named, bad, made=False)
+    # all of it, so that whoever looks leaves the step out
+    assert found.isfinite().any() == found.isfinite().all() == (odd == 1.0)
     assert torch.equal(*(reduce(p, named, values)[0] for p in (power, plain)))
+
+
+def test_half_precision_loses_nothing_either() -> None:
+    named = [("p", nn.Parameter(torch.zeros(24, 20, dtype=torch.bfloat16)))]
+    power = PowerSGD(named, 1, 0, 0)
+    torch.manual_seed(0)
+    whole = torch.zeros(24, 20)
+    for _ in range(100):
+        value = torch.randn(24, 20).bfloat16()
+        (out,) = reduce(power, named, value)
+        whole += value.float() - out.float()
+    left = power.state()["left"]["p"]
+    assert left.dtype == torch.float32
+    assert (whole - left).norm() < 0.05 * whole.norm()  # the outputs are rounded
+
+
+def test_gradients_that_are_not_finite_once(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank, in one batch: that step is left out, and training goes on."""
+    step = Task.training_step
+
+    def odd(self: Task, batch: Any, index: int) -> Tensor:
+        loss = step(self, batch, index)
+        bad = self.global_rank == 1 and (batch.epoch, batch.step) == (1, 1)
+        return loss * float("nan") if bad else loss
+
+    monkeypatch.setattr(Task, "training_step", odd)
+    thin = {"compression": "powersgd", "powersgd_rank": 1, "powersgd_start": 1}
+    run = train_on_ranks(make_job(comm=thin, model={"hidden": 64}, train={"epochs": 3}))
+    assert run.summary["skipped"]["steps"] == 1
+    assert run.metrics["train/loss"].dropna().iloc[-1] < 1.0
 
 
 @pytest.mark.parametrize("stop", [2, 3, 5])  # before it begins, at an epoch's end, within one

@@ -30,6 +30,10 @@ def config(**sections: Any) -> Config:
     return load_config(job(Path("runs"), **sections))
 
 
+def possible(base: Config) -> Any:
+    return lambda chosen: not contradictions(apply(base, chosen))
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 4), st.randoms(use_true_random=False))
 def test_the_search(workers: int, random: Any) -> None:
@@ -42,7 +46,7 @@ def test_the_search(workers: int, random: Any) -> None:
         rate = rates.setdefault(key, random.uniform(50, 200))
         return Trial(chosen, rate, {})
 
-    found = search(base, axes(base, workers), measure)
+    found = search(axes(base, workers), measure, possible(base))
     sweep = found.trials
     assert len(sweep) == len(rates)
     assert len({str(sorted(t.settings.items())) for t in sweep}) == len(sweep)
@@ -56,17 +60,19 @@ def test_the_search(workers: int, random: Any) -> None:
 
 def test_noise_changes_nothing() -> None:
     small = iter([100.0, 101.0, 99.0] * 100)
-    found = search(config(), axes(config(), 2), lambda s: Trial(s, next(small), {}))
+    found = search(axes(config(), 2), lambda s: Trial(s, next(small), {}), possible(config()))
     assert found.exact == found.fastest == {}
     for odd in ([100.0, 130.0], [50.0, 100.0]):  # fast once, or as configured slow once
         rates = iter(odd + [100.0] * 300)
-        found = search(config(), axes(config(), 2), lambda s, r=rates: Trial(s, next(r), {}))
+        found = search(
+            axes(config(), 2), lambda s, r=rates: Trial(s, next(r), {}), possible(config())
+        )
         assert found.fastest == {}
 
 
 def test_what_contradicts_is_not_tried() -> None:
     base = config(comm={"static_graph": True})
-    tried = search(base, axes(base, 2), lambda s: Trial(s, 1.0, {})).trials
+    tried = search(axes(base, 2), lambda s: Trial(s, 1.0, {}), possible(base)).trials
     assert not any("train.accumulate" in t.settings for t in tried)
 
 

@@ -43,6 +43,10 @@ class Evidence:
     ) -> Evidence | None:
         """None where too few windows were recorded to judge anything."""
         usable = [record for record in ranks if isinstance(record.get("seconds"), Mapping)]
+        times = [record.get("time") or 0.0 for record in usable]  # since the command began
+        usable = usable[
+            max((i for i in range(1, len(times)) if times[i] < times[i - 1]), default=0) :
+        ]
         world = len(usable[-1]["seconds"].get("forward", ())) if usable else 0
         usable = [r for r in usable[1:] if len(r["seconds"].get("forward", ())) == world]
         if not world or len(usable) < _LEAST:
@@ -52,7 +56,9 @@ class Evidence:
         windows = {name: [r["seconds"].get(name, nothing) for r in usable] for name in parts}
         seconds = {name: [median(column) for column in zip(*windows[name])] for name in parts}
         use = {
-            kind: [mean for r in usable if (mean := _mean((r.get("use") or {}).get(kind)))]
+            kind: [
+                mean for r in usable if (mean := _mean((r.get("use") or {}).get(kind))) is not None
+            ]
             for kind in ("cpu", "gpu")
         }
         reduced = summary.get("gradients") or {}
