@@ -97,7 +97,7 @@ def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_process_logs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_END", 100.0)  # for Lightning's import on a busy machine
+    monkeypatch.setattr(process, "END", 100.0)  # for Lightning's import on a busy machine
     monkeypatch.setenv("SLURM_PROCID", "3")
     config, run = make(tmp_path, loggers=["csv"])
     with run:
@@ -128,7 +128,7 @@ def test_a_process_whose_command_is_gone_ends(tmp_path: Path) -> None:
 def test_one_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     monkeypatch.setattr(process, "FLUSH", 0.5)
-    monkeypatch.setattr(process, "_END", 0.5)
+    monkeypatch.setattr(process, "END", 0.5)
     monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
     with run:
         loggers = Loggers(config, run.path)
@@ -142,12 +142,12 @@ def test_one_that_dies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config, run = make(tmp_path, loggers=["csv"])
     monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exit 3"))
     told: list[str] = []
-    with run, Loggers(config, run.path) as loggers, loggers.ending():
+    with run, Loggers(config, run.path, told.append) as loggers, loggers.ending():
         loggers.start(1)
         assert loggers._process is not None
         loggers._process.wait()
-        loggers.look(told.append)
-        loggers.look(told.append)
+        loggers.look()
+        loggers.look()
     assert len(told) == 1
     assert "ended with 3" in told[0]
 
@@ -170,7 +170,8 @@ def test_a_missing_package_is_refused(
 
 
 def test_a_step_that_comes_again_is_noticed() -> None:
-    follow = _Follow(records(range(1, 6)))
+    follow = _Follow()
+    assert follow.goes_back(records(range(1, 6))) is None
     assert follow.goes_back(records([6, 7])) is None
     assert follow.goes_back([]) is None
     assert follow.goes_back(records([4, 5])) == 4
