@@ -68,7 +68,7 @@ def chart(partition: Mapping[str, Any]) -> Chart | None:
         "balance",
         "Balance of the parts, against their mean",
         traces,
-        layout={"yaxis": {"rangemode": "tozero"}, "barmode": "group"},
+        layout={"xaxis": {"title": ""}, "yaxis": {"rangemode": "tozero"}, "barmode": "group"},
         about="A part with more training nodes or in-edges gives its rank more to sample; nodes "
         "and edges of others are what has to be fetched.",
     )
