@@ -22,7 +22,7 @@ DIRECTORY = "loggers"
 LOG = "loggers.log"
 FLUSH = 30.0  # seconds for the last records
 END = 5.0  # seconds more to notice that
-_SILENT = 3.0  # seconds of them until that is told
+_SILENT = 5.0  # seconds of them until that is told
 
 
 def check_packages(config: Config) -> None:
