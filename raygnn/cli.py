@@ -340,9 +340,16 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from raygnn.runs.run import open_run
+    from raygnn.runs.run import open_run, remains
 
-    file = open_run(args.name, args.storage).report(args.out)
+    try:
+        run = open_run(args.name, args.storage)
+    except InputError:
+        left = remains(args.name, args.storage)
+        if left is None:
+            raise
+        run = left
+    file = run.report(args.out)
     if args.json:
         _print_json(args, {"report": str(file)})
     else:

@@ -60,4 +60,6 @@ def _secret(key: str, value: Any) -> str | None:
     if isinstance(value, dict):
         found = (_secret(str(inner), item) for inner, item in value.items())
         return next((secret for secret in found if secret), None)
+    if isinstance(value, list):
+        return next((secret for item in value if (secret := _secret(key, item))), None)
     return f"a value of {show(key)}" if is_secret("", json.dumps(value)) else None

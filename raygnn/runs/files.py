@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
@@ -133,6 +133,19 @@ def plain(value: Any) -> Any:
     return value
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """The file, to read.
+
+    Raises:
+        OSError: it cannot be read, or is a FIFO, a device or a directory, of which none is
+            opened: that could wait for ever.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    # it may have been replaced since
+    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
 def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
     """The file's content, at most ``most`` bytes of it.
 
@@ -140,13 +153,9 @@ def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
         cut: take the first ``most`` bytes of a larger file instead of refusing it.
 
     Raises:
-        OSError: it cannot be read, is larger, or is a FIFO, a device or a directory, of which
-            none is opened: that could wait for ever.
+        OSError: it is larger, or for the reasons of :func:`open_regular`.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    # it may have been replaced since
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open_regular(path) as file:
         if not cut and os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
         return file.read(most)

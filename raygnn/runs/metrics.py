@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from array import array
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from raygnn.errors import DataError
 from raygnn.runs.append import Appender
@@ -23,6 +24,7 @@ from raygnn.runs.files import insist, plain, storage_errors
 Record = dict[str, Any]
 
 _MOST_WAITING = 64 * 2**20  # bytes
+_MOST_AT_ONCE = 4 * 2**20  # bytes that are read
 
 
 class MetricsWriter:
@@ -99,35 +101,66 @@ class MetricsTail:
     def __init__(self, path: Path):
         self.path = path
         self._offset = 0
-        self._given: list[int] = []  # hashes of the lines
+        self._given = array("I")  # of each line that was given: its CRC-32, since there are many
+        self._line = 0  # which of them is the next
 
     def poll(self) -> list[Record]:
-        """The records completed since the last call.
+        """The records completed since the last call: of a long file as many as fit into some MiB,
+        and none where there are no more.
 
         A file that shrank, since a run went on from an earlier step, is read anew, and what it
         still has of the lines that were given is left out.
 
         Lines that are no record are passed over: a display must not end a training.
         """
+        more, records = True, list[Record]()
+        while more and not records:
+            lines, more = self._next()
+            records = [record for line in lines if (record := parse(line)) is not None]
+        return records
+
+    def skip(self) -> None:
+        """Pass over what is there."""
+        while self._next()[1]:
+            pass
+
+    def _next(self) -> tuple[list[bytes], bool]:
+        """Lines that were not given before, and whether there may be more."""
         try:
             with open(self.path, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset = 0
+                    self._offset = self._line = 0
                 file.seek(self._offset)
-                content = file.read()
+                content = file.read(_MOST_AT_ONCE)
+                more = len(content) == _MOST_AT_ONCE
+                if more:
+                    content += file.readline()
         except OSError:
-            return []
-        begins = not self._offset
+            return [], False
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
-        lines = whole.splitlines()
-        if begins:
-            same = takewhile(lambda pair: hash(pair[0]) == pair[1], zip(lines, self._given))
-            known = sum(1 for _ in same)
-            del self._given[known:]
-            lines = lines[known:]
-        self._given += map(hash, lines)
-        return [record for line in lines if (record := parse(line)) is not None]
+        lines = []
+        for line in whole.splitlines():
+            check = crc32(line)
+            if self._line == len(self._given) or self._given[self._line] != check:
+                del self._given[self._line :]
+                self._given.append(check)
+                lines.append(line)
+            self._line += 1
+        if not more:
+            del self._given[self._line :]
+        return lines, more and bool(whole)
+
+
+def newest(path: Path) -> Record | None:
+    """The last record of a file of any length, as far as it is among its last lines."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_AT_ONCE))
+            lines = file.read(_MOST_AT_ONCE).rpartition(b"\n")[0].rsplit(b"\n", 1)
+    except OSError:
+        return None
+    return parse(lines[-1])
 
 
 def read_metrics(path: Path) -> list[Record]:

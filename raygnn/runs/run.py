@@ -6,6 +6,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ class Run:
         import pandas
 
         columns = ("step", "time", "rank", "group", "name", "value")
-        records = MetricsTail(self.path / RANKS).poll()
+        records = chain.from_iterable(iter(MetricsTail(self.path / RANKS).poll, []))
         return pandas.DataFrame.from_records(list(long(records)), columns=list(columns))
 
     def plot(self) -> plotly.graph_objects.Figure:

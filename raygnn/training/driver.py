@@ -18,7 +18,7 @@ from raygnn import __version__
 from raygnn.config.graphs import PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, DataError, Interrupted, TrainingError
+from raygnn.errors import ConfigError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
@@ -28,9 +28,10 @@ from raygnn.runs.advice import advise
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.files import remove
-from raygnn.runs.metrics import MetricsTail, read_metrics
+from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
 from raygnn.runs.ranks import RANKS
+from raygnn.runs.report.source import MOST_OF_RANKS, read_some
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir, is_run
 from raygnn.training import checkpoint, faults, follow
@@ -97,8 +98,9 @@ def train(
         ) as run,
         only_fetched(run),
         follow.reported(run, show),
-        Loggers(config, run.path) as loggers,
+        Loggers(config, run.path, show.note) as loggers,
         RayCluster(config, verbose=verbose) as cluster,
+        loggers.ending(),
         interruptible(run),
     ):
         workers = count_workers(config, cluster)
@@ -240,8 +242,8 @@ def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
 
 
 def _advice(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:
-    with suppress(DataError):  # nothing to go by
-        records = read_metrics(run.path / RANKS)
+    with suppress(Exception):  # it is no part of a run, which has been trained by now
+        records = read_some(run.path / RANKS, MOST_OF_RANKS)
         found = advise(config.to_dict(), result, records)
         return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
     return []
@@ -307,7 +309,7 @@ def fit(
     """
     assert plan.ntype is not None or config.task.of_graphs  # preflight has seen to it
     tail = MetricsTail(run.metrics_file)
-    tail.poll()  # an earlier start's records are not news
+    tail.skip()  # an earlier start's records are not news
     faults.clear(run.path)
     for name in (RESULT, STOP, SAVE, SENDING, LENGTH):
         remove(run.path / name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,6 +19,8 @@ from raygnn.runs.store import LOGS, RunDir
 from raygnn.training.launch import Launch
 from raygnn.training.loggers.process import Loggers
 from raygnn.training.prometheus import Prometheus
+
+_APART = 2.0  # seconds between looks at the ranks for Prometheus, which asks less often
 
 
 def record_notes(run: RunDir, show: Display) -> None:
@@ -41,11 +45,9 @@ def reported(run: RunDir, show: Display) -> Iterator[None]:
 class Followers:
     """All that follow a run besides the display."""
 
-    def __init__(
-        self, config: Config, run: RunDir, show: Display, launch: Launch, loggers: Loggers
-    ):
-        self._show = show
+    def __init__(self, config: Config, run: RunDir, launch: Launch, loggers: Loggers):
         self._launch = launch
+        self._looked = -math.inf
         self._loggers = loggers
         self._prometheus = Prometheus(run, config.name) if config.logging.prometheus else None
 
@@ -58,6 +60,8 @@ class Followers:
 
     def look(self) -> None:
         """From time to time."""
-        self._loggers.look(self._show.note)
-        if self._prometheus is not None:
+        self._loggers.look()
+        now = time.monotonic()
+        if self._prometheus is not None and now - self._looked >= _APART:
+            self._looked = now
             self._prometheus.look(self._launch.starts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from raygnn.runs.metrics import MetricsTail, Record
+from raygnn.runs.metrics import Record, newest
 from raygnn.runs.ranks import RANKS, number, values
 from raygnn.runs.store import RunDir
 
@@ -63,7 +63,8 @@ class Prometheus:
 
     def __init__(self, run: RunDir, name: str):
         self._name = name
-        self._ranks = MetricsTail(run.path / RANKS)
+        self._file = run.path / RANKS
+        self._length = -1  # bytes of it when it was read last
         self._gauges: dict[str, Any] = {}
         self._series: set[tuple[str, ...]] = set()
         self._last: set[tuple[str, tuple[tuple[str, str], ...]]] = set()  # that belong to ranks
@@ -81,10 +82,15 @@ class Prometheus:
     def look(self, starts: int) -> None:
         """What the ranks say of themselves by now."""
         self._set("raygnn_starts", starts)
-        records = self._ranks.poll()
-        if not records:
+        try:
+            length = self._file.stat().st_size
+        except OSError:
             return
-        record, size = records[-1], 0
+        record = newest(self._file) if length != self._length else None
+        self._length = length
+        if record is None:
+            return
+        size = 0
         shown: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         for group, gauge in _GROUPS.items():
             label = GAUGES[gauge][1][1]

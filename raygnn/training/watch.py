@@ -55,7 +55,7 @@ def watch(
     _note_parts(run, made)
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     news = News(run, show)
-    followers = Followers(config, run, show, launch, loggers)
+    followers = Followers(config, run, launch, loggers)
     with show.stage("Ray and workers") as detail:
         coming = Coming(run.path, launch.started, detail)
         records = _first_records(tail, launch, launch.startup(show), heartbeat, news, coming)
@@ -67,6 +67,7 @@ def watch(
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
+            records += tail.poll()  # also the last ones, written before it ended
             for record in records:
                 progress.update(record)
             followers.take(records)
@@ -82,7 +83,7 @@ def watch(
                 starts = launch.starts
                 _tell_start(show, run, starts, config)
             time.sleep(_POLL)
-            records = tail.poll()
+            records = []
     news.look()
     return made.parts
 

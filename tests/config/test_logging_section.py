@@ -34,6 +34,7 @@ def test_defaults_and_overrides() -> None:
         ({"mlflow": {"run_name": "a"}}, "mlflow", "add mlflow to logging.loggers"),
         ({"wandb": {"api_key": "a"}}, "wandb.api_key", "WANDB_API_KEY"),
         ({"wandb": {"settings": {"token": "a"}}}, "wandb.settings", "'token' looks like a secret"),
+        ({"wandb": {"settings": [{"token": "a"}]}}, "wandb.settings", "'token' looks like"),
         ({"mlflow": {"tracking_uri": "http://u:p@host"}}, "mlflow.tracking_uri", "secret"),
         ({"wandb": {"id": "a"}}, "wandb.id", "set by raygnn"),
         ({"mlflow": {"save_dir": "a"}}, "mlflow.save_dir", "set by raygnn"),

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError, TrainingError
-from raygnn.runs.metrics import MetricsTail, MetricsWriter, read_metrics
+from raygnn.runs import metrics
+from raygnn.runs.metrics import MetricsTail, MetricsWriter, newest, read_metrics
 
 RECORDS = st.fixed_dictionaries(
     {
@@ -137,6 +138,28 @@ def test_a_tail_does_not_tell_again_what_a_restart_kept(tmp_path: Path) -> None:
     assert tail.poll() == [{"step": 4, "time": 9.5}]
     path.write_text(lines[0] + '{"step": 2, "time": 11.5}\n')  # and both since the last look
     assert tail.poll() == [{"step": 2, "time": 11.5}]
+
+
+def test_a_tail_reads_a_long_file_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_MOST_AT_ONCE", 50)
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}, "time": {step}.5}}\n' for step in range(1, 40)]
+    lines[20] = '{"step": 21, "time": ' + 80 * "1" + "}\n"  # longer than a piece
+    path.write_text("".join(lines))
+    tail = MetricsTail(path)
+    pieces = list(iter(tail.poll, []))
+    assert len(pieces) > 5
+    assert [item["step"] for piece in pieces for item in piece] == list(range(1, 40))
+    path.write_text("".join(lines[:30]) + '{"step": 31, "time": 50.5}\n')
+    assert tail.poll() == [{"step": 31, "time": 50.5}]
+    tail = MetricsTail(path)
+    tail.skip()
+    assert tail.poll() == []
+    assert newest(path) == {"step": 31, "time": 50.5}
+    path.write_text("".join(lines[:20]))
+    assert tail.poll() == []
 
 
 @pytest.mark.parametrize("bad", ["", "{", "[1]", "3", "nonsense", "[" * 100_000])

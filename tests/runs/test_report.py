@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -186,8 +187,42 @@ def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
     lines[501] = json.dumps({"step": 501, "val/f1": 1.0})
     file.write_text("\n".join(lines) + "\n")
     found = read_some(file, file.stat().st_size // 10, (b'"val/',))
-    assert 85 <= len(found) <= 110
-    assert 501 in {record["step"] for record in found}
+    assert 50 <= len(found) <= 110
+    assert {501, 999} <= {record["step"] for record in found}
+
+
+def test_a_long_file_of_evaluations_alone_is_read_in_part(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f'{{"step": {step}, "val/f1": 1}}\n' for step in range(1000)))
+    steps = [record["step"] for record in read_some(file, file.stat().st_size // 10, (b'"val/',))]
+    assert len(steps) < 110
+    assert steps == sorted(steps)
+    assert steps[-1] == 999
+
+
+def test_what_could_be_waited_for_is_not_read(run: Path) -> None:
+    for name in ("metrics.jsonl", "ranks.jsonl", "logs/told.jsonl"):
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+    assert "No records yet" in _Text(write_report(Run(run))).text
+
+
+def test_numbers_beyond_all_bounds_are_left_out(run: Path) -> None:
+    parts = json.loads((run / "partition.json").read_text())
+    parts["parts"][0] |= {"halo": 1e999, "cut": -5, "nodes": {"item": 10**400}}
+    (run / "partition.json").write_text(json.dumps(parts))
+    with open(run / "ranks.jsonl", "a") as file:
+        file.write(json.dumps({"step": 10**30, "seconds": {"forward": [1e999, 1.0]}}) + "\n")
+    page = _Text(write_report(Run(run)))
+    assert "Balance of the parts" in page.text
+    assert None in page.data["split"]["variants"][1][2]["y"]
+
+
+def test_a_run_without_a_configuration_has_a_page(run: Path) -> None:
+    (run / "config.yaml").unlink()
+    assert main(["report", str(run)]) == 0
+    assert "0.8125" in _Text(run / "report.html").text
+    assert main(["report", str(run.parent)]) == 2
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:

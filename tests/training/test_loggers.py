@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +19,7 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError
+from raygnn.errors import ConfigError, Interrupted, TrainingError
 from raygnn.runs.events import LOGGERS
 from raygnn.runs.store import RunDir
 from raygnn.training.loggers import feeder as feeding
@@ -97,7 +101,7 @@ def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_process_logs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_END", 100.0)  # for Lightning's import on a busy machine
+    monkeypatch.setattr(process, "END", 100.0)  # for Lightning's import on a busy machine
     monkeypatch.setenv("SLURM_PROCID", "3")
     config, run = make(tmp_path, loggers=["csv"])
     with run:
@@ -128,7 +132,7 @@ def test_a_process_whose_command_is_gone_ends(tmp_path: Path) -> None:
 def test_one_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     monkeypatch.setattr(process, "FLUSH", 0.5)
-    monkeypatch.setattr(process, "_END", 0.5)
+    monkeypatch.setattr(process, "END", 0.5)
     monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
     with run:
         loggers = Loggers(config, run.path)
@@ -138,16 +142,63 @@ def test_one_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.Mon
         assert loggers._process.returncode == -9
 
 
+def test_what_a_library_started_ends_with_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    for name in ("FLUSH", "END", "_SILENT"):
+        monkeypatch.setattr(process, name, 0.5)
+    script = _script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
+    monkeypatch.setattr(process.sys, "executable", script)
+    told: list[str] = []
+    with run, Loggers(config, run.path, told.append) as loggers:
+        loggers.start(1)
+        _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    _wait(lambda: not state.exists() or state.read_text().split()[2] == "Z")
+    assert "Ctrl-C" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "done"), (Interrupted("stop"), "interrupted"), (TrainingError("bad"), "failed")],
+)
+def test_the_process_is_told_how_the_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, status: str
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    script = _script(tmp_path, f"head -n 1 > {tmp_path}/said")
+    monkeypatch.setattr(process.sys, "executable", script)
+    ended = contextlib.suppress(Interrupted, TrainingError)
+    with run, ended, Loggers(config, run.path) as loggers:
+        loggers.start(1)
+        if error is not None:
+            raise error
+    assert (tmp_path / "said").read_text() == f"{status}\n"
+
+
+def test_a_process_that_hangs_without_its_command_ends(tmp_path: Path) -> None:
+    code = (
+        "import time, raygnn.training.loggers.__main__ as main\n"
+        "main.FLUSH, main.END, main.feed = 0.5, 0.5, lambda *_: time.sleep(1000)\n"
+        "main.main(['run', '1'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, timeout=120, check=False
+    )
+    assert ended.returncode == -signal.SIGALRM
+
+
 def test_one_that_dies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exit 3"))
     told: list[str] = []
-    with run, Loggers(config, run.path) as loggers, loggers.ending():
+    with run, Loggers(config, run.path, told.append) as loggers, loggers.ending():
         loggers.start(1)
         assert loggers._process is not None
         loggers._process.wait()
-        loggers.look(told.append)
-        loggers.look(told.append)
+        loggers.look()
+        loggers.look()
     assert len(told) == 1
     assert "ended with 3" in told[0]
 
@@ -170,7 +221,8 @@ def test_a_missing_package_is_refused(
 
 
 def test_a_step_that_comes_again_is_noticed() -> None:
-    follow = _Follow(records(range(1, 6)))
+    follow = _Follow()
+    assert follow.goes_back(records(range(1, 6))) is None
     assert follow.goes_back(records([6, 7])) is None
     assert follow.goes_back([]) is None
     assert follow.goes_back(records([4, 5])) == 4
@@ -226,6 +278,30 @@ def test_a_logger_that_fails_gets_all_later(monkeypatch: pytest.MonkeyPatch) -> 
     assert flaky.ends == ["done"]
     assert told[1:] == ["flaky gets records again"]
     assert feeder.left() == 0
+
+
+def test_what_a_logger_says_keeps_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky, told = _Flaky(), list[str]()
+
+    def fail(record: Any) -> None:
+        raise OSError("no answer from https://me:sesame@mlflow.example/api")
+
+    monkeypatch.setattr(flaky, "log", fail)
+    feeder = Feeder(flaky, told.append, 1)
+    feeder.add(records([1]))
+    feeder.start()
+    feeder.finish("failed")
+    feeder.join(10)
+    assert "mlflow.example" in told[0]
+    assert "sesame" not in told[0]
+
+
+def test_a_logger_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "_MOST_WAITING", 4)
+    feeder = Feeder(_Flaky(), print, 1)
+    assert feeder.has_room()
+    feeder.add(records([1, 2, 4]))
+    assert not feeder.has_room()
 
 
 def test_a_logger_that_stays_broken_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

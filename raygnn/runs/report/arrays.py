@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from raygnn.runs.metrics import Record
 from raygnn.runs.ranks import number, values
+from raygnn.runs.report.chart import rounded
 
 Array = NDArray[np.float64]
+
+_MOST = 2**24  # numbers
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,12 @@ def of_ranks(records: Sequence[Record], group: str) -> Table:
     """A group of ``ranks.jsonl``."""
     rows = [(record["step"], found) for record in records if (found := values(record, group))]
     size = max((len(v) for _, found in rows for v in found.values()), default=0)
+    size = min(size, _MOST // max(1, len(rows)))  # which only a damaged file has more of
     columns: dict[str, Array] = {}
     for name in dict.fromkeys(name for _, found in rows for name in found):
         column = np.full((len(rows), size), np.nan)
         for index, (_, found) in enumerate(rows):
-            ranks = found.get(name, ())
+            ranks = found.get(name, [])[:size]
             column[index, : len(ranks)] = ranks
         columns[name] = column
     return Table(_steps([step for step, _ in rows]), columns)
@@ -82,8 +86,8 @@ def over(function: Any, values: Array, axis: int) -> Array:
 
 
 def plain(values: Array) -> list[float | None]:
-    """Five digits of each, None where it is no number."""
-    return [float(f"{value:.5g}") if value == value else None for value in values.tolist()]
+    """Five digits of each, None where it is not finite."""
+    return [rounded(value) for value in values.tolist()]
 
 
 def _steps(steps: Sequence[int]) -> NDArray[np.int64]:

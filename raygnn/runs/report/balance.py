@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,10 +30,10 @@ def rows(partition: Mapping[str, Any]) -> list[dict[str, float]]:
             {
                 "nodes": _sum(part.get("nodes")),
                 "edges": _sum(part.get("edges")),
-                "training_nodes": sum(number(counts.get("train", 0)) for counts in splits),
-                "halo": number(part.get("halo")),
-                "cut": number(part.get("cut")),
-                "bytes": number(part.get("bytes")),
+                "training_nodes": sum(_count(counts.get("train", 0)) for counts in splits),
+                "halo": _count(part.get("halo")),
+                "cut": _count(part.get("cut")),
+                "bytes": _count(part.get("bytes")),
             }
         )
     return found
@@ -67,7 +68,7 @@ def chart(partition: Mapping[str, Any]) -> Chart | None:
         "balance",
         "Balance of the parts, against their mean",
         traces,
-        layout={"yaxis": {"rangemode": "tozero"}, "barmode": "group"},
+        layout={"xaxis": {"title": ""}, "yaxis": {"rangemode": "tozero"}, "barmode": "group"},
         about="A part with more training nodes or in-edges gives its rank more to sample; nodes "
         "and edges of others are what has to be fetched.",
     )
@@ -93,4 +94,10 @@ def _cell(key: str, value: float) -> str:
 
 
 def _sum(counts: Any) -> float:
-    return sum(number(count) for count in mapping(counts).values())
+    return sum(_count(count) for count in mapping(counts).values())
+
+
+def _count(value: Any) -> float:
+    """NaN where it is none: no graph has as many."""
+    found = number(value)
+    return found if 0 <= found < 2**63 else math.nan

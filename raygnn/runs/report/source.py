@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,15 +12,16 @@ from typing import Any, TypeVar
 
 from raygnn.errors import DataError
 from raygnn.runs.events import EVENTS, LOGGERS, SCALING, TOLD
-from raygnn.runs.files import read_json
+from raygnn.runs.files import open_regular, read_json
 from raygnn.runs.metrics import Record, parse
 from raygnn.runs.ranks import RANKS, number
 from raygnn.runs.run import Run
 from raygnn.runs.store import LOGS, METRICS, PARTITION, PREFLIGHT
 
 # bytes of a file's records that are looked at; of more, every so many lines
-_MOST, _MOST_OF_RANKS = 64 * 2**20, 16 * 2**20
-_ALWAYS = (b'"val/', b'"test/')  # lines that are not left out
+_MOST, MOST_OF_RANKS = 32 * 2**20, 16 * 2**20
+_LONGEST = 16 * 2**20  # bytes of a line
+_EVALUATED = (b'"val/', b'"test/')  # which there are fewer lines of
 _MOST_EVENTS = 1000
 
 T = TypeVar("T")
@@ -67,35 +69,54 @@ class Source:
             summary=read(lambda: run.summary, {}),
             preflight=read(lambda: read_json(path / PREFLIGHT), {}),
             partition=read(lambda: read_json(path / PARTITION), {}),
-            records=read_some(path / METRICS, _MOST, _ALWAYS),
-            ranks=read_some(path / RANKS, _MOST_OF_RANKS),
+            records=read_some(path / METRICS, _MOST, _EVALUATED),
+            ranks=read_some(path / RANKS, MOST_OF_RANKS),
             events=_events(path / LOGS),
             faults=faults,
         )
 
 
-def read_some(path: Path, most: int, always: Sequence[bytes] = ()) -> list[Record]:
+def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Record]:
     """The records with a step, of a file of any length; what is no record is passed over.
 
     Args:
-        most: bytes; of a longer file every so many lines are read.
-        always: what a line holds that is never left out.
+        most: bytes; of a longer file every so many lines are read, and the last.
+        special: what a line holds that is counted apart, with as much room.
     """
-    found = []
+    usual, apart = _Some(most), _Some(most)
+    last = (0, b"")
     try:
-        with open(path, "rb") as file:
-            every = math.ceil(max(1, path.stat().st_size) / most)
-            for index, line in enumerate(file):
+        with open_regular(path) as file:
+            for index, line in enumerate(iter(lambda: file.readline(_LONGEST), b"")):
                 if not line.endswith(b"\n"):
                     break  # torn, or not yet whole
-                if index % every and not any(word in line for word in always):
-                    continue
-                record = parse(line)
-                if record is not None and _is_step(record.get("step")):
-                    found.append(record)
+                last = index, line
+                (apart if any(word in line for word in special) else usual).add(*last)
     except OSError:
         pass
-    return found
+    lines = dict(sorted([*usual.kept, *apart.kept, last]))
+    found = (parse(line) for line in lines.values())
+    return [record for record in found if record and _is_step(record.get("step"))]
+
+
+class _Some:
+    """Every so many of the lines that come, the fewer the more there are."""
+
+    def __init__(self, most: int):
+        self.kept: list[tuple[int, bytes]] = []
+        self._most = most
+        self._size = 0
+        self._count, self._every = 0, 1
+
+    def add(self, index: int, line: bytes) -> None:
+        if self._count % self._every == 0:
+            self.kept.append((index, line))
+            self._size += len(line)
+        self._count += 1
+        while self._size > self._most and len(self.kept) > 1:
+            del self.kept[1::2]
+            self._every *= 2
+            self._size = sum(len(kept) for _, kept in self.kept)
 
 
 def _is_step(value: Any) -> bool:
@@ -115,7 +136,9 @@ def _events(logs: Path) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        content = path.read_bytes()[-_MOST:]
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST))
+            content = file.read(_MOST)
     except OSError:
         return []
     found = []

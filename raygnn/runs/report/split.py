@@ -86,8 +86,13 @@ def by_rank(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart:
         "by-rank",
         "A step's time by rank, milliseconds, mean over the run",
         traces,
-        height=80 + _row(names, 28, 16) * len(names),
-        layout={"barmode": "stack", "yaxis": _axis(names), "hovermode": "closest"},
+        height=90 + _row(names, 28, 16) * len(names),
+        layout={
+            "barmode": "stack",
+            "xaxis": {"title": ""},
+            "yaxis": _axis(names),
+            "hovermode": "closest",
+        },
         about="Ranks are in step with each other: who is busy for longer makes the others’ "
         "“peers” and “communicate” longer.",
     )
@@ -125,7 +130,7 @@ def who(table: Table, names: Sequence[str]) -> Chart | None:
         "busy",
         "Who holds up whom: time that a rank is busy, against the others’ median",
         [trace],
-        height=70 + _row(names, 26, 14) * len(names),
+        height=90 + _row(names, 26, 14) * len(names),
         layout={"yaxis": _axis(names), "hovermode": "closest"},
         about="Busy is all of a step but waiting for others (peers, communicate). Red rows hold up "
         "the rest.",

@@ -46,7 +46,7 @@ def tiles(source: Source) -> list[Tile]:
     metrics = {k: v for k, v in metrics.items() if math.isfinite(v)} or _latest(records)
     ranked = sorted(metrics, key=lambda key: _ORDER.get(key.split("/")[0], 2))
     for key in [key for key in ranked if not key.endswith("/loss")][:_MOST_METRICS]:
-        found.append(Tile(key, f"{metrics[key]:.4f}"))
+        found.append(Tile(key, _metric(metrics[key])))
     losses = [number(r["train/loss"]) for r in records if "train/loss" in r]
     if losses:
         finite = math.isfinite(losses[-1])
@@ -57,7 +57,7 @@ def tiles(source: Source) -> list[Tile]:
         found.append(Tile("steps", text(step), f"{text(epochs)} epochs" if epochs else ""))
     speed = number(summary.get("seeds_per_second", last.get("seeds_per_second")))
     if math.isfinite(speed):
-        found.append(Tile("seeds per second", f"{speed:,.0f}"))
+        found.append(Tile("seeds/s", f"{speed:,.0f}"))
     seconds = mapping(summary.get("seconds"))
     took = number(seconds.get("total", last.get("time")))
     if math.isfinite(took):
@@ -73,6 +73,11 @@ def tiles(source: Source) -> list[Tile]:
     if skipped > 0:
         found.append(Tile("steps left out", f"{skipped:,.0f}", "not finite", "warn"))
     return found
+
+
+def _metric(value: float) -> str:
+    usual = value == 0 or 1e-3 <= abs(value) < 1e4
+    return f"{value:.4f}" if usual else f"{value:,.5g}"
 
 
 def _latest(records: Sequence[Record]) -> dict[str, float]:
@@ -152,8 +157,6 @@ def advice(source: Source) -> list[dict[str, Any]]:
     ``numerics`` (whether it changes what is computed), ``mood``."""
     return [
         {
-            "name": text(each.get("name")),
-            "severity": text(each.get("severity")),
             "mood": _SEVERITY.get(text(each.get("severity")), ""),
             "what": text(each.get("what")),
             "expect": text(each.get("expect")),
@@ -207,6 +210,11 @@ def machine(source: Source) -> dict[str, str]:
     if source.summary.get("topology"):
         rows["topology"] = text(source.summary["topology"])
     return rows
+
+
+def when(moment: Any) -> str:
+    """A time in ISO 8601 in UTC, for people."""
+    return text(moment).replace("T", " ").replace("+00:00", " UTC")
 
 
 def config_text(source: Source) -> str:

@@ -12,18 +12,20 @@ from raygnn.runs.report.chart import COLORS, Chart, Trace, curve
 from raygnn.runs.report.thin import Point
 
 _MOST_LINES = 8  # ranks that have a line each
-_MIB = 2**20
+# units, the smallest first
+_SHARE = {"%": 0.01}
+_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
-# name in markup, group and name in ranks.jsonl, title, unit
+# name in markup, group and name in ranks.jsonl, title, units
 _CHARTS = (
-    ("cpu", "use", "cpu", "Use of the ranks’ CPUs, %", 0.01),
-    ("gpu", "use", "gpu", "Use of the GPUs, %", 0.01),
-    ("rss", "memory", "rss", "Memory of the ranks, MiB", _MIB),
-    ("gpu-memory", "memory", "gpu", "Memory on the GPUs, MiB", _MIB),
-    ("gradients", "bytes", "gradients", "Gradients that a rank sends, MiB a batch", _MIB),
-    ("exchange", "bytes", "exchange", "Ids and features that a rank sends, MiB a batch", _MIB),
-    ("sent", "network", "sent", "Sent by the ranks’ hosts, MiB/s", _MIB),
-    ("received", "network", "received", "Received by the ranks’ hosts, MiB/s", _MIB),
+    ("cpu", "use", "cpu", "Use of the ranks’ CPUs, {}", _SHARE),
+    ("gpu", "use", "gpu", "Use of the GPUs, {}", _SHARE),
+    ("rss", "memory", "rss", "Memory of the ranks, {}", _SIZES),
+    ("gpu-memory", "memory", "gpu", "Memory on the GPUs, {}", _SIZES),
+    ("gradients", "bytes", "gradients", "Gradients that a rank sends, {} a batch", _SIZES),
+    ("exchange", "bytes", "exchange", "Ids and features that a rank sends, {} a batch", _SIZES),
+    ("sent", "network", "sent", "Sent by the ranks’ hosts, {}/s", _SIZES),
+    ("received", "network", "received", "Received by the ranks’ hosts, {}/s", _SIZES),
 )
 
 
@@ -33,19 +35,19 @@ def charts(ranks: Sequence[Record]) -> list[Chart]:
     groups = dict.fromkeys(group for _, group, *_ in _CHARTS)
     tables = {group: of_ranks(ranks, group) for group in groups}
     found = []
-    for name, group, key, title, unit in _CHARTS:
-        traces = _lines(tables[group], key, unit)
-        if traces:
-            layout = {"yaxis": {"rangemode": "tozero"}}
-            found.append(Chart(name, title, traces, height=220, layout=layout))
+    for name, group, key, title, units in _CHARTS:
+        column = tables[group].columns.get(key)
+        if column is None or not np.isfinite(column).any():
+            continue
+        most = column[np.isfinite(column)].max()
+        fit = [unit for unit, size in units.items() if most >= 2 * size] or list(units)[:1]
+        traces = _lines(tables[group], column / units[fit[-1]])
+        layout = {"yaxis": {"rangemode": "tozero"}}
+        found.append(Chart(name, title.format(fit[-1]), traces, height=220, layout=layout))
     return found
 
 
-def _lines(table: Table, key: str, unit: float) -> list[Trace]:
-    column = table.columns.get(key)
-    if column is None or not np.isfinite(column).any():
-        return []
-    column = column / unit
+def _lines(table: Table, column: Array) -> list[Trace]:
     if column.shape[1] <= _MOST_LINES:
         return [
             curve(f"rank {rank}", _points(table, column[:, rank]), COLORS[rank % len(COLORS)])

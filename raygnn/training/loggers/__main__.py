@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -20,7 +22,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.store import LOGS, METRICS
 from raygnn.training.loggers.feeder import Feeder
 from raygnn.training.loggers.kinds import KINDS, Status
-from raygnn.training.loggers.process import DIRECTORY, FLUSH
+from raygnn.training.loggers.process import DIRECTORY, END, FLUSH
 
 _POLL = 0.5  # seconds between looks at the records
 _NICE = 19
@@ -39,9 +41,15 @@ def main(argv: Sequence[str]) -> None:
         os.environ.pop(name, None)
     ended: list[Status] = []
     threading.Thread(target=_read_end, args=(ended,), daemon=True).start()
-    feed(Path(argv[0]), int(argv[1]), ended)
+    code = 1
+    try:
+        feed(Path(argv[0]), int(argv[1]), ended)
+        code = 0
+    except Exception:
+        traceback.print_exc()
     # without what the libraries do at the end of a process, which may wait for a server for ever
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
@@ -58,31 +66,28 @@ def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
         KINDS[name](path / DIRECTORY, config["logging"].get(name, {}), config)
         for name in config["logging"]["loggers"]
     ]
-    tail = MetricsTail(path / METRICS)
-    there = _poll(tail)
-    news = [record for record in there if record["step"] >= step]
-    feeders = []
-    for kind in kinds:
-        feeder = Feeder(kind, events.tell, step)
-        feeder.add(there if kind.whole or kind.fresh else news)
+    whole = [kind.whole or kind.fresh for kind in kinds]
+    feeders = [Feeder(kind, events.tell, step) for kind in kinds]
+    for feeder in feeders:
         feeder.start()
-        feeders.append(feeder)
-    follow = _Follow(there)
+    tail, follow = MetricsTail(path / METRICS), _Follow()
     while True:
         last = bool(ended)
-        records = _poll(tail)
+        room = last or all(feeder.has_room() for feeder in feeders)
+        records = _poll(tail) if room else []
         back = follow.goes_back(records)
-        for kind, feeder in zip(kinds, feeders):
+        step = step if back is None else min(step, back)
+        news = [record for record in records if record["step"] >= step]
+        for kind, wants_all, feeder in zip(kinds, whole, feeders):
             if back is None:
-                feeder.add(records)
-            elif kind.whole:
-                feeder.go_back(back, _poll(MetricsTail(path / METRICS)))
+                feeder.add(records if wants_all else news)
             else:
-                feeder.go_back(back, records)
+                feeder.go_back(back, _all(path) if kind.whole else news)
             feeder.look()
-        if last:
+        if last and not records:
             break
-        time.sleep(_POLL)
+        if not records:
+            time.sleep(_POLL)
     _finish(feeders, ended[0], events)
     events.close()
 
@@ -92,14 +97,18 @@ def _poll(tail: MetricsTail) -> list[Record]:
     return [record for record in tail.poll() if isinstance(record.get("step"), int)]
 
 
+def _all(path: Path) -> Iterator[Record]:
+    tail = MetricsTail(path / METRICS)
+    while records := _poll(tail):
+        yield from records
+
+
 class _Follow:
     """Notices that a run went on from an earlier step."""
 
-    def __init__(self, records: Sequence[Record]):
+    def __init__(self) -> None:
         self._step = -1
         self._kinds: set[frozenset[str]] = set()  # which values the records of that step had
-        for record in records:
-            self._is_back(record)
 
     def goes_back(self, records: Sequence[Record]) -> int | None:
         """The step, if it did."""
@@ -116,6 +125,8 @@ class _Follow:
 
 def _read_end(ended: list[Status]) -> None:
     line = sys.stdin.readline().strip()
+    # whatever hangs here, in Python or not, ends then
+    signal.setitimer(signal.ITIMER_REAL, FLUSH + END)
     ended.append(cast(Status, line) if line in get_args(Status) else "failed")
 
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from raygnn.config.secret import without_users
 from raygnn.runs.metrics import Record
 from raygnn.training.loggers.kinds import Kind, Status
 
@@ -41,10 +42,11 @@ class Feeder(threading.Thread):
     def add(self, records: Iterable[Record]) -> None:
         """More to log."""
         with self._change:
-            self._waiting.extend(records)
-            while len(self._waiting) > _MOST_WAITING:
-                self._waiting.popleft()
-                self._lost += 1
+            for record in records:
+                self._waiting.append(record)
+                if len(self._waiting) > _MOST_WAITING:
+                    self._waiting.popleft()
+                    self._lost += 1
             self._change.notify()
 
     def go_back(self, step: int, records: Iterable[Record]) -> None:
@@ -71,6 +73,10 @@ class Feeder(threading.Thread):
         if since is not None and time.monotonic() - since > _SILENT and not self._silent:
             self._silent = True
             self._tell(f"{self._kind.name} has not answered for {_SILENT:.0f} s; training goes on")
+
+    def has_room(self) -> bool:
+        """Whether more can come and nothing is lost; a logger that fails is not waited for."""
+        return self._failing or self._silent or len(self._waiting) < _MOST_WAITING // 2
 
     def left(self) -> int:
         """Records that it has not got."""
@@ -100,7 +106,8 @@ class Feeder(threading.Thread):
             self._log()
         except Exception as error:
             if not self._failing:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN]
+                said = without_users(f"{type(error).__name__}: {error}")
+                reason = " ".join(said.split())[:_SHOWN]
                 self._tell(f"{self._kind.name} gets no records: {reason}; training goes on")
             self._failing = True
             return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,13 +14,15 @@ from pathlib import Path
 import raygnn
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, Interrupted
+from raygnn.runs.output import OutputLost
 from raygnn.runs.store import LOGS
 from raygnn.training.loggers.kinds import PACKAGES, Status
 
 DIRECTORY = "loggers"
 LOG = "loggers.log"
 FLUSH = 30.0  # seconds for the last records
-_END = 5.0  # seconds more to notice that
+END = 5.0  # seconds more to notice that
+_SILENT = 5.0  # seconds of them until that is told
 
 
 def check_packages(config: Config) -> None:
@@ -40,11 +42,17 @@ def check_packages(config: Config) -> None:
 
 
 class Loggers:
-    """The process that feeds the loggers of a run; a context manager that leaves none behind."""
+    """The process that feeds the loggers of a run; a context manager that leaves none behind.
 
-    def __init__(self, config: Config, path: Path):
+    Args:
+        path: of the run.
+        tell: takes a sentence for the user.
+    """
+
+    def __init__(self, config: Config, path: Path, tell: Callable[[str], object] = print):
         self._wanted = bool(config.logging.loggers)
         self._path = path
+        self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
         self._told = False
@@ -52,17 +60,21 @@ class Loggers:
     def __enter__(self) -> Loggers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Wait until all is logged, as long as that may take."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all is logged, as long as that may take; Ctrl-C ends the wait."""
         process = self._process
         if process is None:
             return
-        self.end("failed")
-        with suppress(subprocess.TimeoutExpired):
-            self._wait(process)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        self.end(_status(error))
+        try:
+            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                self._wait(process)
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with what the libraries started
+                with suppress(subprocess.TimeoutExpired):  # it may be waiting for dead storage
+                    process.wait(END)
 
     def start(self, step: int) -> None:
         """Start it, unless it was; nothing is raised where that fails.
@@ -85,16 +97,17 @@ class Loggers:
                     env=environment,
                     start_new_session=True,  # Ctrl-C is for the command, which ends it
                 )
-        except OSError:
+        except OSError as error:
             self._wanted = False
+            self._tell(f"no logger gets records: {error.strerror}; training goes on")
 
-    def look(self, tell: Callable[[str], None]) -> None:
+    def look(self) -> None:
         """Say that it has gone, if it has."""
         process = self._process
         if process is None or self._ended or self._told or process.poll() is None:
             return
         self._told = True
-        tell(
+        self._tell(
             f"no logger gets records any more: their process ended with {process.returncode}; "
             f"see {self._path / LOGS / LOG}; training goes on"
         )
@@ -111,21 +124,25 @@ class Loggers:
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """What is inside is all of the run: the loggers are told how it ended."""
-        status: Status = "failed"
+        """What is inside is all of the run: the loggers finish while what is outside ends."""
         try:
             yield
-            status = "done"
-        except (KeyboardInterrupt, Interrupted):
-            status = "interrupted"
+        except BaseException as error:
+            self.end(_status(error))
             raise
-        finally:
-            self.end(status)
+        self.end("done")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Where Ctrl-C ends the wait, the process is ended, too."""
-        deadline = time.monotonic() + FLUSH + _END
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except KeyboardInterrupt:
-            process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_SILENT)
+            return
+        self._tell(f"the loggers have up to {FLUSH:.0f} s for their last records; Ctrl-C ends that")
+        process.wait(max(0.0, FLUSH + END - _SILENT))
+
+
+def _status(error: BaseException | None) -> Status:
+    """Of a run that ended so."""
+    if error is None:
+        return "done"
+    stopped = isinstance(error, (KeyboardInterrupt, Interrupted, OutputLost))
+    return "interrupted" if stopped else "failed"

@@ -4,7 +4,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const shown = {};
 
-  function layout(chart, element) {
+  function layout(chart) {
     const style = getComputedStyle(document.documentElement);
     const color = (name) => style.getPropertyValue(name).trim();
     const axis = { gridcolor: color("--line"), zeroline: false, linecolor: color("--line"), automargin: true };
@@ -14,14 +14,14 @@
       ...own,
       height: chart.height,
       autosize: true,
-      margin: { l: 48, r: 12, t: 8, b: 34 },
+      margin: { l: 48, r: 12, t: 8, b: 40 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--quiet") },
       hovermode: own.hovermode || "x unified",
       hoverlabel: { bgcolor: color("--panel"), bordercolor: color("--line"), font: { color: color("--text") } },
       legend: { orientation: "h", y: 1.0, yanchor: "bottom", x: 0, traceorder: "normal" },
-      xaxis: { ...axis, ...(own.xaxis || {}) },
+      xaxis: { ...axis, title: { text: "step", standoff: 6, font: { size: 12 } }, ...(own.xaxis || {}) },
       yaxis: { ...axis, ...(own.yaxis || {}), ...(categories ? { showgrid: false } : {}) },
     };
   }
@@ -31,7 +31,7 @@
     const chart = charts[name];
     const traces = chart.variants[shown[name] || 0];
     const options = { displayModeBar: false, responsive: true };
-    return Plotly.react(element, structuredClone(traces), layout(chart, element), options);
+    return Plotly.react(element, structuredClone(traces), layout(chart), options);
   }
 
   const elements = [...document.querySelectorAll("[data-chart]")];
