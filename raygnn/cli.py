@@ -188,14 +188,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if not 1 <= value <= 1000:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1000, got {text}")
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 600:
         raise argparse.ArgumentTypeError(f"expected seconds from 0.1 to 600, got {text}")
     return value

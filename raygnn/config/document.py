@@ -22,6 +22,10 @@ _PATHS = (
 )
 
 
+# sections for which one of their keys may stand alone
+_SHORT = {("guard",): "mode", ("train", "schedule"): "kind"}
+
+
 @dataclass(frozen=True)
 class Override:
     """A value for one key; ``label`` says in errors who gave it (``--set``)."""
@@ -64,6 +68,8 @@ class Document:
         for depth, part in enumerate(key[:-1], start=1):
             if target.get(part) is None:
                 target[part] = {}
+            if (name := _SHORT.get(key[:depth])) and not isinstance(target[part], dict):
+                target[part] = {name: target[part]}
             target = target[part]
             if not isinstance(target, dict):
                 raise ConfigError(

@@ -23,6 +23,7 @@ from raygnn.config.types import (
     LARGEST,
     Address,
     AutoCount,
+    AutoFlag,
     Count,
     Environment,
     Fanouts,
@@ -87,7 +88,7 @@ class SamplingConfig(Section):
         "sampling itself; degree = those with most edges.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
-    pin_memory: Literal["auto"] | bool = Field(
+    pin_memory: AutoFlag = Field(
         "auto",
         description="Put batches into memory that a GPU copies from while it computes; auto = "
         "with GPUs.",

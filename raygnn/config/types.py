@@ -157,6 +157,7 @@ Place: TypeAlias = Annotated[
 AutoCount: TypeAlias = Annotated[
     Literal["auto"] | Count, _or_say(f"auto or a whole number from 1 to {LARGEST}")
 ]
+AutoFlag: TypeAlias = Annotated[Literal["auto"] | bool, _or_say("auto, true or false")]
 Workers: TypeAlias = Annotated[
     Literal["auto"]
     | Count

@@ -28,7 +28,6 @@ from rich.text import Text
 from raygnn.errors import RaygnnError
 from raygnn.runs.output import Output
 from raygnn.runs.progress import Progress
-from raygnn.runs.ranks import STEP
 from raygnn.runs.store import REPORT
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
@@ -160,6 +159,8 @@ class Display:
         advice = summary.get("advice") or []
         for number, said in enumerate(a for a in advice if a["severity"] == "warning"):
             rows[f"advice {number + 1}" if number else "advice"] = _advised(said)
+        if hints := sum(a["severity"] != "warning" for a in advice):
+            rows["hints"] = f"{hints} in report.html"
         rows["run directory"] = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({str(path)!r}) in Python"
@@ -273,5 +274,5 @@ def _split(seconds: Mapping[str, float]) -> str:
     return ", ".join(
         f"{name} {value:.1f}"
         for name, value in seconds.items()
-        if value >= _SEEN or name not in STEP
+        if (value >= _SEEN or name == "total") and not (name == "compute" and "forward" in seconds)
     )

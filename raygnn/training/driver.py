@@ -12,29 +12,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.config.graphs import PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, Interrupted, TrainingError
+from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.node import Question
 from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
-from raygnn.runs.advice import advise
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.files import remove
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
-from raygnn.runs.ranks import RANKS
-from raygnn.runs.report.source import MOST_OF_RANKS, read_some
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir, is_run
 from raygnn.training import checkpoint, faults, follow
+from raygnn.training.advising import advice_for
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table
 from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
@@ -55,6 +54,8 @@ from raygnn.training.watch import Watching, watch
 if TYPE_CHECKING:
     from raygnn.preflight.partition import Stored
 
+MOST_PROFILED = 1000  # steps
+_COLUMNS = ("operator", "calls", "self ms", "total ms")
 _NO_CAUSES = ("none", "running", "interrupted", "command_gone", "unknown")  # of `diagnose`
 
 
@@ -87,6 +88,8 @@ def train(
         TrainingError: training failed; ``rank`` and ``trace`` say where.
         Interrupted: Ctrl-C.
     """
+    if type(profile) is not int or not 0 <= profile <= MOST_PROFILED:
+        raise InputError(f"profile {profile!r}", remedy=f"a whole number to {MOST_PROFILED}")
     started = time.time() if started is None else started
     show = display_of(display, verbose)
     check_packages(config)
@@ -127,7 +130,7 @@ def train(
             if cluster.local:  # whose ranks end now, if they have not
                 (run.path / STOP).unlink(missing_ok=True)
         result["seconds"]["total"] = time.time() - started
-        result["advice"] = _advice(config, run, result)
+        result["advice"] = advice_for(config, run, result)
         run.update_summary(
             **result,
             status="done",
@@ -135,8 +138,8 @@ def train(
             versions={"raygnn": __version__, **plan.report.nodes[0].versions},
         )
     if operators := run.summary.get("operators"):
-        rows = [list(operator.values()) for operator in operators]
-        show.table(f"operators of rank 0, {profile} steps", list(operators[0]), rows)
+        rows = [list(operator.values()) for operator in operators["top"]]
+        show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)
     show.closing(run.summary, run.path)
     return Run(run.path)
 
@@ -241,32 +244,24 @@ def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
     return nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
 
 
-def _advice(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:
-    with suppress(Exception):  # it is no part of a run, which has been trained by now
-        records = read_some(run.path / RANKS, MOST_OF_RANKS)
-        found = advise(config.to_dict(), result, records)
-        return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
-    return []
-
-
-def _is_possible(config: Config, changes: Sequence[str]) -> bool:
-    try:
-        load_config(config.to_dict(), list(changes))
-    except ConfigError:
-        return False
-    return True
-
-
 def plan_job(
-    config: Config, workers: int, cluster: RayCluster, show: Display, global_batch: int
+    config: Config,
+    workers: int,
+    cluster: RayCluster,
+    show: Display,
+    global_batch: int,
+    place: Path | None = None,
 ) -> Plan:
     """What will run and where, asked of the input and of every node.
+
+    Args:
+        place: the run directory, if it is not the one that the name says.
 
     Raises:
         InputError: bad input.
         PreflightError: the job cannot run here.
     """
-    show.header(header(config, workers, cluster, global_batch))
+    show.header(header(config, workers, cluster, global_batch, place or config.run_dir))
     if isinstance(config.graph, PlantedGraph):
         cluster.start()  # a generated graph can not turn out to be bad
     with Nodes(config, cluster) as nodes:
@@ -329,7 +324,7 @@ def fit(
             parts = watching(config, plan, run, show, launch, tail)
         except BaseException as error:
             try:
-                if isinstance(error, (KeyboardInterrupt, OutputLost)):
+                if job.tune is None and isinstance(error, (KeyboardInterrupt, OutputLost)):
                     _save(launch, show)
             finally:
                 launch.stop()

@@ -43,5 +43,8 @@ def communication(ranks: Ranks, traffic: Traffic, reduction: Reduction) -> dict[
 
 
 def operators(profiling: Profiling) -> dict[str, Any]:
-    """The top ones of this rank, if steps were recorded."""
-    return {"operators": profiling.operators} if profiling.operators else {}
+    """The top ones of this rank, if steps were recorded; None takes those of an earlier command
+    away."""
+    if not profiling.operators:
+        return {"operators": None}
+    return {"operators": {"steps": profiling.recorded, "top": profiling.operators}}

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from raygnn.runs.files import write_atomic
 from raygnn.training.records import Records
 
 PROFILE = "profile"  # in the run directory
@@ -36,6 +37,7 @@ class Profiling(pl.Callback):
         records: whose times leave out what the recording itself takes.
 
     Attributes:
+        recorded: steps.
         operators: the top ones by their own time: ``operator``, ``calls``, ``self_ms`` and
             ``total_ms``, over the recorded steps.
     """
@@ -49,6 +51,7 @@ class Profiling(pl.Callback):
         self._step = -1
         self._profile: profile | None = None
         self._range: ExitStack | None = None
+        self.recorded = 0
         self.operators: list[dict[str, Any]] = []
 
     def on_train_batch_start(
@@ -78,6 +81,7 @@ class Profiling(pl.Callback):
         if self._seen == _SKIPPED + self._steps:
             began = self._records.begin_pause()
             self._finish()
+            self._records.meet()
             self._records.end_pause(began)
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -108,6 +112,7 @@ class Profiling(pl.Callback):
         if self._profile is None:
             return
         done, self._profile = self._profile, None
+        self.recorded = self._seen - _SKIPPED
         done.__exit__(None, None, None)
         averages = done.key_averages()
         device = "device" if ProfilerActivity.CUDA in done.activities else "cpu"
@@ -126,7 +131,7 @@ class Profiling(pl.Callback):
         try:
             self._directory.mkdir(exist_ok=True)
             table = averages.table(row_limit=100)
-            (self._directory / f"rank-{self._rank}.txt").write_text(table)
+            write_atomic(self._directory / f"rank-{self._rank}.txt", table)
             part = self._directory / f".rank-{self._rank}.json.gz"
             done.export_chrome_trace(str(part))
             os.replace(part, part.with_name(part.name[1:]))

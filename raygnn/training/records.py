@@ -173,6 +173,10 @@ class Records(pl.Callback):
         self._clock.lap("rest")
         return time.perf_counter()
 
+    def meet(self) -> None:
+        """Wait for all ranks, in a pause, so that none is waited for in a step. Collective."""
+        self._exchange.max(0)
+
     def end_pause(self, began: float) -> None:
         self._clock.lap(None)
         self._window_start += time.perf_counter() - began

@@ -70,15 +70,25 @@ class Outcome:
     fastest_rate: float
 
 
-def axes(config: Config, workers: int) -> list[Axis]:
-    """What can be tried for this job, those that leave results alone first."""
+def axes(config: Config, workers: int, gradients: int) -> list[Axis]:
+    """What can be tried for this job, those that leave results alone first.
+
+    Args:
+        gradients: bytes of all of them; buckets that hold them all are all the same.
+    """
     sampling, train, comm = config.sampling, config.train, config.comm
     found = [Axis("sampling.prefetch", _other(sampling.prefetch, (0, 2, 4)))]
     if workers == 1:
         return found
     if not config.task.of_graphs:
         found.append(Axis("sampling.cache", _other(sampling.cache, (0.0, 0.1, 0.5))))
-    buckets = Axis("comm.bucket_cap_mb", _other(comm.bucket_cap_mb, BUCKETS))
+    known = {min(comm.bucket_cap_mb * 2**20, gradients)}
+    sizes = []
+    for size in BUCKETS:
+        if (held := min(size * 2**20, gradients)) not in known:
+            known.add(held)
+            sizes.append(size)
+    buckets = Axis("comm.bucket_cap_mb", tuple(sizes))
     narrow = config.precision == "bf16"
     compressions = ("none", "powersgd") if narrow else COMPRESSIONS
     found += [
@@ -130,20 +140,33 @@ def search(
                     best = found
         if is_exact(best[0].settings):
             exact = best
-    finals = [runs[0], exact, best]
-    for _ in range(_ROUNDS):
-        for index, each in enumerate(finals):
-            if each not in finals[:index]:
+    base = runs[0]
+    if best is not base:
+        finals = [each for each in runs if any(each is one for one in (base, exact, best))]
+        for _ in range(_ROUNDS):
+            for each in finals:
                 take(each[0].settings)
-    base_rate, exact_rate, fastest_rate = (_rate(each[-_ROUNDS:]) for each in finals)
+        exact, best = (
+            each if _is_faster(each[-_ROUNDS:], base[-_ROUNDS:]) else base for each in (exact, best)
+        )
+    base_rate, exact_rate, fastest_rate = (_rate(e[-_ROUNDS:]) for e in (base, exact, best))
     return Outcome(
-        tuple(Trial(each[0].settings, _rate(each), each[-1].facts) for each in runs),
+        tuple(
+            Trial(each[0].settings, _rate(each), _mean([t.facts for t in each])) for each in runs
+        ),
         exact[0].settings,
         best[0].settings,
         base_rate,
         exact_rate,
         fastest_rate,
     )
+
+
+def _mean(facts: list[Any]) -> Any:
+    """The mean of numbers, and of those within."""
+    if isinstance(facts[0], Mapping):
+        return {name: _mean([each[name] for each in facts]) for name in facts[0]}
+    return sum(facts) / len(facts)
 
 
 def _is_faster(found: list[Trial], best: list[Trial]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from raygnn.config.graphs import ManyGraphs
 from raygnn.config.schema import Config
 from raygnn.preflight import text
@@ -15,7 +17,9 @@ def display_of(display: bool, verbose: bool) -> Display:
     return Display(verbose=verbose) if display else NullDisplay()
 
 
-def header(config: Config, workers: int, cluster: RayCluster, global_batch: int) -> dict[str, str]:
+def header(
+    config: Config, workers: int, cluster: RayCluster, global_batch: int, place: Path
+) -> dict[str, str]:
     graph = config.graph
     source = f"the partition in {config.partition.path}"
     if isinstance(graph, ManyGraphs):
@@ -32,11 +36,11 @@ def header(config: Config, workers: int, cluster: RayCluster, global_batch: int)
     if not config.task.of_graphs:
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     return {
-        "run": f"{config.name} → {config.run_dir}",
+        "run": f"{config.name} → {place}",
         "graph": source,
         "model": f"{model}, {config.precision}",
         "training": f"{config.train.epochs} epochs, batch {global_batch} on {span} "
-        f"workers, {config.train.optimizer}, lr {config.train.lr:g}",
+        f"worker{'' if span == '1' else 's'}, {config.train.optimizer}, lr {config.train.lr:g}",
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
-from raygnn.errors import TrainingError
+from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.display import Display
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsTail, Record
 from raygnn.runs.store import RunDir
 from raygnn.training.cluster import RayCluster
-from raygnn.training.driver import begin, fit, interruptible, plan_job
+from raygnn.training.driver import begin, fit, plan_job
 from raygnn.training.heartbeat import Heartbeat
 from raygnn.training.job import STOP, TRIALS
 from raygnn.training.launch import Launch
@@ -27,6 +28,7 @@ from raygnn.training.watch import News
 
 _PLACE = ".tuning"  # in the storage; no run can have this name
 _RESULT = "tuning.json"
+SHORTEST, LONGEST = 0.1, 600.0  # seconds of a trial
 _POLL = 0.2  # seconds
 
 
@@ -85,20 +87,24 @@ def tune(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
     """
+    if not SHORTEST <= seconds <= LONGEST:  # nor NaN
+        raise InputError(f"a trial of {seconds} seconds", remedy=f"{SHORTEST} to {LONGEST} can be")
     started = time.time() if started is None else started
     show = display_of(display, verbose)
     once = apply(config, {"fault.max_failures": 0})
     with (
         RunDir.create(str(Path(config.storage) / _PLACE), config.name, mode="overwrite") as run,
         RayCluster(once, verbose=verbose) as cluster,
-        interruptible(run),
+        _interruptible(run),
     ):
         workers = count_workers(once, cluster)
         batch = workers * config.sampling.batch_size
-        plan = plan_job(once, workers, cluster, show, batch)
+        plan = plan_job(once, workers, cluster, show, batch, place=run.path)
         begin(once, plan, run, cluster, show)
         try:
             found = fit(once, plan, run, cluster, show, started, _watch, tune=seconds)
+        except Interrupted:
+            raise
         except Exception as error:
             run.update_summary(status="failed", error=str(error))
             if isinstance(error, TrainingError):
@@ -123,6 +129,18 @@ def tune(
     return tuned
 
 
+@contextmanager
+def _interruptible(run: RunDir) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        what = "interrupted; nothing was written"
+        if run.begun:
+            run.update_summary(status="interrupted")
+            what = f"interrupted; what was measured until then is in {run.path / TRIALS}"
+        raise Interrupted(what) from None
+
+
 def _watch(
     config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
 ) -> int:
@@ -130,7 +148,7 @@ def _watch(
     parts = plan.input.made(show).parts
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     news, trials = News(run, show), MetricsTail(run.path / TRIALS)
-    base: float | None = None
+    seen: list[dict[str, Any]] = []
     records: list[Record] = []
     with show.stage("Ray and workers"):
         startup = launch.startup(show)
@@ -143,9 +161,9 @@ def _watch(
         running = launch.running()
         records += trials.poll()
         for record in records:
-            base = base or record["rate"] or None
-            ratio = f"{record['rate'] / (base or math.inf):5.2f} ×"
-            show.note(f"{ratio}  {record['rate']:>10,.0f} seeds/s  {_settings(record['settings'])}")
+            again = " (again)" if record["settings"] in seen else ""
+            seen.append(record["settings"])
+            show.note(f"{record['rate']:>10,.0f} seeds/s  {_settings(record['settings'])}{again}")
         records = []
         if not running:
             return parts

@@ -69,6 +69,7 @@ class Tuning:
         self._plane: tuple[float, Plane, Maker[Share]] | None = None
         self._file = Appender(job.run_dir / TRIALS)
         self._window = 0
+        self._gradients = 0  # bytes of all
 
     def run(self) -> dict[str, Any]:
         """Measure; returns the outcome as JSON types. Collective."""
@@ -77,7 +78,7 @@ class Tuning:
         each = float(self._same(first["seconds"]))
         steps = math.ceil(self._seconds / max(each, 1e-6) / (_WINDOWS + 1))
         self._window = int(self._same(min(_MOST, max(_FEWEST, steps))))
-        keys = axes(config, self._ranks.world.size)
+        keys = axes(config, self._ranks.world.size, self._gradients)
         found = search(keys, self._measure, self._is_possible)
         self._file.close()
         return {"seconds": {}, **asdict(found)}
@@ -147,6 +148,7 @@ class Tuning:
             loader.close()
             del trainer
             gc.collect()  # models and buckets, before the next ones
+        self._gradients = reduction.whole
         return _facts(means.records, ranks.records, window)
 
     def _data(self, config: Config) -> tuple[Plane, Maker[Share]]:

@@ -28,7 +28,8 @@ def test_a_profile(steps: int, make_job: JobFactory, monkeypatch: pytest.MonkeyP
         names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
         assert [names.count(n) for n in ("forward", "backward", "optimizer")] == [recorded] * 3
         assert "aten::" in (run.path / "profile" / f"rank-{rank}.txt").read_text()
-    operators = run.summary["operators"]
+    assert run.summary["operators"]["steps"] == recorded
+    operators = run.summary["operators"]["top"]
     assert operators == sorted(operators, key=lambda row: -row["self_ms"])
     assert all(row["calls"] > 0 and row["total_ms"] >= 0 for row in operators)
     assert len(list((run.path / "profile").iterdir())) == 4
@@ -37,4 +38,4 @@ def test_a_profile(steps: int, make_job: JobFactory, monkeypatch: pytest.MonkeyP
 def test_none_unless_asked_for(make_job: JobFactory) -> None:
     run = train_on_ranks(make_job(train={"max_steps": 1}))
     assert not (run.path / "profile").exists()
-    assert "operators" not in run.summary
+    assert run.summary["operators"] is None

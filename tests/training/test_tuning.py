@@ -46,7 +46,7 @@ def test_the_search(workers: int, random: Any) -> None:
         rate = rates.setdefault(key, random.uniform(50, 200))
         return Trial(chosen, rate, {})
 
-    found = search(axes(base, workers), measure, possible(base))
+    found = search(axes(base, workers, 2**40), measure, possible(base))
     sweep = found.trials
     assert len(sweep) == len(rates)
     assert len({str(sorted(t.settings.items())) for t in sweep}) == len(sweep)
@@ -54,25 +54,43 @@ def test_the_search(workers: int, random: Any) -> None:
     assert is_exact(found.exact)
     assert found.fastest_rate >= found.exact_rate >= found.base_rate
     assert found.fastest_rate * 1.02 >= max(t.rate for t in sweep)
+    assert found.fastest_rate > found.base_rate or found.fastest == {}
     if workers == 1:
         assert {key for t in sweep for key in t.settings} == {"sampling.prefetch"}
 
 
 def test_noise_changes_nothing() -> None:
     small = iter([100.0, 101.0, 99.0] * 100)
-    found = search(axes(config(), 2), lambda s: Trial(s, next(small), {}), possible(config()))
+    found = search(
+        axes(config(), 2, 2**40), lambda s: Trial(s, next(small), {}), possible(config())
+    )
     assert found.exact == found.fastest == {}
     for odd in ([100.0, 130.0], [50.0, 100.0]):  # fast once, or as configured slow once
         rates = iter(odd + [100.0] * 300)
         found = search(
-            axes(config(), 2), lambda s, r=rates: Trial(s, next(r), {}), possible(config())
+            axes(config(), 2, 2**40), lambda s, r=rates: Trial(s, next(r), {}), possible(config())
         )
         assert found.fastest == {}
 
 
+def test_what_is_slower_at_last_is_not_chosen() -> None:
+    rates = iter([100.0, 130.0, 100.0, 130.0] + [100.0] * 300)  # seen twice, and never again
+    found = search(axes(config(), 1, 0), lambda s: Trial(s, next(rates), {}), possible(config()))
+    assert found.fastest == found.exact == {}
+
+
+def test_buckets_that_are_all_the_same() -> None:
+    def sizes(gradients: int) -> list[Any]:
+        return [a.values for a in axes(config(), 2, gradients) if a.key == "comm.bucket_cap_mb"]
+
+    assert sizes(2**40) == [(1, 5, 125)] * 2
+    assert sizes(8 * 2**20) == [(1, 5)] * 2
+    assert sizes(1000) == [()] * 2
+
+
 def test_what_contradicts_is_not_tried() -> None:
     base = config(comm={"static_graph": True})
-    tried = search(axes(base, 2), lambda s: Trial(s, 1.0, {}), possible(base)).trials
+    tried = search(axes(base, 2, 2**40), lambda s: Trial(s, 1.0, {}), possible(base)).trials
     assert not any("train.accumulate" in t.settings for t in tried)
 
 

@@ -269,12 +269,13 @@ def learning_rate(e: Evidence) -> Iterator[Advice]:
     if e.world < 2 or e.get("train.lr_scaling") != "none":
         return
     batch = e.get("sampling.batch_size", 0)
+    warmup = () if e.get("train.schedule.warmup") else ("train.schedule.warmup=0.05",)
     yield Advice(
         "learning_rate",
         "hint",
         f"{e.world} workers make a batch of {e.world * batch:,} seeds of {batch:,} each, and "
         f"train.lr is that of one",
-        (f"train.lr_scaling={_scaling(e)}", "train.schedule.warmup=0.05"),
+        (f"train.lr_scaling={_scaling(e)}", *warmup),
         True,
         "as many epochs as one worker needs, if the rate was chosen for one",
     )

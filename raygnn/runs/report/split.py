@@ -16,6 +16,7 @@ from raygnn.runs.report.chart import PART_COLORS, Chart, Trace, curve
 
 _MOST_NUMBERS = 100_000  # of all ranks' parts over time
 _FEW = 40  # points that are drawn as bars
+_FIRST = 3  # windows, from which on the first one is left out
 _MOST_SHOWN = 512  # ranks
 _HIGH = 3.0  # times the 95th percentile, where the axis is cut
 _MS = 1e3  # milliseconds of a second
@@ -30,6 +31,8 @@ def charts(records: Sequence[Record], ranks: Sequence[Record], hosts: Sequence[s
         ranks: of ``ranks.jsonl``; empty where there is none.
         hosts: where each rank ran, as far as that is known.
     """
+    if len(ranks) > _FIRST:
+        ranks = ranks[1:]  # the first window has the start in it, beside which all else is small
     table = of_ranks(ranks, "seconds")
     if not table.columns:
         table = of_means(records)
