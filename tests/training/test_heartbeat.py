@@ -432,7 +432,7 @@ def test_a_job_with_a_rank_that_is_stopped(
         fault={"heartbeat": limit, "max_failures": 1, "checkpoint_every": 2},
     )
     out = Console(file=open(tmp_path / "shown", "w+"), width=300)  # noqa: SIM115
-    monkeypatch.setattr(driver, "_display", lambda *_: Display(out))
+    monkeypatch.setattr(driver, "display_of", lambda *_: Display(out))
     stopper = _Stopper(config.run_dir)
     stopper.start()
     run = raygnn.train(config)

@@ -16,12 +16,12 @@ from raygnn.training.cluster import RayCluster
 def test_a_run_directory_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
-    def fit(config: object, *_: object) -> None:
+    def fit(config: object, *_: object, **__: object) -> None:
         given.append(config)
         raise TrainingError("far enough")
 
     monkeypatch.setattr(RayCluster, "start", lambda self: None)
-    monkeypatch.setattr(driver, "_fit", fit)
+    monkeypatch.setattr(driver, "fit", fit)
     env = {"DB_PASSWORD": "hunter2", "DATABASE_URL": "postgres://u:hunter2@h/db", "A": "told"}
     config = load_config(
         {

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +21,7 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
 from raygnn.runs.metrics import read_metrics
+from raygnn.runs.run import list_runs
 from raygnn.sampling.exchange import Exchange
 from raygnn.training import reduction
 from raygnn.training.job import TRIALS, Job
@@ -134,3 +140,21 @@ def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     assert half == whole / 2
     assert not list((made.run_dir / "checkpoints").iterdir())
     assert not (made.run_dir / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    """Through a Ray of its own; what is chosen can be set, and no run comes of it."""
+    made = job(tmp_path / "runs", cluster={"address": "local", "workers": 2, "num_cpus": 4})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(made))
+    argv = [sys.executable, "-m", "raygnn", "tune", "job.yaml", "--seconds", "0.1", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["trials"][0]["settings"] == {}
+    assert json.loads(Path(found["path"]).read_text()) == found
+    for chosen in (found["exact"], found["fastest"]):
+        load_config(tmp_path / "job.yaml", [f"{key}={value}" for key, value in chosen.items()])
+    assert {path.name for path in (tmp_path / "runs").iterdir()} >= {".tuning", "partitions"}
+    assert list_runs(str(tmp_path / "runs")) == []
