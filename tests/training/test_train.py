@@ -14,7 +14,7 @@ import torch
 import raygnn
 from raygnn.errors import ConfigError, DataError, InputError, PreflightError, TrainingError
 from raygnn.graph.dgl import dgl
-from raygnn.runs.events import EVENTS
+from raygnn.runs.events import EVENTS, TOLD
 from raygnn.runs.run import Run
 from tests.graphs import random_graph
 from tests.training.conftest import JobFactory, train_on_ranks
@@ -36,11 +36,12 @@ def test_run_directory(make_job: JobFactory) -> None:
     run = train(config)
     assert run.status == "done"
     assert sorted(p.name for p in run.path.iterdir() if not p.name.startswith(".")) == [
-        "checkpoints", "config.yaml", "logs", "metrics.jsonl", "preflight.json", "summary.json",
+        "checkpoints", "config.yaml", "logs", "metrics.jsonl", "partition.json", "preflight.json",
+        "ranks.jsonl", "report.html", "summary.json",
     ]  # fmt: skip
     assert raygnn.load_config(run.config).to_dict() == config.to_dict()
     assert json.loads((run.path / "preflight.json").read_text())["ok"]
-    logs = {p.name for p in (run.path / "logs").iterdir()} - {EVENTS}  # of a slow rank, say
+    logs = {p.name for p in (run.path / "logs").iterdir()} - {EVENTS, TOLD}  # of a slow rank, say
     assert sorted(logs) == [*("comm-rank-0.jsonl", "comm-rank-1.jsonl", "rank-0.log", "rank-1.log")]
 
     frame = run.metrics
