@@ -130,7 +130,7 @@ def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     assert other["base_rate"] == found["base_rate"]
     assert set(found["fastest"]) & set(NUMERICS)
     assert not set(found["exact"]) & set(NUMERICS)
-    assert found["fastest_rate"] > 1.3 * found["base_rate"]
+    assert found["fastest_rate"] > found["base_rate"]
     trials = read_metrics(made.run_dir / TRIALS)
     sweep = [t["settings"] for t in found["trials"]]
     assert list({str(t["settings"]): t["settings"] for t in trials}.values()) == sweep
