@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -53,21 +54,16 @@ def communication(e: Evidence) -> Iterator[Advice]:
     what = f"{said}, {share:.0%} of it"
     if e.gradients:
         what += f"; {e.gradients / _MB:.1f} MB in {len(e.buckets) or 1} buckets"
+    found = partial(Advice, "communication", "warning", what)
     if e.get("comm.compression") == "none" and e.get("precision") != "bf16":
-        yield Advice(
-            "communication",
-            "warning",
-            what,
+        yield found(
             ("comm.compression=bf16",),
             True,
             f"half the bytes: about {seconds / 2 * 1e3:.0f} ms a batch less ({share / 2:.0%})",
             share / 2,
         )
     accumulate = e.get("train.accumulate", 1)
-    yield Advice(
-        "communication",
-        "warning",
-        what,
+    yield found(
         (f"train.accumulate={2 * accumulate}",),
         True,
         f"one exchange for {2 * accumulate} batches: about {seconds / 2 * 1e3:.0f} ms a batch "
@@ -76,10 +72,7 @@ def communication(e: Evidence) -> Iterator[Advice]:
     )
     if not e.get("comm.overlap", True):
         hidden = min(seconds, e.mean("backward"))
-        yield Advice(
-            "communication",
-            "warning",
-            what,
+        yield found(
             ("comm.overlap=true",),
             False,
             f"up to {hidden * 1e3:.0f} ms a batch behind the backward pass",
@@ -138,13 +131,11 @@ def starving_loader(e: Evidence) -> Iterator[Advice]:
     listed = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in parts.items())
     who = f"rank {worst} waits" if e.world > 1 else "training waits"
     what = f"{who} for its next batch {shares[worst]:.0%} of a step; to make one takes {listed}"
+    found = partial(Advice, "starving_loader", "warning", what)
     prefetch, gain = e.get("sampling.prefetch", 0), shares[worst]
     if not prefetch:
         made, rest = sum(parts.values()), e.step - e.mean("wait")
-        yield Advice(
-            "starving_loader",
-            "warning",
-            what,
+        yield found(
             ("sampling.prefetch=2",),
             False,
             f"batches made beside training: up to {min(made, rest) * 1e3:.0f} ms a batch less, "
@@ -155,20 +146,14 @@ def starving_loader(e: Evidence) -> Iterator[Advice]:
     if main == "exchange" and e.world > 1:
         cache = e.get("sampling.cache", 0.0)
         if cache < 1:
-            yield Advice(
-                "starving_loader",
-                "warning",
-                what,
+            yield found(
                 (f"sampling.cache={min(1.0, max(0.2, 2 * cache)):g}",),
                 False,
                 "fewer rows from other ranks, for memory",
                 gain / 2,
             )
         if e.get("sampling.topology") == "partitioned":
-            yield Advice(
-                "starving_loader",
-                "warning",
-                what,
+            yield found(
                 ("sampling.topology=replicated",),
                 False,
                 "no exchange to draw neighbours, for the memory of the whole structure",
@@ -177,10 +162,7 @@ def starving_loader(e: Evidence) -> Iterator[Advice]:
         return
     cpus = e.get("cluster.cpus_per_worker", 1)
     if cpus < 2:
-        yield Advice(
-            "starving_loader",
-            "warning",
-            what,
+        yield found(
             (f"cluster.cpus_per_worker={cpus + 1}",),
             False,
             "a core of its own for the thread that makes batches",
