@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raygnn.cli import _parser
+from raygnn.cli import parser
 from raygnn.config.graphs import FORMATS
 from raygnn.config.load import load_config
 from raygnn.config.schema import SECTIONS
@@ -66,7 +66,7 @@ def _check_raygnn(arguments: list[str]) -> None:
     if arguments in (["--version"], ["config-schema"]):
         assert subprocess.run([RAYGNN, *arguments], capture_output=True, check=True).stdout
         return
-    args = _parser().parse_args(arguments)
+    args = parser().parse_args(arguments)
     if getattr(args, "config", None):
         job = yaml.safe_load((CHECKOUT / ELSEWHERE.get(args.config, args.config)).read_text())
         job["graph"], job["model"] = _tiny_graph(), {"kind": "sage"}

@@ -1,0 +1,104 @@
+"""The command line: a file for each group of verbs. A verb reads its arguments, calls one function
+and prints the result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import traceback
+from collections.abc import Sequence
+
+from raygnn import __version__
+from raygnn.cli import jobs, runs
+from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
+from raygnn.runs.interrupts import stoppable
+from raygnn.runs.output import OutputLost, drop_output, open_streams, say
+
+_EXIT_CODES = """\
+exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
+130 interrupted"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; by default those of the process.
+
+    Returns:
+        The exit code: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training
+        failed, 130 interrupted.
+    """
+    started = time.time()
+    open_streams()
+    args = parser().parse_args(argv, argparse.Namespace(started=started))
+    with stoppable():
+        try:
+            _check_directory()
+            code: int = args.run(args)
+            say("", end="")
+            return code
+        except OutputLost as error:
+            drop_output()
+            return error.exit_code if error.quiet else _fail(error, args)
+        except RaygnnError as error:
+            return _fail(error, args)
+        except KeyboardInterrupt:
+            return _fail(Interrupted("interrupted"), args)
+        except Exception as error:
+            trace = traceback.format_exc() if getattr(args, "verbose", False) else None
+            internal = TrainingError(
+                f"internal error: {type(error).__name__}: {error}",
+                remedy=None if trace else "this is a bug; run again with -v for its trace",
+                trace=trace,
+            )
+            return _fail(internal, args)
+
+
+def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
+    from raygnn.runs.display import Display
+
+    facts = {
+        name: getattr(error, name, None) for name in ("what", "where", "remedy", "rank", "run")
+    }
+    try:
+        if getattr(args, "json", False):
+            say(json.dumps({"ok": False, "error": facts}, indent=2))
+        else:
+            say("", end="")
+    except OutputLost:
+        drop_output()
+    Display().error(error)
+    return error.exit_code
+
+
+def _check_directory() -> None:
+    """Refuse to work where there is nothing.
+
+    Raises:
+        InputError: the working directory was removed.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise InputError(
+            f"the working directory is gone: {error.strerror}", remedy="cd to one that exists"
+        ) from None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all verbs."""
+    made = argparse.ArgumentParser(
+        prog="raygnn",
+        description="Train graph neural networks on partitioned DGL graphs over a Ray cluster.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=f"raygnn {__version__}")
+    verbs = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (jobs, runs):
+        module.add(verbs)
+    return made

@@ -1,0 +1,144 @@
+"""Verbs that take a configuration: check, partition, train, tune, config-schema."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from raygnn.cli.options import count, job_verb, load, print_json, seconds, verb
+from raygnn.errors import ConfigError, PreflightError
+from raygnn.runs.output import say
+
+
+def add(verbs: Any) -> None:
+    """Add them to the parser."""
+
+    check = job_verb(
+        verbs,
+        "check",
+        _check,
+        "check a configuration, its input and the cluster, or the cluster alone; start nothing",
+        optional=True,
+    )
+    check.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="the cluster's head node, as cluster.address; without either, RAY_ADDRESS, else this "
+        "machine",
+    )
+    job_verb(
+        verbs,
+        "partition",
+        _partition,
+        "divide the graph and show the parts, once",
+    )
+    train = job_verb(verbs, "train", _train, "run a job: partition where needed, train, test")
+    taken = train.add_mutually_exclusive_group()
+    taken.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    taken.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from its newest checkpoint",
+    )
+
+    train.add_argument(
+        "--profile",
+        type=count,
+        default=0,
+        metavar="N",
+        help="record N steps on every rank with torch's profiler",
+    )
+
+    tune = job_verb(
+        verbs,
+        "tune",
+        _tune,
+        "train for some seconds each with other settings, and say which are faster; what changes "
+        "results is marked",
+    )
+    tune.add_argument(
+        "--seconds",
+        type=seconds,
+        default=3.0,
+        metavar="S",
+        help="that each trial takes, about (default: 3)",
+    )
+
+    verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
+
+
+def _check(args: argparse.Namespace) -> int:
+    options = {"verbose": args.verbose, "display": not args.json}
+    if args.config:
+        sections = {"cluster": {"address": args.address}} if args.address else {}
+        config = load(args, **sections)
+        from raygnn.training import driver
+
+        report = driver.check(config, **options)
+    else:
+        for override in args.set:
+            if not override.startswith("cluster."):
+                raise ConfigError(
+                    "--set needs a CONFIG to change",
+                    where=f"--set {override.partition('=')[0]}",
+                    remedy="name the job's YAML file, or set keys of cluster alone",
+                )
+        from raygnn.training import driver
+
+        report = driver.inspect(args.address, args.set, **options)
+    print_json(args, report.to_dict())
+    return 0 if report.ok else PreflightError.exit_code
+
+
+def _partition(args: argparse.Namespace) -> int:
+    config = load(args)
+    from raygnn.training import driver
+
+    meta = driver.partition(config, verbose=args.verbose, display=not args.json)
+    if args.json:
+        from raygnn.training.inputs import table
+
+        key = "collection" if config.task.of_graphs else "parts"
+        facts = {"directory": str(meta.directory), "digest": meta.digest, key: table(meta)}
+        print_json(args, facts)
+    return 0
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = load(args)
+    from raygnn.training import driver
+
+    run = driver.train(
+        config,
+        overwrite=args.overwrite,
+        resume=args.resume,
+        verbose=args.verbose,
+        display=not args.json,
+        started=args.started,
+        profile=args.profile,
+    )
+    print_json(args, run.to_dict())
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    config = load(args)
+    from raygnn.training.tune import tune
+
+    found = tune(
+        config,
+        seconds=args.seconds,
+        verbose=args.verbose,
+        display=not args.json,
+        started=args.started,
+    )
+    print_json(args, found.to_dict())
+    return 0
+
+
+def _config_schema(args: argparse.Namespace) -> int:
+    from raygnn.config.schema import json_schema
+
+    say(json.dumps(json_schema(), indent=2))
+    return 0
