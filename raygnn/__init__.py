@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from raygnn.errors import PreflightError as PreflightError
     from raygnn.errors import RaygnnError as RaygnnError
     from raygnn.errors import TrainingError as TrainingError
+    from raygnn.jobs.launch import launch as launch
+    from raygnn.jobs.submit import submit as submit
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
     from raygnn.training.driver import check as check
@@ -39,6 +41,8 @@ _HOME = {
     "PreflightError": "raygnn.errors",
     "RaygnnError": "raygnn.errors",
     "TrainingError": "raygnn.errors",
+    "launch": "raygnn.jobs.launch",
+    "submit": "raygnn.jobs.submit",
     "diagnose": "raygnn.runs.diagnose",
     "open_run": "raygnn.runs.run",
     "check": "raygnn.training.driver",

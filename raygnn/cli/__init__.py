@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from raygnn import __version__
-from raygnn.cli import jobs, runs
+from raygnn.cli import jobs, runs, submit
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.runs.interrupts import stoppable
 from raygnn.runs.output import OutputLost, drop_output, open_streams, say
@@ -33,7 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.time()
     open_streams()
-    args = parser().parse_args(argv, argparse.Namespace(started=started))
+    return carry_out(parser().parse_args(argv, argparse.Namespace(started=started)))
+
+
+def carry_out(args: argparse.Namespace) -> int:
+    """Call ``args.run``, and turn what it raises into an error that is shown and an exit code.
+
+    ``args.tell``, if it is there, is called with the error's facts.
+    """
     with stoppable():
         try:
             _check_directory()
@@ -63,6 +70,8 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     facts = {
         name: getattr(error, name, None) for name in ("what", "where", "remedy", "rank", "run")
     }
+    if tell := getattr(args, "tell", None):
+        tell(facts)
     try:
         if getattr(args, "json", False):
             say(json.dumps({"ok": False, "error": facts}, indent=2))
@@ -99,6 +108,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"raygnn {__version__}")
     verbs = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (jobs, runs):
+    for module in (jobs, submit, runs):
         module.add(verbs)
     return made

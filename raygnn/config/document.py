@@ -45,6 +45,7 @@ class Document:
         file: the file, absolute, if it came from one.
         lines: key path → line in that file, from 1.
         overridden: key path → label of the override that set it.
+        relative: paths that were not absolute, once they are resolved.
     """
 
     data: dict[str, Any]
@@ -52,6 +53,7 @@ class Document:
     file: Path | None = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     overridden: dict[KeyPath, str] = field(default_factory=dict)
+    relative: set[KeyPath] = field(default_factory=set)
 
     def apply(self, override: Override) -> None:
         """Set one key; a mapping is merged into a section, and replaces anything else.
@@ -85,6 +87,7 @@ class Document:
         """Make paths absolute, each from where it was written; what is no path stays."""
         if self.data.get("storage") is None:
             self.data["storage"] = Config.model_fields["storage"].default
+        self.relative.clear()
         for key in _PATHS:
             section: Any = self.data if len(key) == 1 else self.data.get(key[0])
             value = section.get(key[-1]) if isinstance(section, dict) else None
@@ -92,7 +95,10 @@ class Document:
                 continue
             in_file = self.file and key != ("storage",) and not self._override(key)
             base = self.file.parent if self.file and in_file else Path.cwd()
-            section[key[-1]] = os.path.abspath(base / os.path.expanduser(value))
+            place = os.path.expanduser(value)
+            if not os.path.isabs(place):
+                self.relative.add(key)
+            section[key[-1]] = os.path.abspath(base / place)
 
     def error(self, problems: Sequence[Problem]) -> ConfigError:
         """One error for all problems, in the order of the file."""

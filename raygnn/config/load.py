@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from raygnn.config.document import Override, read_file, read_mapping
-from raygnn.config.problems import schema_problems
+from raygnn.config.document import Document, Override, read_file, read_mapping
+from raygnn.config.problems import dotted, schema_problems
 from raygnn.config.rules import contradictions, missing_paths
 from raygnn.config.schema import Config
 from raygnn.config.yaml_text import read_yaml
@@ -42,17 +42,50 @@ def load_config(
     Raises:
         ConfigError: with all problems found: file, key path, value and remedy of each.
     """
+    document = _document(source, overrides, sections)
+    config = _config(document)
+    if problems := [*contradictions(config), *missing_paths(config)]:
+        raise document.error(problems)
+    return config
+
+
+def load_for_elsewhere(
+    source: str | Path | Mapping[str, Any], overrides: Overrides | None = None, /
+) -> tuple[Config, frozenset[str]]:
+    """The same for a job that will run on other machines: what it names need not be here.
+
+    Returns:
+        The configuration, and the keys of paths that were not written as absolute ones, such as
+        ``graph.path``, or not written at all.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    document = _document(source, overrides, {})
+    config = _config(document)
+    if problems := list(contradictions(config)):
+        raise document.error(problems)
+    return config, frozenset(map(dotted, document.relative))
+
+
+def _document(
+    source: str | Path | Mapping[str, Any],
+    overrides: Overrides | None,
+    sections: Mapping[str, Any],
+) -> Document:
     document = read_mapping(source) if isinstance(source, Mapping) else read_file(source)
     for override in [*_parse(overrides or ()), *_parse(sections)]:
         document.apply(override)
     document.resolve_paths()
+    return document
+
+
+def _config(document: Document) -> Config:
     given = {key: value for key, value in document.data.items() if value is not None}
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
         raise document.error(schema_problems(error)) from None
-    if problems := [*contradictions(config), *missing_paths(config)]:
-        raise document.error(problems)
     config._file = document.file
     return config
 

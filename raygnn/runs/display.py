@@ -27,7 +27,7 @@ from rich.text import Text
 
 from raygnn.errors import RaygnnError
 from raygnn.runs.output import Output
-from raygnn.runs.progress import Progress
+from raygnn.runs.progress import Progress, Told
 from raygnn.runs.store import REPORT
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
@@ -121,6 +121,29 @@ class Display:
         finally:
             if line := progress.unsaid():
                 self._line(line)
+
+    @contextmanager
+    def told(self) -> Iterator[Callable[[Told], None]]:
+        """A training elsewhere, from the lines that it prints. Yields what is to be given each of
+        them: on a terminal they are one live line, elsewhere lines."""
+        if not self.console.is_interactive:
+            yield lambda told: self._line(told.text)
+            return
+        last: Told | None = None
+        with Live(Text(""), console=self.console, refresh_per_second=4, transient=True) as live:
+
+            def show(told: Told) -> None:
+                nonlocal last
+                last = told
+                live.update(told)
+
+            yield show
+        if last is not None:
+            self._line(last.text)
+
+    def text(self, text: str) -> None:
+        """A line that was made elsewhere."""
+        self._line(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table; columns of numbers are set flush right, whole numbers grouped by thousands."""

@@ -32,9 +32,14 @@ class Holder:
     def here(cls) -> Holder:
         return cls(socket.gethostname(), os.getpid(), _started(os.getpid()))
 
+    @property
+    def local(self) -> bool:
+        """Whether it runs on this host."""
+        return self.host == socket.gethostname()
+
     def alive(self) -> bool:
         """Whether the process runs. One on another host cannot be asked and counts as alive."""
-        if self.host != socket.gethostname():
+        if not self.local:
             return True
         try:
             os.kill(self.pid, 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -103,22 +104,65 @@ class Progress:
         return fields
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.max_width
         if self._first is None:
             yield Text("waiting for the first step", no_wrap=True, overflow="crop")
             return
-        fields = self._fields()
-        while len(fields) > 1 and cell_len(_join(fields)) > room:
-            fields.remove(max(fields))
-        text = _join(fields)
-        bar = room - cell_len(text) - 2
-        if bar < _SHORTEST_BAR:
-            yield Text(text, no_wrap=True, overflow="crop")
-            return
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        width = min(bar, 40)
-        grid.add_row(ProgressBar(total=self._total, completed=self._step, width=width), Text(text))
-        yield grid
+        yield _bar(self._fields(), self._step, self._total, options.max_width)
+
+
+class Told:
+    """The state of a training elsewhere, as its lines tell it; shown as one live line.
+
+    Attributes:
+        text: the last line.
+        step, total: of it.
+    """
+
+    def __init__(self, text: str, step: int, total: int):
+        self.text, self.step, self.total = text, step, total
+
+    @classmethod
+    def read(cls, line: str) -> Told | None:
+        """What `Progress.line` wrote; None for any other line."""
+        found = _LINE.fullmatch(line.rstrip())
+        if found is None:
+            return None
+        step, total = (int(found[name].replace(",", "")) for name in ("step", "total"))
+        return cls(line.strip(), step, max(1, total))
+
+    @property
+    def share(self) -> float:
+        """Of the steps, from 0 to 1."""
+        return min(1.0, self.step / self.total)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fields = [(_rank(text), text) for text in self.text.split("  ")]
+        yield _bar(fields, self.step, self.total, options.max_width)
+
+
+_LINE = re.compile(r"epoch \d+/\d+  step (?P<step>[\d,]+)/(?P<total>[\d,]+)(  .*)?")
+
+
+def _rank(field: str) -> int:
+    """How early a field goes where room is short; see `Progress._fields`."""
+    ranks = {"epoch": 0, "loss": 1, "step": 2}
+    if field.endswith(" left"):
+        return 3
+    return 5 if field.endswith(" seeds/s") else ranks.get(field.split(" ")[0], 4)
+
+
+def _bar(fields: list[tuple[int, str]], step: int, total: int, room: int) -> RenderableType:
+    """Fields and, where there is room for it, a bar before them; the highest ranks go first."""
+    fields = list(fields)
+    while len(fields) > 1 and cell_len(_join(fields)) > room:
+        fields.remove(max(fields))
+    text = _join(fields)
+    bar = room - cell_len(text) - 2
+    if bar < _SHORTEST_BAR:
+        return Text(text, no_wrap=True, overflow="crop")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_row(ProgressBar(total=total, completed=step, width=min(bar, 40)), Text(text))
+    return grid
 
 
 def _join(fields: list[tuple[int, str]]) -> str:

@@ -1,0 +1,165 @@
+"""Verbs about jobs on a cluster: submit, logs, stop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.cli.options import JSON, job_verb, print_json, verb
+from raygnn.errors import InputError, Interrupted
+from raygnn.runs.output import say
+
+if TYPE_CHECKING:
+    from raygnn.jobs.submit import SubmittedJob
+
+_ADDRESS = """the head node's job server, http://HOST:8265 (default: RAY_API_SERVER_ADDRESS, else
+this machine's)"""
+_STOP = 300.0  # seconds
+
+
+def add(verbs: Any) -> None:
+    """Add them to the parser."""
+    submit = job_verb(verbs, "submit", _submit, "have a cluster run a job, and show its progress")
+    submit.add_argument("--address", metavar="URL", help=_ADDRESS)
+    submit.add_argument(
+        "--working-dir",
+        default=".",
+        metavar="DIR",
+        help="what travels with the job: modules of your own, small data (default: .)",
+    )
+    taken = submit.add_mutually_exclusive_group()
+    taken.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    taken.add_argument("--resume", action="store_true", help="go on from its newest checkpoint")
+    shown = submit.add_mutually_exclusive_group()
+    shown.add_argument(
+        "--follow",
+        action="store_true",
+        help="show what it prints until it is over, and exit as it does (the default)",
+    )
+    shown.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
+
+    logs = _of_job(verbs, "logs", _logs, "show what a job has printed")
+    logs.add_argument("--follow", action="store_true", help="go on until it is over")
+
+    stop = _of_job(verbs, "stop", _stop, "have a job or a run write a checkpoint and end")
+    stop.add_argument(
+        "--storage",
+        default="runs",
+        metavar="DIR",
+        help="where a run of this machine is, if there is no --address (default: runs)",
+    )
+
+
+def _of_job(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    made = verb(verbs, name, run, text)
+    made.add_argument("job", metavar="JOB", help="its id, or the name of its run")
+    made.add_argument("--address", metavar="URL", help=_ADDRESS)
+    made.add_argument("--json", action="store_true", help=JSON)
+    return made
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from raygnn.jobs.server import JobServer
+    from raygnn.jobs.submit import prepare, send
+    from raygnn.jobs.upload import size_text
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    package = prepare(args.config, args.set, args.working_dir)
+    server = JobServer(args.address)
+    tell = (lambda text: None) if args.json else say
+    if server.warning:
+        tell(f"warning: {server.warning}")
+    found = package.found
+    tell(f"{len(found.files)} files, {size_text(found.size)}, travel from {found.directory}")
+    for name in found.left_out[:5]:
+        tell(f"left out: {name}, which leads elsewhere")
+    job = send(package, server, overwrite=args.overwrite, resume=args.resume)
+    tell(f"job {job.id} on {server.address}")
+    if args.detach or (args.json and not args.follow):
+        tell(f"follow it with raygnn logs {job.id} --follow, end it with raygnn stop {job.id}")
+        print_json(args, {"job": job.id, "run": job.name, "address": server.address})
+        return 0
+    return _follow(args, job)
+
+
+def _follow(args: argparse.Namespace, job: SubmittedJob) -> int:
+    """Show a job until it is over; returns its exit code."""
+    from raygnn.jobs.following import follow
+    from raygnn.runs.display import Display, NullDisplay
+
+    try:
+        info = follow(job, NullDisplay() if args.json else Display())
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "no longer following; the job goes on",
+            where=job.id,
+            remedy=f"raygnn logs {job.id} --follow, or raygnn stop {job.id}",
+        ) from None
+    print_json(args, {"job": job.id, "run": job.name, "state": info.state, "code": info.code})
+    return info.code or 0
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from raygnn.jobs.server import JobServer
+    from raygnn.jobs.submit import SubmittedJob
+
+    job = SubmittedJob.of(JobServer(args.address), args.job)
+    if args.follow:
+        return _follow(args, job)
+    if args.json:
+        print_json(args, {"job": job.id, "log": job.logs()})
+    else:
+        say(job.logs(), end="")
+    return 0
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from raygnn.jobs.server import JobServer
+    from raygnn.jobs.submit import SubmittedJob
+
+    if args.address is None and _stop_here(args):
+        return 0
+    job = SubmittedJob.of(JobServer(args.address), args.job)
+    if job.info.over:
+        raise InputError(f"the job is over: {job.info.state}", where=job.id)
+    job.stop(_STOP)
+    info = job.info
+    if args.json:
+        print_json(args, {"job": job.id, "run": job.name, "state": info.state})
+    else:
+        say(f"{job.id}: {info.state}; submit it with --resume to go on")
+    return 0
+
+
+def _stop_here(args: argparse.Namespace) -> bool:
+    """Stop the command that trains a run on this machine; returns whether there is one."""
+    import time
+
+    from raygnn.runs.lock import holder
+    from raygnn.runs.run import open_run
+    from raygnn.runs.store import LOCK
+
+    try:
+        run = open_run(args.job, args.storage)
+    except InputError:
+        return False
+    lock = Path(run.path) / LOCK
+    command = holder(lock)
+    if command is None or not command.local:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(command.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP
+    while holder(lock) == command and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if args.json:
+        print_json(args, {"run": run.name, "path": str(run.path), "state": run.status})
+    else:
+        say(f"{run.path}: {run.status}; raygnn train --resume goes on")
+    return True

@@ -1,0 +1,32 @@
+"""Showing a job of a cluster as if it ran here."""
+
+from __future__ import annotations
+
+from raygnn.jobs.server import JobInfo
+from raygnn.jobs.submit import SubmittedJob
+from raygnn.runs.display import Display
+from raygnn.runs.progress import Told
+
+
+def follow(job: SubmittedJob, show: Display) -> JobInfo:
+    """Show what a job prints until it is over: on a terminal, where it is in training is one line
+    with a bar, as in `raygnn train`.
+
+    Returns:
+        What became of it.
+
+    Raises:
+        PreflightError: the job server does not answer any more; the job may go on.
+    """
+    with show.told() as live:
+        for line in job.lines():
+            if line is None:
+                continue
+            if (told := Told.read(line)) is not None:
+                live(told)
+            else:
+                show.text(line)
+    info = job.info
+    if info.code and info.message and info.state == "failed":
+        show.text(f"{job.id}: {' '.join(info.message.split())[:500]}")
+    return info

@@ -1,0 +1,150 @@
+"""A training that goes on while this process does something else: what it is asked and told."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
+from raygnn.runs.progress import Told
+from raygnn.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+_ENDED = ("done", "failed", "interrupted")
+
+
+class Handle(ABC):
+    """One training, elsewhere.
+
+    Attributes:
+        name: of its run.
+        told: the last line that it printed of its progress.
+    """
+
+    name: str
+    told: Told | None = None
+
+    @property
+    @abstractmethod
+    def status(self) -> str:
+        """``pending``, ``running``, ``done``, ``failed`` or ``interrupted``."""
+
+    @abstractmethod
+    def logs(self, lines: int | None = None) -> str:
+        """What it has printed; the last so many lines of it, or all."""
+
+    @abstractmethod
+    def stop(self, timeout: float = 120.0) -> None:
+        """Have it write a checkpoint and end, and wait for that.
+
+        Args:
+            timeout: seconds; afterwards it is ended without waiting for a checkpoint.
+        """
+
+    @abstractmethod
+    def _wait(self, deadline: float | None) -> None:
+        """Return when it is over, or the deadline of the monotonic clock has passed."""
+
+    @abstractmethod
+    def _error(self) -> RaygnnError:
+        """Why it did not end as it should."""
+
+    @property
+    @abstractmethod
+    def run(self) -> Run | None:
+        """Its run directory, opened; None before there is one, or where it cannot be seen."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.status in _ENDED
+
+    def metrics(self) -> pandas.DataFrame:
+        """One row per record so far, as `Run.metrics`; empty before the first one.
+
+        Raises:
+            InputError: the run directory cannot be seen from here.
+        """
+        import pandas
+
+        run = self.run
+        return pandas.DataFrame() if run is None else run.metrics
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Return its run when it is done.
+
+        Args:
+            timeout: seconds; None = for as long as it takes.
+
+        Raises:
+            TimeoutError: it goes on.
+            RaygnnError: it ended otherwise, for the reason that it gave: the classes are those
+                of `raygnn.train`.
+        """
+        self._wait(None if timeout is None else time.monotonic() + timeout)
+        if not self.over:
+            raise TimeoutError(f"{self.name} goes on after {timeout:g} s; it is {self.status}")
+        if self.status != "done":
+            raise self._error()
+        run = self.run
+        if run is None:
+            raise InputError(
+                "the run is done, and its directory cannot be seen from here",
+                where=self.name,
+                remedy="open it where its storage is mounted",
+            )
+        return run
+
+    def __repr__(self) -> str:
+        told = f": {self.told.text}" if self.told else ""
+        return f"{type(self).__name__}({self.name!r}, {self.status}{told})"
+
+    def _repr_html_(self) -> str:
+        from raygnn.jobs.card import card
+
+        return card(self)
+
+
+_KINDS = {kind.exit_code: kind for kind in (TrainingError, PreflightError, InputError, Interrupted)}
+
+
+def error_of(code: int, facts: dict[str, str | None]) -> RaygnnError:
+    """The error of a command that ended with an exit code.
+
+    Args:
+        facts: its ``what``, ``where`` and ``remedy``, as far as they are known.
+    """
+    kind = _KINDS.get(code, TrainingError)
+    what = facts.get("what") or f"it ended with exit code {code}"
+    error = kind(what, where=facts.get("where"), remedy=facts.get("remedy"))
+    if isinstance(error, TrainingError):
+        error.run = facts.get("run")
+    return error
+
+
+def said_error(text: str) -> dict[str, str | None]:
+    """What a command's output says of its error, see `Display.error`; {} if it has none."""
+    lines = text.splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+    if not starts:
+        return {}
+    facts: dict[str, str | None] = {"what": lines[starts[-1]].removeprefix("error: ")}
+    for line in lines[starts[-1] + 1 : starts[-1] + 3]:
+        for key, mark in (("where", "  at "), ("remedy", "  → ")):
+            if line.startswith(mark):
+                facts[key] = line.removeprefix(mark)
+    return facts
+
+
+def opened(path: str | Path) -> Run | None:
+    """The run directory, if there is one and it can be seen."""
+    from raygnn.runs.run import open_run
+
+    try:
+        return open_run(path)
+    except InputError:
+        return None

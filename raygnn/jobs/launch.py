@@ -1,0 +1,207 @@
+"""A training in a process of its own on this machine, for notebooks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import raygnn
+from raygnn.config.schema import Config
+from raygnn.errors import InputError, RaygnnError, TrainingError
+from raygnn.jobs.handle import Handle, error_of, opened
+from raygnn.jobs.view import View, view
+from raygnn.runs.progress import Told
+from raygnn.runs.run import Run
+from raygnn.runs.store import CONFIG
+
+_INSTALLED = tuple({sys.prefix, sys.base_prefix})
+_MOST_LINES = 10_000
+_POLL = 0.2  # seconds
+_LAST = 5.0  # seconds for its last words, once it has ended
+_END = 30.0  # seconds for what was killed to be gone
+
+
+def launch(
+    config: Config,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    verbose: bool = False,
+    display: bool = True,
+    profile: int = 0,
+) -> LocalJob:
+    """Begin a job in a process of its own, and return at once.
+
+    The job is what `raygnn.train` would do here. It ends with this process (in a notebook, with its
+    kernel), as by Ctrl-C: a checkpoint is written first. A Ray that this process is connected to is
+    used.
+
+    Args:
+        overwrite, resume, verbose, profile: as of `raygnn.train`.
+        display: show it while it goes on: a card that is kept up to date in a notebook, lines on
+            standard output elsewhere.
+
+    Returns:
+        The handle: ``status``, ``metrics()``, ``logs()``, ``wait()``, ``stop()``.
+
+    Raises:
+        InputError: these options contradict each other. Whatever else is wrong, ``wait`` raises.
+    """
+    if overwrite and resume:
+        raise InputError("overwrite and resume together", remedy="choose one of them")
+    document = config.to_dict()
+    if config.cluster.address == "auto" and (address := _connected()):
+        document["cluster"]["address"] = address
+    request = {
+        "config": document,
+        "overwrite": overwrite,
+        "resume": resume,
+        "verbose": verbose,
+        "profile": profile,
+    }
+    return LocalJob(config, request, display=display)
+
+
+class LocalJob(Handle):
+    """A training in a child of this process.
+
+    Attributes:
+        pid: of the child.
+    """
+
+    def __init__(self, config: Config, request: dict[str, object], *, display: bool):
+        self.name = config.name
+        self._directory = config.run_dir
+        self._before = _identity(self._directory)
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self._facts: dict[str, str | None] = {}
+        self._view: View | None = None
+        outcome, theirs = os.pipe()
+        self._outcome = os.fdopen(outcome)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "raygnn.cli.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs],
+                env={**os.environ, "PYTHONPATH": _python_path()},
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,  # what interrupts a notebook is not for it
+            )
+        finally:
+            os.close(theirs)
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, and says why
+            self._process.stdin.write(json.dumps({**request, "outcome": theirs}) + "\n")
+            self._process.stdin.flush()
+        self._view = view(self) if display else None
+        self._ended = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="raygnn-job", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._watch, name="raygnn-job-end", daemon=True).start()
+
+    @property
+    def status(self) -> str:
+        if not self._ended.is_set():
+            run = self.run
+            return "pending" if run is None else "running"
+        code = self._process.returncode
+        return {0: "done", 130: "interrupted"}.get(code, "failed")
+
+    @property
+    def run(self) -> Run | None:
+        # of an earlier command there may be one of the same name
+        if _identity(self._directory) == self._before:
+            return None
+        return opened(self._directory)
+
+    def logs(self, lines: int | None = None) -> str:
+        """What it has printed: the last so many lines, or all, of 10,000 that are kept; what ranks
+        log is in the run directory."""
+        kept = list(self._lines)
+        return "\n".join(kept if lines is None else kept[-lines:])
+
+    def stop(self, timeout: float = 120.0) -> None:
+        """Have it write a checkpoint and end, and wait for that.
+
+        Args:
+            timeout: seconds; afterwards it is killed, and goes on from an older checkpoint.
+        """
+        if not self._ended.is_set():
+            self._process.terminate()
+            if not self._ended.wait(timeout):
+                self._process.kill()
+                self._ended.wait(_END)
+
+    def _wait(self, deadline: float | None) -> None:
+        # in short pieces, so that Ctrl-C and a notebook's interrupt are heard at once
+        while not self._ended.wait(_POLL):
+            if deadline is not None and time.monotonic() > deadline:
+                return
+
+    def _error(self) -> RaygnnError:
+        code = self._process.returncode
+        if code < 0:
+            return TrainingError(
+                f"the training's process was killed by signal {-code}",
+                where=str(self._directory),
+                remedy="its last words are in logs(); go on with resume=True",
+            )
+        return error_of(code, self._facts)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            line = line.rstrip("\n")
+            self._lines.append(line)
+            self.told = Told.read(line) or self.told
+            if self._view is not None:
+                self._view.line(line)
+
+    def _watch(self) -> None:
+        self._process.wait()
+        self._reader.join(_LAST)  # a process that Ray left behind may hold the pipe
+        with suppress(ValueError):  # it said nothing
+            self._facts = json.loads(self._outcome.read())
+        self._outcome.close()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._ended.set()
+        if self._view is not None:
+            self._view.end()
+
+
+def _connected() -> str | None:
+    """The address of the Ray that this process is connected to."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _identity(run: Path) -> tuple[int, int] | None:
+    """What tells a run from the one that was there before: each writes a new configuration."""
+    try:
+        found = (run / CONFIG).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _python_path() -> str:
+    """Where this process finds modules that are not installed, for the child and its ranks."""
+    ours = str(Path(raygnn.__file__).parents[1])
+    own = [entry for entry in sys.path if entry and not entry.startswith(_INSTALLED)]
+    return os.pathsep.join(dict.fromkeys([*own, ours]))

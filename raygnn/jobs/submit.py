@@ -1,0 +1,281 @@
+"""Jobs on a cluster, handed to its job server."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raygnn import __version__
+from raygnn.config.load import Overrides, load_for_elsewhere
+from raygnn.config.schema import Config
+from raygnn.config.secret import is_secret
+from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError
+from raygnn.jobs import upload
+from raygnn.jobs.handle import Handle, error_of, opened, said_error
+from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
+from raygnn.jobs.tail import tail
+from raygnn.runs.files import storage_path
+from raygnn.runs.progress import Told
+from raygnn.runs.run import Run
+
+_GRACE = 60  # seconds to end, beside those for a checkpoint
+_POLL = 1.0  # seconds between looks at the server
+_ON_STORAGE = ("storage", "partition.path", "fault.mirror")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A job, ready to be submitted.
+
+    Attributes:
+        config: what will run.
+        found: what travels with it.
+        data: its input within what travels; None where that lies on the cluster's storage.
+    """
+
+    config: Config
+    found: upload.Found
+    data: Path | None
+
+    @property
+    def file(self) -> str:
+        """Name of the job's file, at the top of what travels."""
+        return f"{self.config.name}.yaml"
+
+    def document(self) -> dict[str, Any]:
+        """The job as it travels."""
+        document = self.config.to_dict()
+        if self.data is not None:
+            document["graph"]["path"] = str(self.data)
+        document["cluster"]["address"] = "auto"  # the cluster that it is submitted to
+        return document
+
+
+def prepare(
+    config: str | Path | Mapping[str, Any] | Config,
+    overrides: Overrides | None = None,
+    working_dir: str | Path = ".",
+) -> Package:
+    """See that a job can travel; nothing is sent or written.
+
+    Args:
+        config: a YAML file in ``working_dir``, a mapping, or what `raygnn.load_config` returned.
+        overrides: as of `raygnn.load_config`.
+        working_dir: what travels with the job: modules of your own, small data.
+
+    Raises:
+        ConfigError: the configuration is wrong, or names paths that only this machine has.
+        InputError: the directory is too large.
+    """
+    directory = Path(working_dir).absolute()
+    job, relative = load_for_elsewhere(
+        config.to_dict() if isinstance(config, Config) else config, overrides
+    )
+    label = str(config) if isinstance(config, (str, Path)) else "config"
+    if job.file is not None and not job.file.is_relative_to(directory):
+        raise InputError(
+            f"the job is not in the working directory {directory}",
+            where=label,
+            remedy="name the directory with --working-dir",
+        )
+    _check_places(job, relative, label)
+    _check_secrets(job, label)
+    data = _carried(job, relative, directory, label)
+    wanted = [directory / data] if data else []
+    found = upload.look(directory, wanted=wanted, without=[storage_path(job.storage)])
+    found.check()
+    return Package(job, found, data)
+
+
+def submit(
+    config: str | Path | Mapping[str, Any] | Config,
+    overrides: Overrides | None = None,
+    *,
+    address: str | None = None,
+    working_dir: str | Path = ".",
+    overwrite: bool = False,
+    resume: bool = False,
+) -> SubmittedJob:
+    """Have a cluster run a job, and return at once.
+
+    The job and the files of ``working_dir`` (without data, version control, environments, and what
+    ``.gitignore`` and ``.rayignore`` name) travel to the head node, where `raygnn train` runs.
+
+    Args:
+        config, overrides, working_dir: see `prepare`.
+        address: ``http://HOST:8265`` of the cluster's job server; None = as
+            RAY_API_SERVER_ADDRESS or RAY_ADDRESS say, else this machine's.
+        overwrite, resume: as of `raygnn.train`.
+
+    Raises:
+        InputError: the job cannot travel; nothing was sent.
+        PreflightError: the job server cannot be reached, or refuses.
+    """
+    if overwrite and resume:
+        raise InputError("overwrite and resume together", remedy="choose one of them")
+    package = prepare(config, overrides, working_dir)
+    return send(package, JobServer(address), overwrite=overwrite, resume=resume)
+
+
+def send(
+    package: Package, server: JobServer, *, overwrite: bool = False, resume: bool = False
+) -> SubmittedJob:
+    """Submit what was prepared; see `submit`."""
+    config = package.config
+    job = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    command = ["python", "-m", "raygnn", "train", package.file]
+    command += ["--overwrite"] * overwrite + ["--resume"] * resume
+    grace = round(config.fault.save_timeout.seconds) + _GRACE
+    with tempfile.TemporaryDirectory(prefix="raygnn-submit-") as target:
+        upload.pack(package.found, package.document(), package.file, Path(target))
+        server.submit(
+            shlex.join(command),
+            Path(target),
+            job=job,
+            # what the job server gives a job that it stops
+            env={"RAY_JOB_STOP_WAIT_TIME_S": str(grace)},
+            metadata={RUN: config.name, STORAGE: config.storage, VERSION: __version__},
+        )
+    return SubmittedJob(server, job, config.name, config.storage)
+
+
+class SubmittedJob(Handle):
+    """A job that a cluster's job server knows.
+
+    Attributes:
+        id: its submission id.
+        storage: where its run lies, as the cluster's nodes see it; None if that is not known.
+    """
+
+    def __init__(self, server: JobServer, job: str, name: str, storage: str | None):
+        self.id = job
+        self.name = name
+        self.storage = storage
+        self._server = server
+
+    @classmethod
+    def of(cls, server: JobServer, name: str) -> SubmittedJob:
+        """The job of this id, or the latest one of a run of this name.
+
+        Raises:
+            InputError: there is none.
+        """
+        info = server.find(name)
+        return cls(server, info.id, info.run or info.id, info.storage)
+
+    @property
+    def info(self) -> JobInfo:
+        """What the server knows of it."""
+        return self._server.info(self.id)
+
+    @property
+    def status(self) -> str:
+        return self.info.state
+
+    @property
+    def run(self) -> Run | None:
+        if self.storage is None:
+            return None
+        return opened(storage_path(self.storage) / self.name)
+
+    def logs(self, lines: int | None = None) -> str:
+        text = self._server.log(self.id)
+        return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:])
+
+    def lines(self) -> Iterator[str | None]:
+        """What it prints, from the beginning until it is over; None each second without a line."""
+        for line in tail(self._server, self.id):
+            if line is not None:
+                self.told = Told.read(line) or self.told
+            yield line
+
+    def stop(self, timeout: float = 120.0) -> None:
+        """Have it write a checkpoint and end, and wait for that.
+
+        Args:
+            timeout: seconds to wait. It is ended without a checkpoint, if need be, by the job
+                server, after its ``fault.save_timeout`` and a minute.
+
+        Raises:
+            TrainingError: it has not ended then.
+        """
+        if self.info.over:
+            return
+        self._server.stop(self.id)
+        self._wait(time.monotonic() + timeout)
+        if not self.info.over:
+            raise TrainingError(
+                f"the job has not ended within {timeout:g} s",
+                where=self.id,
+                remedy="look at raygnn logs; ray job stop again ends nothing sooner",
+            )
+
+    def _wait(self, deadline: float | None) -> None:
+        while not self.info.over and (deadline is None or time.monotonic() < deadline):
+            time.sleep(_POLL)
+
+    def _error(self) -> RaygnnError:
+        info = self.info
+        said = said_error(self.logs())
+        if not said:
+            said = {"what": info.message or None, "where": f"job {self.id}"}
+        return error_of(info.code or TrainingError.exit_code, said)
+
+
+def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
+    """What is written or shared lies outside of the copy that Ray throws away."""
+    for key in _ON_STORAGE:
+        if key in relative:
+            given = config.storage if key == "storage" else _value(config, key)
+            raise ConfigError(
+                f"{key} is a relative path, and the job runs in a copy of the working directory "
+                "that Ray throws away",
+                where=label,
+                remedy=f"give a directory that every node sees: --set {key}=/mnt/raygnn/"
+                f"{Path(str(given)).name}",
+            )
+
+
+def _check_secrets(config: Config, label: str) -> None:
+    for name, value in config.comm.env.items():
+        if is_secret(name, value):
+            raise ConfigError(
+                f"comm.env.{name} is a secret: with the job it would lie in the cluster's memory, "
+                "for everybody who may see jobs",
+                where=label,
+                remedy="set it in the environment of the nodes, before ray start",
+            )
+
+
+def _carried(config: Config, relative: frozenset[str], directory: Path, label: str) -> Path | None:
+    """The input that travels with the job, within the directory: what was named relative to it.
+
+    Raises:
+        ConfigError: it is not there, or not within the directory.
+    """
+    path = getattr(config.graph, "path", None)
+    if path is None or "graph.path" not in relative:
+        return None
+    if not path.is_relative_to(directory):
+        raise ConfigError(
+            f"graph.path leads out of the working directory {directory}, to {path}",
+            where=label,
+            remedy="give an absolute path that every node sees (--set graph.path=/…), or a "
+            "--working-dir that holds it",
+        )
+    if not path.exists():
+        raise ConfigError(
+            f"graph.path: there is no {path}", where=label, remedy="correct graph.path"
+        )
+    return Path(path.relative_to(directory))
+
+
+def _value(config: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)

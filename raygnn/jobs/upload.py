@@ -1,0 +1,222 @@
+"""What travels with a job: the files of a directory, few and small, and the job as one file.
+
+Data and partitions lie on storage that every node sees; a package that Ray copies to each node, and
+keeps in the head node's memory, is no place for them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from raygnn.config.yaml_text import write_yaml
+from raygnn.errors import InputError
+from raygnn.runs.files import storage_errors
+
+MOST_BYTES = 50 * 2**20
+MOST_FILES = 10_000
+
+_LOOKED_AT = 200_000  # files and directories, after which nobody counts further
+_LARGEST_SHOWN = 3
+_IGNORE_FILES = (".gitignore", ".rayignore")
+_NEVER = GitIgnoreSpec.from_lines(
+    [".git", ".venv*", "venv", "__pycache__", "*.pyc", ".*_cache", ".hypothesis", "*.egg-info"]
+    + ["node_modules", ".ipynb_checkpoints", ".DS_Store", ".nfs*"]
+)
+_REMEDY = (
+    "put data and partitions on storage that every node sees, named by absolute paths; leave other "
+    "files out with a .rayignore, or name a smaller directory with --working-dir"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What would travel of a directory.
+
+    Attributes:
+        directory: absolute.
+        files: path within it → bytes.
+        left_out: links that lead out of it, and what is no regular file.
+        whole: whether all of it was looked at.
+    """
+
+    directory: Path
+    files: dict[str, int]
+    left_out: tuple[str, ...]
+    whole: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(self.files.values())
+
+    def check(self, most: int = MOST_BYTES) -> None:
+        """See that it is little.
+
+        Args:
+            most: bytes.
+
+        Raises:
+            InputError: it is not; with its size and the largest of it.
+        """
+        if self.whole and self.size <= most and len(self.files) <= MOST_FILES:
+            return
+        largest = sorted(_shares(self.files).items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
+        shown = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
+        size = f"{'' if self.whole else 'more than '}{size_text(self.size)}"
+        raise InputError(
+            f"the working directory is too large to travel with a job: {size} in "
+            f"{len(self.files):,} files, of {size_text(most)} and {MOST_FILES:,}; "
+            f"the largest: {shown}",
+            where=str(self.directory),
+            remedy=_REMEDY,
+        )
+
+
+def look(directory: Path, wanted: Sequence[Path] = (), without: Sequence[Path] = ()) -> Found:
+    """What travels of a directory: not version control, environments, caches, nor what a
+    ``.gitignore`` or ``.rayignore`` in it names. Nothing is read but their names and sizes.
+
+    Args:
+        wanted: files and directories within it that travel, whatever else is said.
+        without: directories that do not.
+
+    Raises:
+        InputError: it is no directory, or cannot be listed.
+    """
+    if not directory.is_dir():
+        raise InputError("there is no such directory", where=str(directory))
+    files: dict[str, int] = {}
+    left: list[str] = []
+    looked = 0
+    with storage_errors(directory, InputError):
+        for path in _walk(directory, wanted, without):
+            looked += 1
+            if looked > _LOOKED_AT:
+                return Found(directory, files, tuple(left), whole=False)
+            name = str(path.relative_to(directory))
+            size = _size(path, directory)
+            if size is None:
+                left.append(name)
+            else:
+                files[name] = size
+    return Found(directory, files, tuple(left), whole=True)
+
+
+def pack(found: Found, job: dict[str, object], name: str, target: Path) -> None:
+    """Copy what was found into an empty directory, and the job beside it.
+
+    Args:
+        job: the configuration, plain JSON types.
+        name: of its file; one of that name is replaced.
+
+    Raises:
+        InputError: a file cannot be read, or there is no room.
+    """
+    with storage_errors(target, InputError):
+        for file in found.files:
+            place = target / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found.directory / file, place)
+        (target / name).write_text(write_yaml(job), encoding="utf-8")
+
+
+def check_unpacked(directory: Path) -> None:
+    """See that what `ray job submit` brought is little, and no repository: for a job that was not
+    packed by us, on the node that runs it.
+
+    Raises:
+        InputError: it is not; with its size and the remedy.
+    """
+    found = look(directory, wanted=[directory])
+    git = sum(size for name, size in found.files.items() if ".git" in Path(name).parts[:-1])
+    if git:
+        raise InputError(
+            f"the job's package carries a .git of {size_text(git)}",
+            where=str(directory),
+            remedy="name .git in a .rayignore, or submit with raygnn submit",
+        )
+    found.check()
+
+
+def size_text(size: int) -> str:
+    """``512 B``, ``1.5 KiB``, ``10.0 GiB``."""
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _walk(directory: Path, wanted: Sequence[Path], without: Sequence[Path]) -> Iterator[Path]:
+    """Files, and links to directories."""
+    rules: dict[Path, tuple[tuple[Path, GitIgnoreSpec], ...]] = {}
+    ignored = set[Path]()
+    for place, folders, names in os.walk(directory, onerror=_raise):
+        here = Path(place)
+        rules[here] = rules.get(here.parent, ()) + tuple(_rules(here, names))
+        for folder in list(folders):
+            path = here / folder
+            if path.is_symlink():
+                folders.remove(folder)
+                names.append(folder)
+            elif path in without:
+                folders.remove(folder)
+            elif here in ignored or _matches(path, directory, rules[here], "/"):
+                ignored.add(path)
+                if not any(_related(path, each) for each in wanted):
+                    folders.remove(folder)
+        for name in names:
+            path = here / name
+            if any(path.is_relative_to(each) for each in wanted) or not (
+                here in ignored or _matches(path, directory, rules[here])
+            ):
+                yield path
+
+
+def _related(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _rules(here: Path, names: Sequence[str]) -> Iterator[tuple[Path, GitIgnoreSpec]]:
+    for name in _IGNORE_FILES:
+        if name in names and (here / name).is_file():
+            lines = (here / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            yield here, GitIgnoreSpec.from_lines(lines)
+
+
+def _matches(
+    path: Path, top: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], end: str = ""
+) -> bool:
+    return any(
+        spec.match_file(f"{path.relative_to(base).as_posix()}{end}")
+        for base, spec in ((top, _NEVER), *rules)
+    )
+
+
+def _size(path: Path, directory: Path) -> int | None:
+    """Bytes of a regular file that lies within the directory; None for all else."""
+    real = path.resolve()
+    if not real.is_relative_to(directory.resolve()) or not real.is_file():
+        return None
+    return real.stat().st_size
+
+
+def _shares(files: dict[str, int]) -> dict[str, int]:
+    """Bytes of each file or directory at the top."""
+    shares: dict[str, int] = {}
+    for name, size in files.items():
+        parts = Path(name).parts
+        top = f"{parts[0]}/" if len(parts) > 1 else parts[0]
+        shares[top] = shares.get(top, 0) + size
+    return shares
