@@ -13,7 +13,16 @@ from raygnn.runs.output import say
 
 def add(verbs: Any) -> None:
     """Add them to the parser."""
-    runs = verb(verbs, "runs", _runs, "list the runs in a storage, the latest first")
+    runs = verb(
+        verbs,
+        "runs",
+        _runs,
+        "list the runs in a storage, the latest first, and a cluster's jobs: their state, how far "
+        "they are, a metric, and how long ago they began",
+    )
+    runs.add_argument(
+        "--address", metavar="URL", help="of a cluster's job server: list its jobs, too"
+    )
     runs.add_argument(
         "--storage", default="runs", metavar="DIR", help="where they are (default: runs)"
     )
@@ -27,19 +36,37 @@ def add(verbs: Any) -> None:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from raygnn.runs.display import Display
+    from raygnn.runs.listing import row_of
     from raygnn.runs.run import list_runs
 
-    runs = [run.to_dict() for run in list_runs(args.storage)]
+    runs = list_runs(args.storage)
+    if not args.address:
+        if args.json:
+            print_json(args, [run.to_dict() for run in runs])
+        else:
+            _table(f"runs in {os.path.abspath(args.storage)}", [row_of(run) for run in runs])
+        return 0
+    from raygnn.jobs.listing import rows_of
+    from raygnn.jobs.server import JobServer
+
+    server = JobServer(args.address)
+    jobs = rows_of(server)
     if args.json:
-        print_json(args, runs)
-    elif not runs:
-        say(f"no runs in {os.path.abspath(args.storage)}")
-    else:
-        columns = ("name", "status", "started", "steps")
-        rows = [(*(run.get(column) for column in columns), _metrics(run)) for run in runs]
-        Display().table(f"runs in {os.path.abspath(args.storage)}", (*columns, "metrics"), rows)
+        print_json(args, {"runs": [run.to_dict() for run in runs], "jobs": jobs})
+        return 0
+    _table(f"jobs on {server.address}", jobs)
+    if runs:
+        _table(f"runs in {os.path.abspath(args.storage)}", [row_of(run) for run in runs])
     return 0
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> None:
+    from raygnn.runs.display import Display
+
+    if rows:
+        Display().table(title, list(rows[0]), [list(row.values()) for row in rows])
+    else:
+        say(f"no {title}")
 
 
 def _diagnose(args: argparse.Namespace) -> int:
@@ -72,8 +99,3 @@ def _report(args: argparse.Namespace) -> int:
     else:
         say(str(file))
     return 0
-
-
-def _metrics(run: dict[str, Any]) -> str:
-    numbers = (run.get("metrics") or {}).items()
-    return ", ".join(f"{key} {value:.4f}" for key, value in numbers if isinstance(value, float))

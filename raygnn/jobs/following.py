@@ -7,6 +7,8 @@ from raygnn.jobs.submit import SubmittedJob
 from raygnn.runs.display import Display
 from raygnn.runs.progress import Told
 
+_SHOWN = 500  # characters of Ray's message
+
 
 def follow(job: SubmittedJob, show: Display) -> JobInfo:
     """Show what a job prints until it is over: on a terminal, where it is in training is one line
@@ -18,6 +20,7 @@ def follow(job: SubmittedJob, show: Display) -> JobInfo:
     Raises:
         PreflightError: the job server does not answer any more; the job may go on.
     """
+    told_why = False
     with show.told() as live:
         for line in job.lines():
             if line is None:
@@ -25,8 +28,9 @@ def follow(job: SubmittedJob, show: Display) -> JobInfo:
             if (told := Told.read(line)) is not None:
                 live(told)
             else:
+                told_why |= line.startswith("error: ")
                 show.text(line)
     info = job.info
-    if info.code and info.message and info.state == "failed":
-        show.text(f"{job.id}: {' '.join(info.message.split())[:500]}")
+    if info.state == "failed" and not told_why:
+        show.text(f"{job.id}: {' '.join(info.message.split())[:_SHOWN]}")
     return info

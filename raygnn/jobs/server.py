@@ -3,6 +3,7 @@ to do."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _REACH, _ANSWER = 10.0, 120.0  # seconds to connect, and without a word of an answer
 _SHOWN = 500  # characters of an answer
 _LOOPBACK = re.compile(r"localhost|127\..*|::1")
+_OURS = re.compile(r"\braygnn\b|\bjobs/train\.py\b")
 _STATES = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -33,6 +35,9 @@ _INTERRUPTED, _FAILED = 130, 4  # exit codes of jobs that tell none
 
 # of a job's metadata, by which we know our own
 RUN, STORAGE, VERSION = "raygnn.run", "raygnn.storage", "raygnn.version"
+
+# loggers that tell of each package and connection
+_TALKATIVE = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 
 T = TypeVar("T")
 
@@ -46,6 +51,7 @@ class JobInfo:
         state: ``pending``, ``running``, ``done``, ``failed`` or ``interrupted``.
         code: its exit code, once it has ended.
         run, storage: the name of its run and where it lies, for jobs of `raygnn submit`.
+        command: what it runs.
         message: what Ray says of it.
         started, ended: seconds since the epoch.
     """
@@ -55,12 +61,19 @@ class JobInfo:
     code: int | None
     run: str | None
     storage: str | None
+    command: str
     message: str
     started: float | None
     ended: float | None
 
     @property
+    def trains(self) -> bool:
+        """Whether it is one of ours, as far as can be told."""
+        return self.run is not None or _OURS.search(self.command) is not None
+
+    @property
     def over(self) -> bool:
+        """Whether it has ended."""
         return self.state not in ("pending", "running")
 
 
@@ -178,6 +191,9 @@ class JobServer:
 def _client(address: str) -> JobSubmissionClient:
     from ray.job_submission import JobSubmissionClient
 
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
     class Client(JobSubmissionClient):
         """Ray's, which waits for ever for an answer."""
 
@@ -241,6 +257,7 @@ def _info(job: JobDetails) -> JobInfo:
         code=128 - code if code is not None and code < 0 else code,
         run=metadata.get(RUN),
         storage=metadata.get(STORAGE),
+        command=job.entrypoint,
         message=job.message or "",
         started=None if job.start_time is None else job.start_time / 1000,
         ended=None if not job.end_time else job.end_time / 1000,
@@ -254,8 +271,10 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
 
     said = " ".join(str(error).split())
     if isinstance(error, AuthenticationError):
-        asked = "Missing" in said or "required" in said
-        told = "it asks for a token" if asked else "its token is another one"
+        if "Forbidden" in said or "invalid" in said:
+            told = "its token is another one"
+        else:
+            told = "it asks for a token, and there is none here"
         return PreflightError(
             f"the job server refused us: {told}",
             where=address,

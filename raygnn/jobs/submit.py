@@ -23,6 +23,7 @@ from raygnn.jobs.tail import tail
 from raygnn.runs.files import storage_path
 from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
+from raygnn.runs.store import JOB
 
 _GRACE = 60  # seconds to end, beside those for a checkpoint
 _POLL = 1.0  # seconds between looks at the server
@@ -139,7 +140,7 @@ def send(
             Path(target),
             job=job,
             # what the job server gives a job that it stops
-            env={"RAY_JOB_STOP_WAIT_TIME_S": str(grace)},
+            env={"RAY_JOB_STOP_WAIT_TIME_S": str(grace), JOB: job},
             metadata={RUN: config.name, STORAGE: config.storage, VERSION: __version__},
         )
     return SubmittedJob(server, job, config.name, config.storage)
@@ -226,6 +227,16 @@ class SubmittedJob(Handle):
         if not said:
             said = {"what": info.message or None, "where": f"job {self.id}"}
         return error_of(info.code or TrainingError.exit_code, said)
+
+
+def check_storage(config: str, overrides: Overrides) -> None:
+    """See that a job which runs in a copy of a working directory leaves nothing there.
+
+    Raises:
+        ConfigError: it would, or the configuration is wrong.
+    """
+    job, relative = load_for_elsewhere(config, overrides)
+    _check_places(job, relative, config)
 
 
 def _check_places(config: Config, relative: frozenset[str], label: str) -> None:

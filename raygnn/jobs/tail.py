@@ -45,16 +45,18 @@ def tail(server: JobServer, job: str) -> Iterator[str | None]:
             yield None
             continue
         lost, number, silent = None, 0, 0
-        for line in _lines(server, job):
-            number += line is not None
-            silent = 0 if line is not None else silent + 1
-            if line is None or number > seen:
-                yield line
-            seen = max(seen, number)
-            # a connection may be dead without saying so
-            if silent % _SILENT == _SILENT - 1 and _over(server, job) is not False:
-                break
-        if over:
+        with _Reader(server, job) as reader:
+            for line in reader.lines():
+                number += line is not None
+                silent = 0 if line is not None else silent + 1
+                if line is None or number > seen:
+                    yield line
+                seen = max(seen, number)
+                # a connection may be dead without saying so
+                if silent % _SILENT == _SILENT - 1 and _over(server, job) is not False:
+                    break
+            whole = reader.whole
+        if over or (whole and _over(server, job)):
             return
         time.sleep(_BETWEEN)
 
@@ -67,13 +69,29 @@ def _over(server: JobServer, job: str) -> bool | None:
         return None
 
 
-def _lines(server: JobServer, job: str) -> Iterator[str | None]:
-    """Lines from the beginning until the connection ends; None each second without one."""
-    with _Reader(server, job) as reader:
+class _Reader:
+    """Reads a web socket in a thread with an event loop of its own: a notebook's is taken.
+
+    Attributes:
+        whole: whether the server has said all that it had to say.
+    """
+
+    def __init__(self, server: JobServer, job: str):
+        self.whole = False
+        self._texts: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._server = server
+        self._job = job
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="raygnn-tail", daemon=True)
+
+    def lines(self) -> Iterator[str | None]:
+        """Lines from the beginning until the connection ends; None each second without one."""
         rest = ""
         while True:
             try:
-                text = reader.texts.get(timeout=_TICK)
+                text = self._texts.get(timeout=_TICK)
             except queue.Empty:
                 yield None
                 continue
@@ -83,19 +101,6 @@ def _lines(server: JobServer, job: str) -> Iterator[str | None]:
             yield from whole
         if rest:
             yield rest
-
-
-class _Reader:
-    """Reads a web socket in a thread with an event loop of its own: a notebook's is taken."""
-
-    def __init__(self, server: JobServer, job: str):
-        self.texts: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
-        self._server = server
-        self._job = job
-        self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] | None = None
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="raygnn-tail", daemon=True)
 
     def __enter__(self) -> _Reader:
         self._thread.start()
@@ -117,9 +122,10 @@ class _Reader:
     async def _read(self) -> None:
         async for text in self._server.tail(self._job):
             self._put(text)
+        self.whole = True
 
     def _put(self, text: str | None) -> None:
         while not self._closed.is_set():
             with suppress(queue.Full):
-                self.texts.put(text, timeout=_TICK)
+                self._texts.put(text, timeout=_TICK)
                 return

@@ -131,6 +131,14 @@ class Told:
         return cls(line.strip(), step, max(1, total))
 
     @property
+    def metric(self) -> str:
+        """The first validation metric, else the loss; empty where it has neither."""
+        fields = self.text.split("  ")
+        found = [text for text in fields if text.startswith("val/")]
+        found += [f"train/{text}" for text in fields if text.startswith("loss ")]
+        return found[0] if found else ""
+
+    @property
     def share(self) -> float:
         """Of the steps, from 0 to 1."""
         return min(1.0, self.step / self.total)

@@ -15,7 +15,7 @@ import yaml
 from raygnn.errors import DataError, InputError
 from raygnn.runs.files import read_json, read_regular, storage_path
 from raygnn.runs.lock import holder
-from raygnn.runs.metrics import MetricsTail, read_metrics
+from raygnn.runs.metrics import MetricsTail, newest, read_metrics
 from raygnn.runs.ranks import RANKS, long
 from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run
 
@@ -77,6 +77,20 @@ class Run:
         if status == "running" and not _held(self.path / LOCK):
             return "killed"
         return str(status)
+
+    @property
+    def progress(self) -> tuple[int, int | None]:
+        """Optimizer steps that were made, as far as they are recorded, and how many there will be;
+        None where that is not known."""
+        summary = self.summary
+        record = newest(self.path / METRICS) or {}
+        step = max(_whole(summary.get("steps")), _whole(record.get("step")))
+        return step, _whole(summary.get("total_steps")) or None
+
+    @property
+    def began(self) -> float:
+        """When a command began it or went on with it, seconds since the epoch; 0 if unknown."""
+        return _began(self.path) / 1e9
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -235,6 +249,10 @@ def _began(path: Path) -> int:
         return (path / CONFIG).stat().st_mtime_ns
     except OSError:
         return 0  # removed this moment
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _numbers(values: Any) -> list[tuple[str, float]]:

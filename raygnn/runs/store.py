@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -38,6 +39,9 @@ REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
+
+# the variable with the id of the job on a cluster that this command is
+JOB = "RAYGNN_JOB"
 
 # First line of every config.yaml we write: what tells a run directory from any other.
 MARK = "# raygnn run: the configuration as it was resolved\n"
@@ -124,7 +128,10 @@ class RunDir:
             # The config first: what has it is recognised as a run, however early this ends.
             write_atomic(self.path / CONFIG, text)
             summary = read_json(self.path / SUMMARY)
-            summary.pop("error", None)  # of an earlier start
+            for name in ("error", "job"):  # of an earlier start
+                summary.pop(name, None)
+            if job := os.environ.get(JOB):
+                summary["job"] = job
             summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
             write_atomic(self.path / SUMMARY, json_text({**summary, "status": "running"}))
 

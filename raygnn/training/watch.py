@@ -61,6 +61,9 @@ def watch(
         records = _first_records(tail, launch, launch.startup(show), heartbeat, news, coming)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
+    total = train.epochs * steps
+    with suppress(TrainingError):  # for who looks at the run meanwhile
+        run.update_summary(total_steps=min(total, train.max_steps or total))
     told, starts = 0.0, max(1, launch.starts)
     storage = _Storage(run.path, show)
     preemption = Preemption(run.path, launch.cluster, show)
