@@ -59,6 +59,7 @@ def ray_cluster(
     node_env: Mapping[int, Mapping[str, str]] | None = None,
     python: Mapping[int, str | Path] | None = None,
     shm: Mapping[int, str] | None = None,
+    jobs: bool = False,
 ) -> Iterator[Cluster]:
     """A Ray with its head on the first host; at the end its processes and logs go.
 
@@ -70,6 +71,7 @@ def ray_cluster(
         node_env: host's number → variables of its node alone.
         python: host's number → interpreter of its node; this one where not given.
         shm: host's number → size of its /dev/shm, as mount writes it: ``"64m"``.
+        jobs: with a dashboard, and so a job server, on the head's loopback.
 
     Raises:
         RuntimeError: a node did not start; with the end of its logs.
@@ -78,7 +80,9 @@ def ray_cluster(
         for i, size in (shm or {}).items():
             _resize_shm(hosts[i], size)
             stack.callback(_resize_shm, hosts[i], "50%")  # what the kernel gives by default
-        cluster = Cluster(hosts, cpus, env or {}, node_env or {}, python or {}, Path(directory))
+        cluster = Cluster(
+            hosts, cpus, env or {}, node_env or {}, python or {}, Path(directory), jobs
+        )
         stack.callback(cluster.close)
         cluster.start(0)
         cluster.start(*range(1, len(hosts)))
@@ -102,6 +106,7 @@ class Cluster:
         node_env: Mapping[int, Mapping[str, str]],
         python: Mapping[int, str | Path],
         directory: Path,
+        jobs: bool,
     ):
         self.hosts = list(hosts)
         self.address = f"{hosts[0].address}:{_PORT}"
@@ -110,6 +115,7 @@ class Cluster:
         self._ray_env = {**inherited, **_SETTINGS, **token, **env}
         self.env = {"RAY_ADDRESS": self.address, **self._ray_env}
         self._cpus = cpus
+        self._jobs = jobs
         self._node_env = node_env
         self._python = python
         self._directory = directory
@@ -221,7 +227,8 @@ class Cluster:
     def _launch(self, number: int) -> subprocess.Popen[Any]:
         host = self.hosts[number]
         if number == 0:
-            place = ["--head", f"--port={_PORT}", "--include-dashboard=false"]
+            place = ["--head", f"--port={_PORT}", f"--include-dashboard={self._jobs}"]
+            place += ["--dashboard-host=127.0.0.1"]
         else:
             place = [f"--address={self.address}"]
         python = str(self._python.get(number, sys.executable))

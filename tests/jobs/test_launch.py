@@ -1,0 +1,137 @@
+"""A training beside this process: what its handle says, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import raygnn
+from raygnn.config.schema import Config
+from raygnn.jobs.launch import LocalJob
+from raygnn.runs.run import open_run
+
+LIMIT = 150.0
+
+_PARENT = """
+import sys, time
+import raygnn
+
+config = raygnn.load_config(sys.argv[1])
+job = raygnn.launch(config, display=False)
+print(job.pid, flush=True)
+while job.told is None:
+    time.sleep(0.1)
+print("training", flush=True)
+time.sleep(600)
+"""
+
+
+def config_of(storage: Path, **changes: Any) -> Config:
+    return raygnn.load_config(
+        {
+            "name": "beside",
+            "storage": str(storage),
+            "graph": {"format": "planted", "nodes": 2000, "degree": 8, "classes": 4},
+            "model": {"kind": "sage", "hidden": 8},
+            "sampling": {"fanout": [5, 5], "batch_size": 80},
+            "train": {"epochs": 3, "log_every": 1},
+            "cluster": {"workers": 1, "address": "local"},
+            "logging": {"loggers": []},
+        },
+        changes,
+    )
+
+
+def until(true: Callable[[], Any], limit: float = LIMIT) -> None:
+    end = time.monotonic() + limit
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_run_from_its_beginning_to_a_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = raygnn.launch(config_of(tmp_path, train={"epochs": 5000}))
+    assert job.status == "pending"
+    assert job.run is None
+    assert job.metrics().empty
+    assert "pending" in repr(job)
+    until(lambda: job.told or job.over)
+    assert job.status == "running", job.logs()
+    assert len(job.metrics()) > 0
+    assert list(job.metrics().columns[:1]) == ["step"]
+    assert f"beside → {tmp_path / 'beside'}" in job.logs()
+    assert job.logs(1) in job.logs()
+    html = job._repr_html_()
+    assert "running" in html
+    assert "<progress" in html
+    with pytest.raises(TimeoutError, match="goes on"):
+        job.wait(timeout=0.3)
+
+    children = psutil.Process(job.pid).children(recursive=True)
+    assert len(children) > 3  # a Ray
+    job.stop()
+    assert job.status == "interrupted"
+    with pytest.raises(raygnn.Interrupted, match="can go on from step"):
+        job.wait()
+    assert list((tmp_path / "beside" / "checkpoints").glob("step-*"))
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive, [each.name() for each in alive]
+    assert "epoch 1/5000" in capsys.readouterr().out, "it is shown meanwhile"
+    job.stop()  # once more does nothing
+
+
+def test_what_is_refused_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "mine.txt").write_text("mine")
+    job = raygnn.launch(config_of(tmp_path), display=False)
+    with pytest.raises(raygnn.InputError) as error:
+        job.wait(timeout=LIMIT)
+    assert type(error.value) is raygnn.InputError
+    assert error.value.where == str(tmp_path / "beside")
+    assert error.value.remedy
+    assert job.status == "failed"
+    assert job.run is None
+    assert "failed" in job._repr_html_()
+    with pytest.raises(raygnn.InputError, match="together"):
+        raygnn.launch(config_of(tmp_path), overwrite=True, resume=True)
+
+
+def test_a_killed_training_is_told(tmp_path: Path) -> None:
+    job = raygnn.launch(config_of(tmp_path), display=False)
+    os.kill(job.pid, signal.SIGKILL)
+    with pytest.raises(raygnn.TrainingError, match="killed by signal 9"):
+        job.wait(timeout=LIMIT)
+    assert isinstance(job, LocalJob)
+
+
+def test_it_ends_with_who_began_it(tmp_path: Path) -> None:
+    """As when a notebook's kernel is killed: a checkpoint is left, and no process."""
+    import yaml
+
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(config_of(tmp_path, train={"epochs": 5000}).to_dict()))
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(file)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        try:
+            assert parent.stdout.readline() == "training\n"
+        finally:
+            parent.kill()
+    processes = [child, *child.children(recursive=True)]
+    _, alive = psutil.wait_procs(processes, timeout=90)
+    assert not alive, [each.name() for each in alive]
+    assert open_run(tmp_path / "beside").status == "interrupted"
+    assert list((tmp_path / "beside" / "checkpoints").glob("step-*"))

@@ -1,0 +1,157 @@
+"""What travels with a job, and what does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.errors import ConfigError, InputError
+from raygnn.jobs.submit import prepare
+from raygnn.jobs.upload import check_unpacked, look, pack, size_text
+
+JOB = """
+name: small
+storage: /mnt/raygnn/runs
+graph: {format: dgl, path: data/graph.dgl}
+model: {kind: sage}
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory as people have them."""
+    work = tmp_path / "work"
+    for name in ("job.yaml", "models/mine.py", "notes/a.txt", "notes/keep.txt", "data/graph.dgl"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(name)
+    (work / "job.yaml").write_text(JOB)
+    for name in (".git/objects/pack", ".venv/bin/python", "models/__pycache__/m.pyc", "runs/r/x"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("never")
+    (work / ".gitignore").write_text("/data/\nnotes/*\n!notes/keep.txt\n")
+    (work / "models" / ".rayignore").write_text("*.txt\n")
+    (work / "models" / "log.txt").write_text("")
+    monkeypatch.chdir(work)
+    return work
+
+
+def names(work: Path, **options: list[Path]) -> set[str]:
+    return set(look(work, **options).files)
+
+
+def test_what_travels(work: Path) -> None:
+    always = {".gitignore", "job.yaml", "models/mine.py", "models/.rayignore", "notes/keep.txt"}
+    assert names(work, without=[work / "runs"]) == always
+    assert names(work) == always | {"runs/r/x"}
+    wanted = names(work, wanted=[work / "data" / "graph.dgl"], without=[work / "runs"])
+    assert wanted == always | {"data/graph.dgl"}
+
+
+def test_links_lead_nowhere(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("outside")
+    (work / "out").symlink_to(tmp_path / "secret")
+    (work / "outer").symlink_to(tmp_path)
+    (work / "inside").symlink_to(work / "job.yaml")
+    os.mkfifo(work / "pipe")
+    found = look(work)
+    assert {"out", "outer", "pipe"} <= set(found.left_out)
+    assert "inside" in found.files
+    target = tmp_path / "target"
+    target.mkdir()
+    pack(found, {"name": "small"}, "small.yaml", target)
+    assert (target / "inside").read_text() == JOB
+    assert not (target / "inside").is_symlink()
+    assert not [
+        path for path in target.rglob("*") if path.is_file() and "outside" in path.read_text()
+    ]
+
+
+def test_ten_gigabytes_stay(work: Path) -> None:
+    with open(work / "notes" / "keep.txt", "wb") as file:
+        file.truncate(10 * 2**30)  # a sparse file: nobody may read it
+    with pytest.raises(InputError) as error:
+        prepare("job.yaml")
+    assert "10.0 GiB" in error.value.what
+    assert "notes/" in error.value.what
+    assert error.value.where == str(work)
+    assert "shared" in error.value.remedy or "every node sees" in error.value.remedy
+
+
+def test_many_files_stay(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raygnn.jobs.upload.MOST_FILES", 3)
+    with pytest.raises(InputError, match="too large"):
+        prepare("job.yaml")
+    monkeypatch.setattr("raygnn.jobs.upload._LOOKED_AT", 2)
+    with pytest.raises(InputError, match="more than"):
+        prepare("job.yaml")
+
+
+def test_a_repository_that_came_is_refused(work: Path) -> None:
+    """By the entry script, where Ray's own command packed."""
+    with pytest.raises(InputError, match=r"a \.git of 5 B") as error:
+        check_unpacked(work)
+    assert "rayignore" in str(error.value.remedy)
+
+
+def test_data_travels_by_relative_names_only(work: Path) -> None:
+    package = prepare("job.yaml")
+    assert "data/graph.dgl" in package.found.files
+    assert package.document()["graph"]["path"] == "data/graph.dgl"
+    there = prepare("job.yaml", ["graph.path=/data/of/the/cluster.dgl"])
+    assert there.data is None
+    assert there.document()["graph"]["path"] == "/data/of/the/cluster.dgl"
+    assert "data/graph.dgl" not in there.found.files
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["storage=runs"], "storage is a relative path"),
+        (["partition.path=parts"], "partition.path is a relative path"),
+        (["fault.mirror=copies"], "fault.mirror is a relative path"),
+        (["graph.path=../elsewhere.dgl"], "leads out of the working directory"),
+        (["graph.path=data/none.dgl"], "there is no"),
+        (["comm.env.DB_PASSWORD=hunter2"], "comm.env.DB_PASSWORD is a secret"),
+        (["train.lr=much"], "much"),
+    ],
+)
+def test_what_cannot_travel(work: Path, overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        prepare("job.yaml", overrides)
+    assert told in error.value.what
+    assert "hunter2" not in str(error.value)
+
+
+def test_the_default_storage_is_relative(work: Path) -> None:
+    (work / "job.yaml").write_text(JOB.replace("storage: /mnt/raygnn/runs\n", ""))
+    with pytest.raises(ConfigError, match="storage is a relative path"):
+        prepare("job.yaml")
+
+
+def test_a_job_from_elsewhere(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    with pytest.raises(InputError, match="not in the working directory"):
+        prepare("../job.yaml")
+
+
+def test_a_mapping(work: Path) -> None:
+    package = prepare(
+        {
+            "name": "made",
+            "storage": "/mnt/raygnn/runs",
+            "graph": {"format": "planted", "nodes": 100},
+            "model": {"kind": "gcn"},
+            "cluster": {"address": "head:6379"},
+        }
+    )
+    assert package.file == "made.yaml"
+    assert package.document()["cluster"]["address"] == "auto"
+
+
+@given(st.integers(min_value=0, max_value=2**60))
+def test_sizes_are_short(size: int) -> None:
+    assert len(size_text(size)) <= 14
