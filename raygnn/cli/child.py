@@ -22,6 +22,7 @@ def main() -> int:
     """Do what the request says; returns the exit code."""
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, name="raygnn-parent", daemon=True).start()
+    os.set_inheritable(request["outcome"], False)  # or its end would be that of all that we start
     outcome = os.fdopen(request["outcome"], "w")
 
     def tell(facts: dict[str, Any]) -> None:

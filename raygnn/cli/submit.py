@@ -73,8 +73,8 @@ def _submit(args: argparse.Namespace) -> int:
     package = prepare(args.config, args.set, args.working_dir)
     server = JobServer(args.address)
     tell = (lambda text: None) if args.json else say
-    if server.warning:
-        tell(f"warning: {server.warning}")
+    for warning in server.warnings:
+        tell(f"warning: {warning}")
     found = package.found
     tell(f"{len(found.files)} files, {size_text(found.size)}, travel from {found.directory}")
     for name in found.left_out[:5]:

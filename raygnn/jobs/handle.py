@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
 from raygnn.runs.progress import Told
@@ -112,27 +113,27 @@ class Handle(ABC):
 _KINDS = {kind.exit_code: kind for kind in (TrainingError, PreflightError, InputError, Interrupted)}
 
 
-def error_of(code: int, facts: dict[str, str | None]) -> RaygnnError:
+def error_of(code: int, facts: Mapping[str, Any]) -> RaygnnError:
     """The error of a command that ended with an exit code.
 
     Args:
-        facts: its ``what``, ``where`` and ``remedy``, as far as they are known.
+        facts: its ``what``, ``where``, ``remedy``, ``rank`` and ``run``, as far as they are known.
     """
     kind = _KINDS.get(code, TrainingError)
     what = facts.get("what") or f"it ended with exit code {code}"
     error = kind(what, where=facts.get("where"), remedy=facts.get("remedy"))
     if isinstance(error, TrainingError):
-        error.run = facts.get("run")
+        error.run, error.rank = facts.get("run"), facts.get("rank")
     return error
 
 
-def said_error(text: str) -> dict[str, str | None]:
+def said_error(text: str) -> dict[str, str]:
     """What a command's output says of its error, see `Display.error`; {} if it has none."""
     lines = text.splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
     if not starts:
         return {}
-    facts: dict[str, str | None] = {"what": lines[starts[-1]].removeprefix("error: ")}
+    facts = {"what": lines[starts[-1]].removeprefix("error: ")}
     for line in lines[starts[-1] + 1 : starts[-1] + 3]:
         for key, mark in (("where", "  at "), ("remedy", "  → ")):
             if line.startswith(mark):

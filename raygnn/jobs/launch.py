@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import raygnn
 from raygnn.config.schema import Config
@@ -81,7 +82,7 @@ class LocalJob(Handle):
         self._directory = config.run_dir
         self._before = _identity(self._directory)
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
-        self._facts: dict[str, str | None] = {}
+        self._facts: dict[str, Any] = {}
         self._view: View | None = None
         outcome, theirs = os.pipe()
         self._outcome = os.fdopen(outcome)

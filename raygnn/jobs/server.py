@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +23,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
 _REACH, _ANSWER = 10.0, 120.0  # seconds to connect, and without a word of an answer
 _SHOWN = 500  # characters of an answer
-_LOOPBACK = re.compile(r"localhost|127\..*|::1")
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 _OURS = re.compile(r"\braygnn\b|\bjobs/train\.py\b")
 _STATES = {
     "PENDING": "pending",
@@ -98,16 +99,23 @@ class JobServer:
         self._client: JobSubmissionClient = self._ask(lambda: _client(self.address))
 
     @property
-    def warning(self) -> str | None:
-        """What is not secure about the way to it."""
-        url = urlsplit(self.address)
-        if url.scheme == "https" or _LOOPBACK.fullmatch(url.hostname or ""):
-            return None
-        return (
-            f"{self.address} is not encrypted: the token and the job can be read on the way; "
-            "use https, or a tunnel (ray dashboard, ssh -L 8265:127.0.0.1:8265, "
-            "kubectl port-forward)"
-        )
+    def warnings(self) -> list[str]:
+        """What is not secure about it."""
+        found = [unencrypted(self.address), self._open()]
+        return [text for text in found if text is not None]
+
+    def _open(self) -> str | None:
+        """A warning, if it asks nobody for a token."""
+        import requests
+
+        with suppress(requests.RequestException):
+            answer = requests.get(f"{self.address}/api/jobs/", timeout=_REACH)
+            if answer.ok:
+                return (
+                    f"{self.address} asks for no token: whoever reaches it runs what they like "
+                    "there; start Ray with RAY_AUTH_MODE=token on every node"
+                )
+        return None
 
     def submit(
         self,
@@ -188,6 +196,17 @@ class JobServer:
             raise _error(error, self.address, job) from None
 
 
+def unencrypted(address: str) -> str | None:
+    """A warning, if what is sent to the address can be read on the way."""
+    url = urlsplit(address)
+    if url.scheme == "https" or _LOOPBACK.fullmatch(url.hostname or ""):
+        return None
+    return (
+        f"{address} is not encrypted: the token and the job can be read on the way; use https, or "
+        "a tunnel (ray dashboard, ssh -L 8265:127.0.0.1:8265, kubectl port-forward)"
+    )
+
+
 def _client(address: str) -> JobSubmissionClient:
     from ray.job_submission import JobSubmissionClient
 
@@ -207,7 +226,7 @@ def _url(address: str | None) -> str:
     given = address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not given and "://" in os.environ.get("RAY_ADDRESS", ""):
         given = os.environ["RAY_ADDRESS"]
-    url = (given or DEFAULT_ADDRESS).rstrip("/")
+    url = given or DEFAULT_ADDRESS
     if "://" not in url:
         url = f"http://{url}"
     try:
@@ -227,7 +246,7 @@ def _url(address: str | None) -> str:
             where=without_users(url)[:_SHOWN],
             remedy="set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN instead",
         )
-    return url
+    return url.rstrip("/")
 
 
 def _use_token() -> None:

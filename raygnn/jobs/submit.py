@@ -223,9 +223,7 @@ class SubmittedJob(Handle):
 
     def _error(self) -> RaygnnError:
         info = self.info
-        said = said_error(self.logs())
-        if not said:
-            said = {"what": info.message or None, "where": f"job {self.id}"}
+        said = said_error(self.logs()) or {"what": info.message, "where": f"job {self.id}"}
         return error_of(info.code or TrainingError.exit_code, said)
 
 

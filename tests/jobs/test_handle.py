@@ -1,0 +1,140 @@
+"""What handles make of what a training printed, and what the job server's address says."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
+from raygnn.jobs import server
+from raygnn.jobs.handle import error_of, said_error
+from raygnn.jobs.server import unencrypted
+from raygnn.runs.display import Display
+from raygnn.runs.listing import age, metric, progress
+from raygnn.runs.progress import Progress, Told
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
+
+
+@given(WORDS, st.none() | WORDS, st.none() | WORDS)
+def test_an_error_is_read_back(what: str, where: str | None, remedy: str | None) -> None:
+    """As `Display` writes it, between other lines."""
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    Display(console).error(TrainingError(what, where=where, remedy=remedy))
+    said = said_error(f"epoch 1/2\nerror: an older one\n  at a\n{output.getvalue()}\ntrace\n")
+    assert said == {
+        name: text
+        for name, text in (("what", what), ("where", where), ("remedy", remedy))
+        if text is not None
+    }
+
+
+@pytest.mark.parametrize("kind", [InputError, PreflightError, TrainingError, Interrupted])
+def test_an_exit_code_is_an_error(kind: type[RaygnnError]) -> None:
+    error = error_of(kind.exit_code, {"what": "no", "where": "here", "remedy": "do", "rank": 3})
+    assert type(error) is kind
+    assert (error.what, error.where, error.remedy) == ("no", "here", "do")
+    assert getattr(error, "rank", 3) == 3
+    assert "exit code 77" in error_of(77, {}).what
+
+
+@given(
+    st.integers(1, 10**7),
+    st.integers(1, 10**4),
+    st.integers(1, 10**3),
+    st.dictionaries(
+        st.sampled_from(["train/loss", "val/accuracy", "val/f1", "val/loss", "seeds_per_second"]),
+        st.floats(0, 1e6),
+    ),
+)
+def test_progress_is_read_back(
+    step: int, steps_per_epoch: int, epochs: int, values: dict[str, float]
+) -> None:
+    made = Progress(steps_per_epoch, epochs * steps_per_epoch)
+    made.update({"step": step, "time": 1.0, **values})
+    made.update({"step": step + 1, "time": 2.0, **values})
+    told = Told.read(made.line())
+    assert told is not None
+    assert (told.step, told.total) == (step + 1, epochs * steps_per_epoch)
+    assert told.text == made.line()
+    assert 0 <= told.share <= 1
+    if "val/accuracy" in values:
+        assert told.metric.startswith("val/")
+    narrow, wide = (Console(file=io.StringIO(), width=width) for width in (40, 160))
+    for console in (narrow, wide):
+        console.print(told)
+        (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert "epoch" in line
+
+
+@pytest.mark.parametrize("line", ["", "epoch", "epoch 1/2", "epochs 1/2  step 1/2", "step 1/2"])
+def test_other_lines_are_not_progress(line: str) -> None:
+    assert Told.read(line) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"),
+    [
+        ("http://127.0.0.1:8265", False),
+        ("http://localhost:8265", False),
+        ("http://[::1]:8265", False),
+        ("https://head:8265", False),
+        ("http://head:8265", True),
+        ("http://10.0.0.1:8265", True),
+        ("http://127.evil.org:8265", True),
+    ],
+)
+def test_a_way_that_others_read_is_warned_of(address: str, warned: bool) -> None:
+    assert (unencrypted(address) is not None) == warned
+
+
+def test_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    assert server._url(None) == "http://127.0.0.1:8265"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of Ray itself
+    assert server._url(None) == "http://127.0.0.1:8265"
+    monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265/")
+    assert server._url(None) == "http://10.0.0.1:8265"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://other:8265")
+    assert server._url(None) == "http://other:8265"
+    assert server._url("head:8265") == "http://head:8265"
+    for wrong in ("ftp://a", "http://", "http://a:b", "http://u:secret@a:8265", "ray://a:10001"):
+        with pytest.raises(InputError) as error:
+            server._url(wrong)
+        assert "secret" not in str(error.value)
+
+
+def test_a_token_that_lies_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    server._use_token()
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    server._use_token()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # said on purpose
+    server._use_token()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_rows() -> None:
+    assert progress(80, 400) == "80/400 (20%)"
+    assert progress(80, None) == "80"
+    assert progress(0, 400) == ""
+    assert metric({"val/loss": 1.0, "val/accuracy": 0.5, "test/f1": 0.25}) == "test/f1 0.2500"
+    assert metric({"train/loss": 1.0, "val/loss": 2.0}) == "train/loss 1.0000"
+    assert metric({"done": True}) == ""
+    assert age(None) == ""
+    assert age(1.0).endswith(" d")
