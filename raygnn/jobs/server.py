@@ -219,7 +219,18 @@ def _client(address: str) -> JobSubmissionClient:
         def _do_request(self, *args: Any, **options: Any) -> Any:
             return super()._do_request(*args, timeout=(_REACH, _ANSWER), **options)
 
-    return Client(address)
+    # Ray takes these instead of the address that it is given
+    names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, address))
+    try:
+        return Client(address)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _url(address: str | None) -> str:

@@ -63,6 +63,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
         "logging": {"loggers": []},
     }
     (work / "long.yaml").write_text(yaml.safe_dump(job))
+    job |= {"name": "bad", "model": {"kind": "bad:Bad"}, "fault": {"max_failures": 0}}
+    (work / "bad.yaml").write_text(yaml.safe_dump(job))
     return place
 
 
@@ -149,8 +151,7 @@ def test_follow_stop_resume(run: Any, cluster: Cluster, place: Path) -> None:
 
 
 def test_exit_codes_carry_through(run: Any) -> None:
-    broken = set_of(name="bad", model="{kind: 'bad:Bad'}", **{"fault.max_failures": 0})
-    done = run("raygnn", "submit", "long.yaml", *broken, "--address", SERVER)
+    done = run("raygnn", "submit", "bad.yaml", "--address", SERVER)
     assert done.returncode == 4, done.stdout + done.stderr
     assert "planted in the third step" in done.stdout
     missing = run(
