@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _ADDRESS = """the head node's job server, http://HOST:8265 (default: RAY_API_SERVER_ADDRESS, else
 this machine's)"""
 _STOP = 300.0  # seconds
+_NARROWEST = 60  # columns
 
 
 def add(verbs: Any) -> None:
@@ -79,7 +81,9 @@ def _submit(args: argparse.Namespace) -> int:
     tell(f"{len(found.files)} files, {size_text(found.size)}, travel from {found.directory}")
     for name in found.left_out[:5]:
         tell(f"left out: {name}, which leads elsewhere")
-    job = send(package, server, overwrite=args.overwrite, resume=args.resume)
+    shown = not args.detach and not args.json and sys.stdout.isatty()
+    width = max(_NARROWEST, shutil.get_terminal_size().columns) if shown else None
+    job = send(package, server, overwrite=args.overwrite, resume=args.resume, width=width)
     tell(f"job {job.id} on {server.address}")
     if args.detach or (args.json and not args.follow):
         tell(f"follow it with raygnn logs {job.id} --follow, end it with raygnn stop {job.id}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from raygnn.jobs.server import JobInfo
 from raygnn.jobs.submit import SubmittedJob
 from raygnn.runs.display import Display
-from raygnn.runs.progress import Told
 
 _SHOWN = 500  # characters of Ray's message
 
@@ -23,14 +22,10 @@ def follow(job: SubmittedJob, show: Display) -> JobInfo:
     told_why = False
     with show.told() as live:
         for line in job.lines():
-            if line is None:
-                continue
-            if (told := Told.read(line)) is not None:
-                live(told)
-            else:
+            if line is not None:
                 told_why |= line.startswith("error: ")
-                show.text(line)
+                live(line)
     info = job.info
     if info.state == "failed" and not told_why:
-        show.text(f"{job.id}: {' '.join(info.message.split())[:_SHOWN]}")
+        show.note(f"{job.id}: {' '.join(info.message.split())[:_SHOWN]}")
     return info

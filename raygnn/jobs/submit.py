@@ -20,6 +20,7 @@ from raygnn.jobs import upload
 from raygnn.jobs.handle import Handle, error_of, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
 from raygnn.jobs.tail import tail
+from raygnn.runs.display import WIDTH
 from raygnn.runs.files import storage_path
 from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
@@ -125,9 +126,18 @@ def submit(
 
 
 def send(
-    package: Package, server: JobServer, *, overwrite: bool = False, resume: bool = False
+    package: Package,
+    server: JobServer,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    width: int | None = None,
 ) -> SubmittedJob:
-    """Submit what was prepared; see `submit`."""
+    """Submit what was prepared; see `submit`.
+
+    Args:
+        width: of the terminal that will show what the job prints.
+    """
     config = package.config
     job = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     command = ["python", "-m", "raygnn", "train", package.file]
@@ -140,7 +150,11 @@ def send(
             Path(target),
             job=job,
             # what the job server gives a job that it stops
-            env={"RAY_JOB_STOP_WAIT_TIME_S": str(grace), JOB: job},
+            env={
+                "RAY_JOB_STOP_WAIT_TIME_S": str(grace),
+                JOB: job,
+                **({WIDTH: str(width)} if width else {}),
+            },
             metadata={RUN: config.name, STORAGE: config.storage, VERSION: __version__},
         )
     return SubmittedJob(server, job, config.name, config.storage)

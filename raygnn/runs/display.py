@@ -31,6 +31,8 @@ from raygnn.runs.progress import Progress, Told
 from raygnn.runs.store import REPORT
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
+# the variable with the width of the terminal that somebody follows this command on
+WIDTH = "RAYGNN_WIDTH"
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
 _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
@@ -123,27 +125,33 @@ class Display:
                 self._line(line)
 
     @contextmanager
-    def told(self) -> Iterator[Callable[[Told], None]]:
-        """A training elsewhere, from the lines that it prints. Yields what is to be given each of
-        them: on a terminal they are one live line, elsewhere lines."""
+    def told(self) -> Iterator[Callable[[str], None]]:
+        """A command elsewhere, from the lines that it prints. Yields what is to be given each of
+        them: on a terminal those of its progress are one live line."""
         if not self.console.is_interactive:
-            yield lambda told: self._line(told.text)
+            yield lambda line: self._line(line.rstrip())
             return
         last: Told | None = None
         with Live(Text(""), console=self.console, refresh_per_second=4, transient=True) as live:
 
-            def show(told: Told) -> None:
+            def settle() -> None:
                 nonlocal last
-                last = told
-                live.update(told)
+                if last is not None:
+                    self._line(last.text)
+                    live.update(Text(""))
+                last = None
+
+            def show(line: str) -> None:
+                nonlocal last
+                if (told := Told.read(line)) is not None:
+                    last = told
+                    live.update(told)
+                else:
+                    settle()
+                    self._line(line.rstrip())
 
             yield show
-        if last is not None:
-            self._line(last.text)
-
-    def text(self, text: str) -> None:
-        """A line that was made elsewhere."""
-        self._line(text)
+            settle()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table; columns of numbers are set flush right, whole numbers grouped by thousands."""
@@ -250,7 +258,8 @@ def _console(stderr: bool = False) -> Console:
     output = Output(sys.stderr, loud=False) if stderr else Output(sys.stdout)
     console = Console(file=cast(IO[str], output), stderr=stderr, highlight=False)
     if not console.is_terminal:
-        console.width = _FILE_WIDTH
+        given = os.environ.get(WIDTH, "")
+        console.width = int(given) if given.isdecimal() else _FILE_WIDTH
     return console
 
 

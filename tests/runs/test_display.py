@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -322,3 +323,29 @@ def test_details_of_a_long_stage_come_at_a_bounded_rate() -> None:
     lines = [line for line in screen.text().splitlines() if line.startswith("partition: write")]
     assert lines == ["partition: write, 0 of 1000 parts"]
     assert "partition: metis" in screen.text()
+
+
+def test_a_command_elsewhere_is_shown_as_it_is() -> None:
+    """Its progress as one live line on a terminal, which is kept before what comes next."""
+    lines = [
+        "run  a",
+        "epoch 1/2  step 1/4  loss 1.0000",
+        "epoch 2/2  step 4/4  loss 0.5000",
+        "end  ",
+    ]
+    plain = io.StringIO()
+    with Display(Console(file=plain, width=80)).told() as show:
+        for line in lines:
+            show(line)
+    assert plain.getvalue().splitlines() == [line.rstrip() for line in lines]
+
+    terminal = io.StringIO()
+    console = Console(file=terminal, width=80, force_terminal=True, force_interactive=True)
+    with Display(console).told() as show:
+        for line in lines:
+            show(line)
+            time.sleep(0.4)  # it is drawn four times a second
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert "━" in text, "a bar"
+    kept = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    assert kept[-2:] == [lines[2], "end"]
