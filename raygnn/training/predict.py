@@ -163,6 +163,12 @@ class _Asked:
             keep=False,
             request=Request(self.weights, self.split, **request),
         ) as answer:
+            if not answer[0].get("rows") and not answer[0].get("metrics"):
+                raise InputError(
+                    f"the data have nothing in the split {self.split!r}",
+                    where=f"--split {self.split}",
+                    remedy="choose another split",
+                )
             yield answer
 
 
@@ -215,12 +221,13 @@ def _partition(run: Run) -> dict[str, Any]:
 
     The graph's files need not be there, or be read, where the partition is.
     """
-    made = read_json(run.path / PARTITION)  # of those that raygnn made
-    if not made:
-        return {}
-    if not is_vacant(place := Path(str(made.get("directory")))):
-        return {"graph": None, "partition": {"path": str(place)}}
-    return {"partition": {**(run.config.get("partition") or {}), "parts": len(made["parts"])}}
+    made = read_json(run.path / PARTITION)
+    place, parts = made.get("directory"), made.get("parts")
+    if not isinstance(place, str) or not isinstance(parts, list):
+        return {}  # one that others made, or graphs
+    if not is_vacant(Path(place)):
+        return {"graph": None, "partition": {"path": place}}
+    return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 
 def _free(file: Path, overwrite: bool) -> Path:

@@ -32,12 +32,12 @@ class Predicting:
         self._ranks = Ranks.join(job.config, runtime.world, runtime.device)
 
     def run(self) -> dict[str, Any]:
-        """Predict; returns ``workers`` and either ``rows`` or ``metrics``, of all ranks.
-        Collective.
+        """Predict; returns ``workers`` and either ``rows``, a number, or ``metrics``, of all ranks:
+        0 or none where the split has nothing. Collective.
 
         Raises:
             DataError: the data are not those of the training, or the weights are damaged.
-            InputError: there is nothing in the split, or no room for the rows.
+            InputError: there is no room for the rows.
         """
         request = self._request
         plane = open_plane(self._job, self._ranks)
@@ -49,9 +49,8 @@ class Predicting:
         workers = self._ranks.world.size
         if request.rows:
             return {"workers": workers, "rows": self._write(plane, task)}
-        if not plane.count(request.split):
-            raise self._nothing()
-        metrics = plane.evaluate(task, request.split)
+        there = plane.count(request.split) > 0
+        metrics = plane.evaluate(task, request.split) if there else {}
         named = {f"{request.split}/{name}": value for name, value in metrics.items()}
         return {"workers": workers, "metrics": named}
 
@@ -65,18 +64,7 @@ class Predicting:
             file.parent.mkdir(exist_ok=True)
             file.unlink(missing_ok=True)  # of an earlier start
             own = write_rows(file, plane.predict(task, self._request.split), form)
-        total = int(self._ranks.control.sum(torch.tensor(own)))
-        if not total:
-            raise self._nothing()
-        return total
-
-    def _nothing(self) -> InputError:
-        split = self._request.split
-        return InputError(
-            f"the data have nothing in the split {split!r}",
-            where=f"--split {split}",
-            remedy="choose another split",
-        )
+        return int(self._ranks.control.sum(torch.tensor(own)))
 
     def _check_data(self, found: str) -> None:
         trained = self._request.weights.data
