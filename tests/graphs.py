@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
@@ -20,6 +21,7 @@ from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.partition import partition_graph
 from raygnn.graph.shard import Shard, load_shard
 from raygnn.graph.staging import Stage
+from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange
 
 ITEM, USER, TAG = "item", "user", "tag"
@@ -101,3 +103,21 @@ def partitioned(
     """``data`` on disk in so many parts."""
     out = directory / f"{data.name}-{parts}-{method}"
     return partition_graph(data, out, parts=parts, method=method, digest="0" * 64, source={})
+
+
+def on_whole_graph(model: nn.Module, layers: int, data: GraphData) -> Tensor:
+    """A network's outputs with one block, that is the graph, for each layer; in original ids."""
+    adj = {}
+    degree = {}
+    for etype, edges in data.edges.items():
+        order = np.argsort(edges.dst, kind="stable")
+        counts = np.bincount(edges.dst, minlength=data.nodes[etype[2]].num)
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        adj[etype] = Adjacency(torch.from_numpy(indptr), torch.from_numpy(edges.src[order]))
+        degree[etype] = torch.from_numpy(counts)
+    sizes = {t: frame.num for t, frame in data.nodes.items()}
+    block = Block(adj, sizes, sizes)
+    x = {t: torch.from_numpy(frame.data["feat"]) for t, frame in data.nodes.items()}
+    with torch.no_grad():
+        out: Tensor = model.eval()([block] * layers, x, degree)
+    return out

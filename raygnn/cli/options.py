@@ -46,19 +46,17 @@ def job_verb(
     made.add_argument(
         "config", metavar="CONFIG", nargs="?" if optional else None, help="the job's YAML file"
     )
-    made.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a key, such as train.lr=0.1; may be repeated"
-        + ("; without CONFIG, a key of cluster" if optional else ""),
-    )
-    made.add_argument(
-        "-v", "--verbose", action="store_true", help="show Ray's and Lightning's logs"
-    )
+    text = "override a key, such as train.lr=0.1; may be repeated"
+    overrides(made, text + ("; without CONFIG, a key of cluster" if optional else ""))
     made.add_argument("--json", action="store_true", help=JSON)
     return made
+
+
+def overrides(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    verb.add_argument(
+        "-v", "--verbose", action="store_true", help="show Ray's and Lightning's logs"
+    )
 
 
 def run_verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -74,10 +72,14 @@ def run_verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentPar
 def load(args: argparse.Namespace, **sections: Any) -> Any:
     from raygnn.config.load import load_config
 
-    # As Python does for a script, so that package.module:Class is found where the user stands.
+    here()
+    return load_config(args.config, args.set, **sections)
+
+
+def here() -> None:
+    """Find package.module:Class where the user stands, as Python does for a script."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return load_config(args.config, args.set, **sections)
 
 
 def print_json(args: argparse.Namespace, facts: Any) -> None:

@@ -53,16 +53,22 @@ def storage_path(storage: str | Path) -> Path:
 
 
 @contextmanager
-def storage_errors(path: Path, kind: type[RaygnnError] = TrainingError) -> Iterator[None]:
-    """Turn an :class:`OSError` about ``path`` into an error of ``kind`` in our words."""
+def storage_errors(
+    path: Path, kind: type[RaygnnError] = TrainingError, instead: str = "change storage"
+) -> Iterator[None]:
+    """Turn an :class:`OSError` about ``path`` into an error of ``kind`` in our words.
+
+    Args:
+        instead: what else the user can do than to mend that place.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            what, remedy = "the disk or the quota is full", "free space there, or change storage"
+            what, remedy = "the disk or the quota is full", f"free space there, or {instead}"
         else:
             what = f"it cannot be written: {error.strerror or error}"
-            remedy = "make it writable for this user, or change storage"
+            remedy = f"make it writable for this user, or {instead}"
         raise kind(what, where=str(path), remedy=remedy) from error
 
 
@@ -88,10 +94,21 @@ def write_atomic(path: Path, text: str) -> None:
     Raises:
         OSError: when it cannot be written; nothing is left behind then.
     """
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, to write, that takes the place of ``path`` when the block has ended.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left behind then, nor if the block raises.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -106,7 +106,7 @@ class Lock:
             who = f"process {found.pid} on {found.host}"
             remedy = f"choose another name; if that process is gone, delete {self.path}"
         return InputError(
-            f"{who} is training into this run directory",
+            f"{who} is writing into this run directory",
             where=str(self.path.parent),
             remedy=remedy,
         )

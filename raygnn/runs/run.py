@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,6 +20,7 @@ from raygnn.runs.lock import holder
 from raygnn.runs.metrics import MetricsTail, newest, read_metrics
 from raygnn.runs.ranks import RANKS, long
 from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run
+from raygnn.runs.verbs import run_verb
 
 if TYPE_CHECKING:
     import pandas
@@ -135,6 +138,61 @@ class Run:
         from raygnn.runs.report import write_report
 
         return write_report(self, out)
+
+    def predict(
+        self,
+        split: str = "all",
+        *,
+        scores: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> pandas.DataFrame:
+        """What the tested weights predict, a row for each node or graph, in order of the id.
+
+        Runs ``raygnn predict`` in a process of its own. For what does not fit into this one's
+        memory write a file with `raygnn.predict`.
+
+        Args:
+            split: ``train``, ``val``, ``test`` or ``all``.
+            scores: also a probability for each class.
+            overrides: such as ``cluster.workers=1``.
+            timeout: seconds.
+
+        Returns:
+            Columns as `raygnn.predict` has them; a label that is unknown is NaN.
+
+        Raises:
+            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
+        """
+        import pandas
+
+        with TemporaryDirectory(prefix="raygnn-predict-") as directory:
+            out = Path(directory) / "predictions.parquet"
+            options = ["--split", split, "--out", str(out), *(["--scores"] if scores else [])]
+            self._ask("predict", options, overrides, timeout)
+            return pandas.read_parquet(out)
+
+    def evaluate(
+        self, split: str = "test", *, overrides: Sequence[str] = (), timeout: float = 3600.0
+    ) -> dict[str, float]:
+        """The metrics of a split with the tested weights, named as in `summary`.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+            overrides, timeout: see `predict`.
+
+        Raises:
+            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
+        """
+        found = self._ask("evaluate", ["--split", split], overrides, timeout)
+        metrics: dict[str, float] = found["metrics"]
+        return metrics
+
+    def _ask(
+        self, verb: str, options: list[str], overrides: Sequence[str], timeout: float
+    ) -> dict[str, Any]:
+        sets = [part for override in overrides for part in ("--set", override)]
+        return run_verb(verb, str(self.path), *options, *sets, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: ``name``, ``path``, ``status`` and the rest of the summary."""

@@ -27,7 +27,7 @@ def graph_outputs(
     numbers: np.ndarray,
     batch_size: int,
     device: torch.device,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs for whole graphs, in evaluation mode. Not collective.
 
     Args:
@@ -36,17 +36,19 @@ def graph_outputs(
         numbers: int64 ``[n]``.
 
     Returns:
-        outputs float32 ``[m, out_features]`` and targets ``[m, …]``, both on the CPU; m ≤ n.
+        numbers int64 ``[m]``, outputs float32 ``[m, out_features]`` and targets ``[m, …]``, all on
+        the CPU; m ≤ n.
     """
     training = task.training
     task.eval()
-    outputs, targets = [], []
+    there, outputs, targets = [], [], []
     try:
         for start in range(0, max(1, len(numbers)), batch_size):
             batch = join(numbers[start : start + batch_size])
             real = batch.weight > 0
+            there.append(batch.seeds[real])
             outputs.append(task.checked(batch.to(device)).float().cpu()[real])
             targets.append(batch.y[real])
     finally:
         task.train(training)
-    return torch.cat(outputs), torch.cat(targets)
+    return torch.cat(there), torch.cat(outputs), torch.cat(targets)

@@ -1,9 +1,9 @@
 """Checkpoints in the run directory: whole or not there.
 
 ``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt`` and a ``manifest.json`` that says what
-it belongs to and its size and SHA-256; ``checkpoints/selected.pt`` holds the weights of a
-finished run. Each is written under another name and renamed, so that what has the final name is
-complete; reading verifies it all the same and passes over a damaged one.
+it belongs to and its size and SHA-256. Each is written under another name and renamed, so that
+what has the final name is complete; reading verifies it all the same and passes over a damaged one.
+The weights of a finished run are beside them: see `raygnn.training.weights`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from raygnn import __version__
 from raygnn.config.resume import changes
@@ -30,9 +30,6 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.atomic import sync
 from raygnn.runs.files import LARGEST_JSON, json_text, read_regular
-
-if TYPE_CHECKING:
-    from torch import nn
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
@@ -106,21 +103,6 @@ def write(
     shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
     for old in (*_all(directory)[:-keep], *sorted(directory.glob(f"{_ASIDE}*"))[:-keep]):
         shutil.rmtree(old, ignore_errors=True)
-
-
-def save_weights(directory: Path, model: nn.Module) -> None:
-    """Write the weights that were tested to ``selected.pt``: plain tensors by parameter name.
-
-    ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
-    """
-    draft = directory / ".selected.tmp"
-    try:
-        _save(model.state_dict(), draft)
-        os.rename(draft, directory / "selected.pt")
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    sync(directory)
 
 
 def find(
@@ -207,7 +189,7 @@ def state_at(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}" / STATE
 
 
-class _Hashed(io.RawIOBase):
+class Hashed(io.RawIOBase):
     """A file that knows the SHA-256 of what was written to it, whatever became of that.
 
     torch's writer, which is C++, takes no exceptions: the first one is kept.
@@ -230,11 +212,37 @@ class _Hashed(io.RawIOBase):
         return len(data)
 
 
+def save(value: Any, path: Path) -> Hashed:
+    """Write what torch.load reads, durably.
+
+    Raises:
+        OSError: it cannot be written; torch itself would make a RuntimeError of that.
+    """
+    import torch
+
+    with open(path, "wb") as file:
+        hashed = Hashed(file)
+        torch.save(value, cast(IO[bytes], hashed))
+        if hashed.error is not None:
+            raise hashed.error
+    sync(path)
+    return hashed
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Write both files of a checkpoint, durably."""
     import torch
 
-    hashed = _save(dict(state), draft / STATE)
+    hashed = save(dict(state), draft / STATE)
     manifest = {
         **about,
         "bytes": hashed.bytes,
@@ -245,23 +253,6 @@ def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> No
     }
     (draft / MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
     sync(draft / MANIFEST)
-
-
-def _save(value: Any, path: Path) -> _Hashed:
-    """Write what torch.load reads, durably.
-
-    Raises:
-        OSError: it cannot be written; torch itself would make a RuntimeError of that.
-    """
-    import torch
-
-    with open(path, "wb") as file:
-        hashed = _Hashed(file)
-        torch.save(value, cast(IO[bytes], hashed))
-        if hashed.error is not None:
-            raise hashed.error
-    sync(path)
-    return hashed
 
 
 def _all(directory: Path) -> list[Path]:
@@ -298,7 +289,7 @@ def _read(directory: Path) -> Checkpoint | str:
             return f"{STATE} is no file"
         if (there := info.st_size) != size:
             return f"{STATE} has {there:,} bytes, and {size:,} were written"
-        if _sha(state) != sha:
+        if sha256(state) != sha:
             return f"{STATE} has changed since it was written: its SHA-256 is another"
     except OSError as error:
         return _unreadable(STATE, error)
@@ -324,11 +315,3 @@ def _unreadable(name: str, error: OSError) -> str:
 def _digest(manifest: Mapping[str, Any]) -> str:
     """Of all that a manifest says."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""What the ranks do before their first step, from the state that each of them keeps."""
+"""What the ranks do before their first step, or in place of steps, from the state that each of them
+keeps."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ _WORDS = {
     "staging": "staging parts",
     "setup": "setting up",
     "batch": "preparing the first batch",
+    "predict": "predicting",
 }
 
 

@@ -251,17 +251,20 @@ def plan_job(
     show: Display,
     global_batch: int,
     place: Path | None = None,
+    purpose: str | None = None,
 ) -> Plan:
     """What will run and where, asked of the input and of every node.
 
     Args:
         place: the run directory, if it is not the one that the name says.
+        purpose: what is done, if not training.
 
     Raises:
         InputError: bad input.
         PreflightError: the job cannot run here.
     """
-    show.header(header(config, workers, cluster, global_batch, place or config.run_dir))
+    place = place or config.run_dir
+    show.header(header(config, workers, cluster, global_batch, place, purpose))
     if isinstance(config.graph, PlantedGraph):
         cluster.start()  # a generated graph can not turn out to be bad
     with Nodes(config, cluster) as nodes:
@@ -324,7 +327,7 @@ def fit(
             parts = watching(config, plan, run, show, launch, tail)
         except BaseException as error:
             try:
-                if job.tune is None and isinstance(error, (KeyboardInterrupt, OutputLost)):
+                if job.trains and isinstance(error, (KeyboardInterrupt, OutputLost)):
                     _save(launch, show)
             finally:
                 launch.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +28,11 @@ from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
-from raygnn.training.job import Job
+from raygnn.training.job import SPLITS, Job
 from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.rows import Predictions, chunk_rows
 
 log = logging.getLogger("raygnn")
 
@@ -122,9 +124,8 @@ class GraphPlane:
         """See `Plane`."""
         assert isinstance(task, GraphTask)
         world, config = self.ranks.world, self.config
-        size = config.sampling.eval_batch_size or config.sampling.batch_size
         mine = self.samples.splits[split][world.rank :: world.size]
-        outputs, y = graph_outputs(task, self._maker.join, mine, size, self.ranks.device)
+        _, outputs, y = self._outputs(task, mine)
         counts = torch.tensor([len(y), len(mine) - len(y)])
         there, left_out = self.ranks.control.sum(counts).tolist()
         if not there:
@@ -135,6 +136,32 @@ class GraphPlane:
             )
         values = measure(outputs, y, config.task, self.ranks.control)
         return {**values, "left_out": float(left_out)} if left_out else values
+
+    def predict(self, task: Task, split: str) -> Iterator[Predictions]:
+        """See `Plane`; graphs that are left out have no row."""
+        assert isinstance(task, GraphTask)
+        world, samples = self.ranks.world, self.samples
+        splits = np.full(samples.num, -1, np.int8)
+        for number, name in enumerate(SPLITS):
+            splits[samples.splits[name]] = number
+        chosen = np.arange(samples.num) if split == "all" else samples.splits[split]
+        mine = chosen[world.rank :: world.size]
+        size = chunk_rows(self.schema.out_features)
+        for start in range(0, len(mine), size):
+            there, outputs, y = self._outputs(task, mine[start : start + size])
+            if len(there):
+                yield Predictions(there.numpy(), outputs, y, splits[there.numpy()])
+
+    def _outputs(self, task: GraphTask, numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """See `graph_outputs`."""
+        sampling = self.config.sampling
+        size = sampling.eval_batch_size or sampling.batch_size
+        return graph_outputs(task, self._maker.join, numbers, size, self.ranks.device)
+
+    @property
+    def identity(self) -> str:
+        """See `Plane`."""
+        return self._maker.identity
 
     def count(self, split: str) -> int:
         """See `Plane`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.config.schema import Config
+from raygnn.training.weights import Weights
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
@@ -20,6 +21,9 @@ SENDING = ".sending"  # in the run directory: there while checkpoints are copied
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
 RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
+ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
+
+SPLITS = ("train", "val", "test")
 
 _LONGEST = 2**16  # bytes of a record of a start
 
@@ -57,6 +61,23 @@ def ranks(run_dir: Path) -> int | None:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is asked of a trained model.
+
+    Attributes:
+        weights: to predict with.
+        split: ``train``, ``val``, ``test`` or ``all``.
+        rows: write a row for each node or graph; else only measure.
+        scores: also a score for each class.
+    """
+
+    weights: Weights
+    split: str
+    rows: bool
+    scores: bool = False
+
+
+@dataclass(frozen=True)
 class Job:
     """One run, as every rank sees it.
 
@@ -72,6 +93,7 @@ class Job:
             workers was then.
         tune: seconds that a trial of a sweep takes; None to train.
         profile: steps to record with torch's profiler.
+        request: what to predict; None to train.
     """
 
     config: Config
@@ -83,6 +105,12 @@ class Job:
     global_batch: int
     tune: float | None = None
     profile: int = 0
+    request: Request | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether a trained model is what comes of it."""
+        return self.tune is None and self.request is None
 
     @property
     def planned(self) -> float:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -37,10 +38,11 @@ from raygnn.tasks.metrics import measure
 from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
-from raygnn.training.job import Job
+from raygnn.training.job import SPLITS, Job
 from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.rows import Predictions, chunk_rows
 
 log = logging.getLogger("raygnn")
 
@@ -122,6 +124,37 @@ class NodePlane:
         outputs = self._inference.outputs(task.model, self.ntype, owned + first)
         wanted = self.labels[torch.from_numpy(owned)]
         return measure(outputs, wanted, self.config.task, self.control)
+
+    def predict(self, task: Task, split: str) -> Iterator[Predictions]:
+        """See `Plane`."""
+        shard, ntype = self.shard, self.ntype
+        splits = self._splits()
+        chosen = np.arange(len(splits))
+        if split != "all":
+            chosen = chosen[splits == SPLITS.index(split)]
+        if not self.control.max(len(chosen)):
+            return
+        original = shard.original[ntype]
+        chosen = chosen[np.argsort(original[chosen])]
+        outputs = self._inference.outputs(task.model, ntype, chosen + shard.first(ntype))
+        size = chunk_rows(outputs.shape[1])
+        for start in range(0, len(chosen), size):
+            some = chosen[start : start + size]
+            yield Predictions(
+                ids=original[some].astype(np.int64),
+                outputs=outputs[start : start + size],
+                targets=self.labels[torch.from_numpy(some)],
+                splits=splits[some],
+            )
+
+    def _splits(self) -> np.ndarray:
+        """See `Predictions.splits`, of the owned nodes."""
+        codes = np.full(self.shard.owned(self.ntype), -1, np.int8)
+        for number, split in enumerate(SPLITS):
+            mask = self.shard.node_data[self.ntype].get(f"{split}_mask")
+            if mask is not None:
+                codes[mask.bool().numpy()] = number
+        return codes
 
     @cached_property
     def _inference(self) -> Inference:
@@ -217,10 +250,11 @@ class NodePlane:
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
             note=blackbox.note,
-            identity=self._identity(),
+            identity=self.identity,
         )
 
-    def _identity(self) -> str:
+    @property
+    def identity(self) -> str:
         """What the partition was made from, however many parts it has; of one that others made,
         how much there is of it."""
         assert self.job.partition is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from raygnn.tasks.task import Task
 from raygnn.training.job import Job
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.rows import Predictions
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Traffic:
 
 
 class Plane(Protocol):
-    """What one rank trains on. Everything is collective but `traffic`."""
+    """What one rank trains on. Everything is collective but `traffic` and `identity`."""
 
     def task(self) -> Task:
         """The model, in the precision's dtype, and its loss; the same on all ranks."""
@@ -50,8 +51,18 @@ class Plane(Protocol):
         """The metrics of a split, exact over all ranks."""
         ...
 
+    def predict(self, task: Task, split: str) -> Iterator[Predictions]:
+        """This rank's share of the nodes or graphs of a split, or of ``all``, in chunks that
+        ascend by id. It has to be exhausted."""
+        ...
+
     def count(self, split: str) -> int:
         """Seeds of all ranks in a split."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What stands for the data, wherever they lie and however they are divided."""
         ...
 
     @property

@@ -28,7 +28,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
-from raygnn.training import blackbox, checkpoint, outcome
+from raygnn.training import blackbox, checkpoint, outcome, weights
 from raygnn.training.averaging import Averaging
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
@@ -151,7 +151,7 @@ class Rank:
         if config.train.select == "best":
             evaluation.restore_best(task)
         if self.ranks.first:
-            self._insist(lambda: checkpoint.save_weights(self.directory, task.model))
+            self._insist(lambda: weights.save(self.directory, task.model, maker.identity))
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")

@@ -18,8 +18,14 @@ def display_of(display: bool, verbose: bool) -> Display:
 
 
 def header(
-    config: Config, workers: int, cluster: RayCluster, global_batch: int, place: Path
+    config: Config,
+    workers: int,
+    cluster: RayCluster,
+    global_batch: int,
+    place: Path,
+    purpose: str | None = None,
 ) -> dict[str, str]:
+    """What will run and where, as rows; ``purpose`` says what is done, if not training."""
     graph = config.graph
     source = f"the partition in {config.partition.path}"
     if isinstance(graph, ManyGraphs):
@@ -30,17 +36,21 @@ def header(
     span = str(workers)
     if config.cluster.elastic and config.cluster.limits:
         span = "{} to {}".format(*config.cluster.limits)
+    span += " worker" if span == "1" else " workers"
     model = config.model.kind
     if ":" not in model:
         model += f", {config.model.layers} layers × {config.model.hidden}"
     if not config.task.of_graphs:
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
+    train, done = config.train, {"prediction": f"{purpose}, on {span}"}
+    if purpose is None:
+        text = f"{train.epochs} epochs, batch {global_batch} on {span}, {train.optimizer}"
+        done = {"training": f"{text}, lr {train.lr:g}"}
     return {
         "run": f"{config.name} → {place}",
         "graph": source,
         "model": f"{model}, {config.precision}",
-        "training": f"{config.train.epochs} epochs, batch {global_batch} on {span} "
-        f"worker{'' if span == '1' else 's'}, {config.train.optimizer}, lr {config.train.lr:g}",
+        **done,
         "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
     }
 

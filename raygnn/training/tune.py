@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
-from raygnn.errors import InputError, Interrupted, TrainingError
+from raygnn.errors import InputError
 from raygnn.runs.display import Display
 from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsTail, Record
 from raygnn.runs.store import RunDir
-from raygnn.training.cluster import RayCluster
-from raygnn.training.driver import begin, fit, plan_job
+from raygnn.training.aside import run_aside
 from raygnn.training.heartbeat import Heartbeat
-from raygnn.training.job import STOP, TRIALS
+from raygnn.training.job import TRIALS
 from raygnn.training.launch import Launch
-from raygnn.training.plan import Plan, count_workers
+from raygnn.training.plan import Plan
 from raygnn.training.search import NUMERICS, apply
 from raygnn.training.showing import display_of
 from raygnn.training.watch import News
@@ -92,29 +88,11 @@ def tune(
     started = time.time() if started is None else started
     show = display_of(display, verbose)
     once = apply(config, {"fault.max_failures": 0})
-    with (
-        RunDir.create(str(Path(config.storage) / _PLACE), config.name, mode="overwrite") as run,
-        RayCluster(once, verbose=verbose) as cluster,
-        _interruptible(run),
-    ):
-        workers = count_workers(once, cluster)
-        batch = workers * config.sampling.batch_size
-        plan = plan_job(once, workers, cluster, show, batch, place=run.path)
-        begin(once, plan, run, cluster, show)
-        try:
-            found = fit(once, plan, run, cluster, show, started, _watch, tune=seconds)
-        except Interrupted:
-            raise
-        except Exception as error:
-            run.update_summary(status="failed", error=str(error))
-            if isinstance(error, TrainingError):
-                error.run = str(run.path)
-            raise
-        finally:
-            shutil.rmtree(run.path / ".ray", ignore_errors=True)
-            if cluster.local:
-                (run.path / STOP).unlink(missing_ok=True)
-        run.update_summary(status="done")
+    aside = run_aside(
+        once, _PLACE, show, _watch, _interrupted, verbose=verbose, started=started, tune=seconds
+    )
+    with aside as (found, place):
+        pass
     tuned = Tuned(
         exact=found["exact"],
         fastest=found["fastest"],
@@ -122,23 +100,17 @@ def tune(
         trials=[
             {**t["facts"], "settings": t["settings"], "rate": t["rate"]} for t in found["trials"]
         ],
-        path=run.path / _RESULT,
+        path=place / _RESULT,
     )
     write_atomic(tuned.path, json_text(tuned.to_dict()))
     _show(show, config, tuned)
     return tuned
 
 
-@contextmanager
-def _interruptible(run: RunDir) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        what = "interrupted; nothing was written"
-        if run.begun:
-            run.update_summary(status="interrupted")
-            what = f"interrupted; what was measured until then is in {run.path / TRIALS}"
-        raise Interrupted(what) from None
+def _interrupted(run: RunDir) -> str:
+    if not run.begun:
+        return "interrupted; nothing was written"
+    return f"interrupted; what was measured until then is in {run.path / TRIALS}"
 
 
 def _watch(

@@ -137,6 +137,7 @@ def _run(job: Job, rank: int, size: int) -> None:
 
     from raygnn.runs.files import insist, json_text, write_atomic
     from raygnn.sampling.exchange import World
+    from raygnn.training.predicting import Predicting
     from raygnn.training.rank import Rank, Runtime
     from raygnn.training.tuning import Tuning
 
@@ -152,7 +153,8 @@ def _run(job: Job, rank: int, size: int) -> None:
         environment=ray.train.lightning.RayLightningEnvironment(),
     )
     blackbox.note("setup")
-    result = (Rank if job.tune is None else Tuning)(job, runtime).run()
+    kind = Predicting if job.request else Rank if job.trains else Tuning
+    result = kind(job, runtime).run()
     if rank == 0:
         patience = job.config.fault.storage_timeout.seconds
         insist(lambda: write_atomic(job.run_dir / RESULT, json_text(result)), patience)

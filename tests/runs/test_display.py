@@ -348,4 +348,4 @@ def test_a_command_elsewhere_is_shown_as_it_is() -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     assert "━" in text, "a bar"
     kept = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    assert kept[-2:] == [lines[2], "end"]
+    assert kept.index(lines[2]) < kept.index("end")

@@ -191,7 +191,7 @@ def test_a_live_run_is_refused(tmp_path: Path) -> None:
         for mode in ("overwrite", "resume"):
             while not is_run(tmp_path / "a"):
                 assert child.poll() is None
-            with pytest.raises(InputError, match=f"process {child.pid} is training") as caught:
+            with pytest.raises(InputError, match=f"process {child.pid} is writing") as caught:
                 RunDir.create(str(tmp_path), "a", mode=mode)
             assert "stop it" in str(caught.value.remedy)
         child.kill()
@@ -229,7 +229,7 @@ def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
     path = finished(tmp_path)
     with open(path / ".lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process is training"):
+        with pytest.raises(InputError, match="another process is writing"):
             RunDir.create(str(tmp_path), "a", mode="resume")
 
 
@@ -249,7 +249,7 @@ def test_a_pid_that_was_given_to_another_process_does_not_hold(tmp_path: Path) -
 
 
 def test_the_same_process_cannot_hold_it_twice(tmp_path: Path) -> None:
-    with RunDir.create(str(tmp_path), "a"), pytest.raises(InputError, match="is training"):
+    with RunDir.create(str(tmp_path), "a"), pytest.raises(InputError, match="is writing"):
         RunDir.create(str(tmp_path), "a")
     RunDir.create(str(tmp_path), "a").release()
 

@@ -14,12 +14,18 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.layout import PartitionMeta
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model, needs_degree
-from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.inputs import Inputs, build_store
 from raygnn.tasks import inference
 from raygnn.tasks.inference import Inference
-from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
+from tests.graphs import (
+    ITEM,
+    on_whole_graph,
+    partitioned,
+    random_graph,
+    shard_of,
+    typed_graph,
+)
 from tests.ranks import run_ranks
 
 LAYERS = 3
@@ -29,24 +35,6 @@ def model_of(config: ModelConfig, data: GraphData, target: str) -> torch.nn.Modu
     torch.manual_seed(3)
     widths = {t: frame.data["feat"].shape[1] for t, frame in data.nodes.items()}
     return build_model(config, Schema(widths, list(data.edges), target, 4))
-
-
-def whole_graph(config: ModelConfig, data: GraphData, target: str) -> Tensor:
-    """The model on one block that is the graph, per layer; in original ids."""
-    adj = {}
-    degree = {}
-    for etype, edges in data.edges.items():
-        order = np.argsort(edges.dst, kind="stable")
-        counts = np.bincount(edges.dst, minlength=data.nodes[etype[2]].num)
-        indptr = np.concatenate([[0], np.cumsum(counts)])
-        adj[etype] = Adjacency(torch.from_numpy(indptr), torch.from_numpy(edges.src[order]))
-        degree[etype] = torch.from_numpy(counts)
-    sizes = {t: frame.num for t, frame in data.nodes.items()}
-    block = Block(adj, sizes, sizes)
-    x = {t: torch.from_numpy(frame.data["feat"]) for t, frame in data.nodes.items()}
-    with torch.no_grad():
-        out: Tensor = model_of(config, data, target).eval()([block] * LAYERS, x, degree)
-    return out
 
 
 def infer(
@@ -89,7 +77,7 @@ def test_layer_by_layer(
     data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
     norm = "layer" if kind == "sage" else "none"
     config = ModelConfig(kind=kind, hidden=16, layers=LAYERS, norm=norm, residual=kind == "gcn")
-    exact = whole_graph(config, data, target)
+    exact = on_whole_graph(model_of(config, data, target), LAYERS, data)
     for workers, parts in ((1, 1), (3, 2)):
         meta = partitioned(data, tmp_path, parts)
         results = run_ranks(workers, infer, meta, config, data, target, True, replicated)
@@ -103,7 +91,7 @@ def test_by_batches(kind: str, tmp_path: Path) -> None:
     """For modules that do not show their layers: full neighbourhoods, batch by batch."""
     data = random_graph(nodes=90)
     config = ModelConfig(kind=kind, hidden=16, layers=LAYERS)
-    exact = whole_graph(config, data, "_N")
+    exact = on_whole_graph(model_of(config, data, "_N"), LAYERS, data)
     meta = partitioned(data, tmp_path, 2)
     for original, outputs in run_ranks(2, infer, meta, config, data, "_N", False, False):
         assert torch.allclose(outputs, exact[original], atol=1e-5)

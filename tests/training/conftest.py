@@ -158,15 +158,19 @@ class _Strategy(DDPStrategy):
     root_device = torch.device("cpu")  # type: ignore[assignment]
 
 
-def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
+def runtime(exchange: Exchange) -> Runtime:
+    """What Ray Train decides, for a forked rank."""
     world = exchange.world
-    runtime = Runtime(
+    return Runtime(
         world=world,
         device=torch.device("cpu"),
         strategy=_Strategy,
         environment=_Environment(world.rank, world.size),
     )
-    return Rank(job, runtime).run()
+
+
+def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
+    return Rank(job, runtime(exchange)).run()
 
 
 def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:

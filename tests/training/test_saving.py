@@ -18,7 +18,7 @@ import torch
 
 from raygnn.config.load import load_config
 from raygnn.runs.events import EVENTS, Events
-from raygnn.training import callbacks, checkpoint
+from raygnn.training import callbacks, checkpoint, weights
 from raygnn.training.guard import Guard
 from raygnn.training.job import SAVE
 from raygnn.training.saving import Saver
@@ -151,7 +151,7 @@ def test_those_that_were_put_aside_come_back(
 def test_weights_on_a_full_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=200k") as disk:
         with pytest.raises(OSError, match="No space left"):
-            checkpoint.save_weights(disk, torch.nn.Linear(300, 300))
+            weights.save(disk, torch.nn.Linear(300, 300), data="")
         assert list(disk.iterdir()) == []
 
 

@@ -25,11 +25,10 @@ from raygnn.runs.run import list_runs
 from raygnn.sampling.exchange import Exchange
 from raygnn.training import reduction
 from raygnn.training.job import TRIALS, Job
-from raygnn.training.rank import Runtime
 from raygnn.training.search import NUMERICS, Trial, apply, axes, is_exact, search
 from raygnn.training.tuning import Tuning
 from tests.ranks import run_ranks
-from tests.training.conftest import JobFactory, _data, _Environment, _Strategy, job
+from tests.training.conftest import JobFactory, _data, job, runtime
 
 
 def config(**sections: Any) -> Config:
@@ -102,10 +101,7 @@ def test_what_contradicts_is_not_tried() -> None:
 
 def _tune(exchange: Exchange, job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
-    world = exchange.world
-    environment = _Environment(world.rank, world.size)
-    runtime = Runtime(world, torch.device("cpu"), _Strategy, environment)
-    return Tuning(job, runtime).run()
+    return Tuning(job, runtime(exchange)).run()
 
 
 @pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])

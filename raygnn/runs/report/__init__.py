@@ -28,6 +28,6 @@ def write_report(run: Run, out: str | Path | None = None) -> Path:
     file = (run.path / REPORT) if out is None else Path(out).expanduser().absolute()
     # names of files may hold what is no character
     text = html(Source.read(run)).encode("utf-8", "replace").decode()
-    with storage_errors(file, InputError):
+    with storage_errors(file, InputError, "write it elsewhere with --out"):
         write_atomic(file, text)
     return file

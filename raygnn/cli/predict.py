@@ -1,0 +1,79 @@
+"""Verbs that ask a trained model: predict, evaluate."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from raygnn.cli.options import here, overrides, print_json, run_verb
+
+
+def add(verbs: Any) -> None:
+    """Add them to the parser."""
+    predict = run_verb(
+        verbs,
+        "predict",
+        _predict,
+        "predict with a run's tested weights, and write a row for each node or graph",
+    )
+    predict.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
+    _split(predict, ("train", "val", "test", "all"), "all")
+    predict.add_argument("--scores", action="store_true", help="also a probability for each class")
+    predict.add_argument("--overwrite", action="store_true", help="replace FILE")
+
+    evaluate = run_verb(
+        verbs,
+        "evaluate",
+        _evaluate,
+        "measure a run's tested weights again, as when training ended",
+    )
+    _split(evaluate, ("train", "val", "test"), "test")
+
+    for verb in (predict, evaluate):
+        verb.add_argument(
+            "--checkpoint",
+            choices=("selected",),
+            default="selected",
+            help="which weights: those that were tested (the default)",
+        )
+        overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
+
+
+def _split(verb: argparse.ArgumentParser, splits: tuple[str, ...], default: str) -> None:
+    verb.add_argument(
+        "--split",
+        metavar="SPLIT",
+        default=default,
+        help=f"{', '.join(splits[:-1])} or {splits[-1]} (default: {default})",
+    )
+
+
+def _predict(args: argparse.Namespace) -> int:
+    here()
+    from raygnn.training.predict import predict
+
+    made = predict(
+        args.name, out=args.out, scores=args.scores, overwrite=args.overwrite, **_common(args)
+    )
+    print_json(args, made.to_dict())
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    here()
+    from raygnn.training.predict import evaluate
+
+    metrics = evaluate(args.name, **_common(args))
+    print_json(args, {"split": args.split, "metrics": metrics})
+    return 0
+
+
+def _common(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "split": args.split,
+        "storage": args.storage,
+        "overrides": args.set,
+        "verbose": args.verbose,
+        "display": not args.json,
+        "started": args.started,
+    }

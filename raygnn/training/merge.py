@@ -1,0 +1,73 @@
+"""Files that are sorted by an id, merged into one that is, with little of them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+_ROWS = 2**17  # in memory, of all files together
+_FEWEST = 2**10  # of each
+
+
+def merge(files: Sequence[Path], out: BinaryIO, key: str) -> int:
+    """Merge Parquet files with one schema, each ascending by the column ``key``.
+
+    Args:
+        out: takes the Parquet file.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    with ExitStack() as opened:
+        sources = [opened.enter_context(pq.ParquetFile(file)) for file in files]
+        batch = max(_FEWEST, _ROWS // len(files))
+        inputs = [_Input(source.iter_batches(batch_size=batch), key) for source in sources]
+        writer = opened.enter_context(pq.ParquetWriter(out, sources[0].schema_arrow))
+        rows = 0
+        while pending := [source for source in inputs if source.fill()]:
+            # whatever a file still has is above the last id that it has in memory
+            bound = min(source.last for source in pending)
+            table = pa.concat_tables(source.up_to(bound) for source in pending)
+            writer.write_table(table.take(pc.sort_indices(table[key])))
+            rows += table.num_rows
+        return rows
+
+
+class _Input:
+    """One file, of which a batch is in memory."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], key: str):
+        self._batches = batches
+        self._key = key
+        self._held: pa.Table | None = None
+
+    def fill(self) -> bool:
+        """See that there are rows in memory; False at the end of the file."""
+        while self._held is None or not self._held.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._held = pa.Table.from_batches([batch])
+        return True
+
+    @property
+    def last(self) -> int:
+        """The highest id in memory."""
+        assert self._held is not None
+        return int(self._held[self._key][-1].as_py())
+
+    def up_to(self, bound: int) -> pa.Table:
+        """Take the rows with ids up to this one out of memory."""
+        assert self._held is not None
+        count = int(pc.sum(pc.less_equal(self._held[self._key], bound)).as_py())
+        taken, self._held = self._held.slice(0, count), self._held.slice(count)
+        return taken

@@ -1,0 +1,76 @@
+"""One rank of a prediction: data plane → trained weights → exact outputs → rows, or metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raygnn.errors import DataError, InputError
+from raygnn.runs.files import storage_errors
+from raygnn.training import blackbox, weights
+from raygnn.training.job import ROWS, Job
+from raygnn.training.plane import Plane, open_plane
+from raygnn.training.rank import Runtime
+from raygnn.training.ranks import Ranks
+from raygnn.training.rows import Format, write_rows
+
+
+class Predicting:
+    """A request to a trained model, on one of the ranks.
+
+    Args:
+        job: its ``request`` says what is wanted.
+    """
+
+    def __init__(self, job: Job, runtime: Runtime):
+        assert job.request is not None
+        self._job = job
+        self._request = job.request
+        torch.set_num_threads(job.config.cluster.cpus_per_worker)
+        self._device = runtime.device
+        self._ranks = Ranks.join(job.config, runtime.world, runtime.device)
+
+    def run(self) -> dict[str, Any]:
+        """Predict; returns ``workers`` and either ``rows``, a number, or ``metrics``, of all ranks:
+        0 or none where the split has nothing. Collective.
+
+        Raises:
+            DataError: the data are not those of the training, or the weights are damaged.
+            InputError: there is no room for the rows.
+        """
+        request = self._request
+        plane = open_plane(self._job, self._ranks)
+        self._check_data(plane.identity)
+        task = plane.task()
+        weights.load(request.weights, task.model)
+        task.to(self._device)
+        blackbox.note("predict")
+        workers = self._ranks.world.size
+        if request.rows:
+            return {"workers": workers, "rows": self._write(plane, task)}
+        there = plane.count(request.split) > 0
+        metrics = plane.evaluate(task, request.split) if there else {}
+        named = {f"{request.split}/{name}": value for name, value in metrics.items()}
+        return {"workers": workers, "metrics": named}
+
+    def _write(self, plane: Plane, task: Any) -> int:
+        """Write this rank's rows; returns how many all ranks have."""
+        config, rank = self._job.config, self._ranks.world.rank
+        key = "graph" if config.task.of_graphs else "node"
+        form = Format(key, config.task.classifies, self._request.scores)
+        file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
+        with storage_errors(file, InputError):
+            file.parent.mkdir(exist_ok=True)
+            file.unlink(missing_ok=True)  # of an earlier start
+            own = write_rows(file, plane.predict(task, self._request.split), form)
+        return int(self._ranks.control.sum(torch.tensor(own)))
+
+    def _check_data(self, found: str) -> None:
+        trained = self._request.weights.data
+        if trained is not None and trained != found:
+            raise DataError(
+                f"these are not the data that the run was trained on: {found} here, {trained} then",
+                where=str(self._job.partition or "graph.dataset"),
+                remedy="put back what they were, or train on them as they are now",
+            )
