@@ -1,7 +1,7 @@
 """Each rule on a cluster that it has something to say of, and on the same one put right.
 
-A case is a good file, a change, and what is said of the changed one. So every rule has a cluster that
-triggers it; that the good file does not is asserted once for all rules.
+A case is a good file, a change, and what is said of the changed one. So every rule has a cluster
+that triggers it; that the good file does not is asserted once for all rules.
 """
 
 from __future__ import annotations

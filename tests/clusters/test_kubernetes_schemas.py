@@ -1,8 +1,8 @@
-"""cluster/kubernetes/ against the published schemas, strictly: a key that they do not have is an error.
+"""cluster/kubernetes/ against the published schemas, strictly: an unknown key is an error.
 
-Those of Kubernetes come with kubernetes-validate. KubeRay's are in no package: its keys are those that
-`raygnn cluster check` knows, and ``KUBERAY_CRDS=DIRECTORY pytest …`` looks at the definitions themselves
-(``ray.io_rayclusters.yaml`` and ``ray.io_rayjobs.yaml`` of its releases).
+Those of Kubernetes come with kubernetes-validate. KubeRay's are in no package: its keys are those
+that `raygnn cluster check` knows, and ``KUBERAY_CRDS=DIRECTORY pytest …`` looks at the definitions
+themselves (``ray.io_rayclusters.yaml`` and ``ray.io_rayjobs.yaml`` of its releases).
 """
 
 from __future__ import annotations
