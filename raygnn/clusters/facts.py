@@ -11,6 +11,7 @@ from raygnn.config.yaml_text import KeyPath
 from raygnn.preflight.findings import Severity
 
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&|(])([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[^\s;&|)]*)")
+_SHELL_START = re.compile(r">>?\s*\S*(\.bashrc|profile|/etc/environment)\b")
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,16 @@ class Group:
         return tuple(each for each in self.start if re.search(r"\bray\s+start\b", each.text))
 
     def variable(self, name: str) -> str | None:
-        """What a variable is when Ray starts: of the container, or set by the start command.
+        """What a variable is when Ray starts: of the container, written to a file that each shell
+        reads, or set by the start command.
 
-        Only what is set for every `ray start` counts. "" stands for a value from elsewhere.
+        Of start commands only what all of them set counts. "" stands for a value from elsewhere.
         """
         if name in self.env:
             return self.env[name] or ""
+        for each in self.setup:
+            if _SHELL_START.search(each.text) and name in (set_ := dict(assignments(each.text))):
+                return set_[name]
         values = [dict(assignments(each.text)).get(name) for each in self.starts]
         return values[0] if values and all(value == values[0] for value in values) else None
 

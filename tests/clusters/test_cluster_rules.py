@@ -281,6 +281,16 @@ def test_services_of_their_own(place: Path) -> None:
     assert found([KUBE, POLICY, service], place) == ()
 
 
+def test_a_shell_that_sets_the_mode_for_all(place: Path) -> None:
+    bare = [text.replace("RAY_AUTH_MODE=token ", "") for text in (HEAD, WORKER)]
+    starts = {f"{_HEAD}.1": bare[0], f"{_WORKER}.1": bare[1]}
+    for quote in "'\"":
+        line = f"echo {quote}export RAY_AUTH_MODE=token{quote} >> ~/.bashrc"
+        assert found(changed([LOCAL], {**starts, "setup_commands": [line]}), place) == ()
+    errors = found(changed([LOCAL], starts), place)
+    assert [finding.check for finding in errors] == ["auth", "auth"]
+
+
 def test_what_is_excluded_is_not_carried(place: Path) -> None:
     mounts = {"file_mounts": {"~/x": "repository"}, "rsync_exclude": [".git"]}
     assert found(changed([LOCAL], mounts), place) == ()
@@ -291,3 +301,6 @@ def test_each_rule_has_a_case() -> None:
     source = Path(check.__code__.co_filename).parent / "rules"
     text = "".join(file.read_text() for file in source.glob("*.py"))
     assert checks == set(re.findall(r"Remark\(\s*\"(\w+)\"", text))
+    page = Path(__file__).resolve().parents[2] / "docs" / "on-prem.md"
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page.read_text(), re.MULTILINE)
+    assert checks == set(re.findall(r"\w+", " ".join(rows)))

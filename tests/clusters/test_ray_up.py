@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.clusters.pinned import needs_pinned
 from tests.hosts import Host, hosts, needs_hosts
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,7 @@ MISSING = [name for name in ("ssh", "rsync", SSHD) if not shutil.which(name)]
 
 pytestmark = [
     needs_hosts(),
+    needs_pinned(),
     pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)} (openssh-server, rsync)"),
 ]
 
@@ -132,12 +134,10 @@ def test_up_a_job_and_down(machines: list[Host], tmp_path: Path) -> None:
         assert mode.strip() == "600"
     assert laptop.status(f"http://{head.address}:8265") == "ConnectionRefusedError"
 
+    work = _job(tmp_path)
     with laptop.tunnel(file):
-        said = laptop.run(
-            *("ray", "job", "submit", "--address", DASHBOARD, "--working-dir", _job(tmp_path)),
-            *("--", "raygnn", "train", "job.yaml"),
-        )
-    assert "succeeded" in said, said
+        job = ("submit", work / "job.yaml", "--working-dir", work, "--address", DASHBOARD)
+        laptop.run("raygnn", *job)
     run = tmp_path / "storage" / "runs" / "planted"
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     nodes = json.loads((run / "preflight.json").read_text())["nodes"]
