@@ -22,16 +22,17 @@ ALLOWED = {
     "tasks": {"config", "graph", "sampling", "models"},
     "preflight": {"config", "graph.data", "graph.layout", "graph.collection"},
     "runs": {"config"},
+    "clusters": {"config", "preflight.findings"},
     "training": {"config", "graph", "sampling", "models", "tasks", "preflight", "runs"},
     "jobs": {"config", "runs"},
-    "cli": {"config", "graph", "jobs", "runs", "training"},
+    "cli": {"clusters", "config", "graph", "jobs", "runs", "training"},
     "__main__": {"cli"},
     "__init__": {"config", "jobs", "runs", "training"},
 }
 
 # Third-party package → the only places that may import it.
 ONLY_IN = {
-    "ray": ("preflight.probe", "training", "jobs.server"),
+    "ray": ("preflight.probe", "training", "jobs.server", "clusters.launcher"),
     "dgl": ("graph.dgl",),
 }
 
@@ -50,6 +51,7 @@ LIGHT = {
     "graph.layout": HEAVY,
     "graph.partition": HEAVY,
     "preflight": HEAVY,
+    "clusters": HEAVY,
     "runs": HEAVY,
     "jobs": HEAVY,
 }

@@ -1,0 +1,145 @@
+"""cluster/kubernetes/ against the published schemas, strictly: an unknown key is an error.
+
+Those of Kubernetes come with kubernetes-validate. KubeRay's are in no package: its keys are those
+that `raygnn cluster check` knows, and ``KUBERAY_CRDS=DIRECTORY pytest …`` looks at the definitions
+themselves (``ray.io_rayclusters.yaml`` and ``ray.io_rayjobs.yaml`` of its releases).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from raygnn.clusters import kuberay
+
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="pip install kubernetes-validate"
+)
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FILES = sorted((CHECKOUT / "cluster" / "kubernetes").glob("*.yaml"))
+MANIFESTS = [each for file in FILES for each in yaml.safe_load_all(file.read_text())]
+OF_RAY = [each for each in MANIFESTS if each["apiVersion"] == "ray.io/v1"]
+VERSION = "1.33"
+
+
+def validate(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, VERSION, strict=True)
+
+
+def pods(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every template of a pod in a manifest of KubeRay, as an object of its own."""
+    spec = manifest["spec"]
+    cluster = spec.get("rayClusterSpec", spec)
+    templates = [
+        each["template"] for each in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    ]
+    if submitter := spec.get("submitterPodTemplate"):
+        templates.append(submitter)
+    for template in templates:
+        yield {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+
+
+def ids(manifest: dict[str, Any]) -> str:
+    return f"{manifest['kind']}-{manifest['metadata']['name']}"
+
+
+@pytest.mark.parametrize("manifest", [m for m in MANIFESTS if m not in OF_RAY], ids=ids)
+def test_kinds_of_kubernetes(manifest: dict[str, Any]) -> None:
+    validate(manifest)
+    broken = copy.deepcopy(manifest)
+    broken["spec"]["acessModes"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(broken)
+
+
+@pytest.mark.parametrize("manifest", OF_RAY, ids=ids)
+def test_pods(manifest: dict[str, Any]) -> None:
+    found = list(pods(manifest))
+    assert len(found) == (3 if manifest["kind"] == "RayJob" else 2)
+    for pod in found:
+        validate(pod)
+        pod["template"]["spec"]["containers"][0]["volumeMount"] = []
+        with pytest.raises(kubernetes_validate.ValidationError):
+            validate(pod)
+        del pod["template"]["spec"]["containers"][0]["volumeMount"]
+
+
+def test_labels_are_those_of_the_policies() -> None:
+    """A policy with another label would let everybody in, and nobody would notice."""
+    for file in FILES:
+        manifests = {each["kind"]: each for each in yaml.safe_load_all(file.read_text())}
+        if policy := manifests.pop("NetworkPolicy", None):
+            (cluster,) = manifests.values()
+            wanted = policy["spec"]["podSelector"]["matchLabels"]
+            assert policy["spec"]["ingress"][0]["from"] == [
+                {"podSelector": policy["spec"]["podSelector"]}
+            ]
+            for pod in pods(cluster):
+                assert wanted.items() <= pod["template"]["metadata"]["labels"].items()
+
+
+def test_all_pods_run_one_image_and_mount_the_claim() -> None:
+    (claim,) = (each for each in MANIFESTS if each["kind"] == "PersistentVolumeClaim")
+    images = set()
+    for manifest in OF_RAY:
+        for pod in pods(manifest):
+            (container,) = pod["template"]["spec"]["containers"]
+            images.add(container["image"])
+            if container["name"].startswith("ray-"):
+                volumes = pod["template"]["spec"]["volumes"]
+                assert {"claimName": claim["metadata"]["name"]} in [
+                    each.get("persistentVolumeClaim") for each in volumes
+                ]
+    assert len(images) == 1
+
+
+@pytest.fixture(params=["RayCluster", "RayJob"])
+def definition(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """KubeRay's own definition of a kind."""
+    given = os.environ.get("KUBERAY_CRDS")
+    if not given:
+        pytest.skip("KubeRay's definitions are in no package; set KUBERAY_CRDS to their directory")
+    file = Path(given) / f"ray.io_{request.param.lower()}s.yaml"
+    versions = yaml.safe_load(file.read_text())["spec"]["versions"]
+    (schema,) = (each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1")
+    return request.param, schema
+
+
+def test_against_kuberays_own_definitions(definition: tuple[str, dict[str, Any]]) -> None:
+    kind, schema = definition
+    for manifest in OF_RAY:
+        if manifest["kind"] == kind:
+            jsonschema.validate(manifest, _strict(schema))
+            broken = copy.deepcopy(manifest)
+            broken["spec"]["entrypiont"] = ""
+            with pytest.raises(jsonschema.ValidationError, match="entrypiont"):
+                jsonschema.validate(broken, _strict(schema))
+    spec = schema["properties"]["spec"]["properties"]
+    cluster = spec["rayClusterSpec"]["properties"] if kind == "RayJob" else spec
+    assert set(cluster) <= kuberay.KEYS["cluster"]
+    assert set(cluster["headGroupSpec"]["properties"]) <= kuberay.KEYS["head"]
+    assert set(cluster["workerGroupSpecs"]["items"]["properties"]) <= kuberay.KEYS["workers"]
+    if kind == "RayJob":
+        assert set(spec) <= kuberay.KEYS["job"]
+
+
+def _strict(schema: Any) -> Any:
+    """The schema with unknown keys as errors, as `kubectl apply` has them."""
+    if isinstance(schema, list):
+        return [_strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _strict(value) for key, value in schema.items()}
+    if made.get("type") == "object" and "properties" in made:
+        made.setdefault("additionalProperties", False)
+    if made.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+    return made
