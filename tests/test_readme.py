@@ -102,9 +102,11 @@ def test_job_examples_load(tmp_path: Path) -> None:
 def test_jobs_in_files_load(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CHECKOUT / "examples")
     for file in [*CHECKOUT.glob("jobs/*.yaml"), *CHECKOUT.glob("examples/*.yaml")]:
+        if file.stem == "runtime-env":
+            continue
         job = yaml.safe_load(file.read_text())
         if path := job["graph"].get("path"):
-            job["graph"]["path"] = str(data_dir / path.split("shared/data/")[1])
+            job["graph"]["path"] = str(data_dir / path.split("/data/")[1])
         assert load_config(job).name == file.stem.replace("_", "-")
 
 
@@ -160,7 +162,7 @@ def test_python_example_is_the_file() -> None:
 
 
 def test_model_example_is_of_the_file() -> None:
-    (block,) = blocks("py")
+    (block,) = (block for block in blocks("py") if "class JumpingSage" in block)
     file = (CHECKOUT / "examples" / "own_model.py").read_text()
     for line in block.splitlines()[2:]:
         assert line.split("  #")[0].strip() in file
