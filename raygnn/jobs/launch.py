@@ -84,6 +84,7 @@ class LocalJob(Handle):
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._facts: dict[str, Any] = {}
         self._view: View | None = None
+        self._ended = threading.Event()
         outcome, theirs = os.pipe()
         self._outcome = os.fdopen(outcome)
         try:
@@ -107,7 +108,6 @@ class LocalJob(Handle):
             self._process.stdin.write(json.dumps({**request, "outcome": theirs}) + "\n")
             self._process.stdin.flush()
         self._view = view(self) if display else None
-        self._ended = threading.Event()
         self._reader = threading.Thread(target=self._read, name="raygnn-job", daemon=True)
         self._reader.start()
         threading.Thread(target=self._watch, name="raygnn-job-end", daemon=True).start()
