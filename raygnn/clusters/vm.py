@@ -168,11 +168,14 @@ def _files(config: Mapping[str, Any], directory: Path) -> tuple[FileMount, ...]:
     for remote, local in section(config.get("file_mounts")).items():
         if not isinstance(local, str):
             continue  # Ray's schema allows it, and Ray itself fails of it: see refused
-        path = directory / os.path.expanduser(local)
+        path, key = directory / os.path.expanduser(local), ("file_mounts", remote)
+        try:
+            mode = path.stat().st_mode & 0o777
+        except (OSError, ValueError):  # no such path, or none that could be one
+            found.append(FileMount(key, remote, local, exists=False))
+            continue
         size, git = _measure(path, excluded)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0
-        key = ("file_mounts", remote)
-        found.append(FileMount(key, remote, local, path.exists(), size, git, mode))
+        found.append(FileMount(key, remote, local, True, size, git, mode))
     return tuple(found)
 
 
