@@ -11,9 +11,10 @@ from typing import Any
 from raygnn.clusters import kuberay, launcher, vm
 from raygnn.clusters.facts import Cluster, Remark
 from raygnn.clusters.rules import RULES
+from raygnn.config.document import read_text
 from raygnn.config.problems import dotted
-from raygnn.config.yaml_text import MAX_CHARACTERS, KeyPath, read_documents
-from raygnn.errors import ConfigError, InputError
+from raygnn.config.yaml_text import KeyPath, read_documents
+from raygnn.errors import ConfigError
 from raygnn.preflight.findings import Finding, by_severity, some
 
 
@@ -67,10 +68,9 @@ def check(file: str, directory: str | Path = ".") -> Report:
         directory: where `ray up` will be run: paths in the file are relative to it.
 
     Raises:
-        InputError: the file cannot be read.
-        ConfigError: it is not YAML, or neither of the two.
+        ConfigError: the file cannot be read, is not YAML, or neither of the two.
     """
-    documents = read_documents(_text(file), file)
+    documents = read_documents(read_text(Path(file), file), file)
     kinds = frozenset(str(value.get("kind")) for value, _ in documents if isinstance(value, dict))
     clusters, findings = [], []
     for value, lines in documents:
@@ -93,20 +93,7 @@ def _facts(value: Mapping[str, Any], kinds: frozenset[str], directory: Path) -> 
         return kuberay.cluster(value, kinds)
     if not isinstance(value.get("provider"), dict) and "cluster_name" not in value:
         return None
-    found = launcher.look(value)
-    return vm.cluster(value, found.defaults, found.refused, found.keys, directory)
-
-
-def _text(file: str) -> str:
-    try:
-        with open(file, encoding="utf-8") as stream:
-            return stream.read(MAX_CHARACTERS + 1)
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", where=file, remedy="name a file that you can read"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError("not text in UTF-8", where=file, remedy="name a YAML file") from None
+    return vm.cluster(value, launcher.look(value), directory)
 
 
 def _not_a_cluster(file: str, lines: Mapping[KeyPath, int]) -> ConfigError:

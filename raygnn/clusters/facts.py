@@ -11,7 +11,7 @@ from raygnn.config.yaml_text import KeyPath
 from raygnn.preflight.findings import Severity
 
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&|(])([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[^\s;&|)]*)")
-_SHELL_START = re.compile(r">>?\s*\S*(\.bashrc|profile|/etc/environment)\b")
+_SHELL_START = re.compile(r">>?\s*[^\s>]{0,200}(\.bashrc|profile|/etc/environment)\b")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def quantity(value: object, *, decimal: bool = False) -> int | None:
             docker.
     """
     found = re.fullmatch(
-        r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgtp]?)(i?)b?\s*", str(value), re.IGNORECASE
+        r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgtp]?)(i?)b?\s*", str(value), re.IGNORECASE
     )
     if found is None:
         return None

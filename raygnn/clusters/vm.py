@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.clusters.facts import Cluster, FileMount, Group, Text, listed, section, texts
+from raygnn.clusters.launcher import Look
 from raygnn.clusters.quantity import quantity
 from raygnn.config.yaml_text import KeyPath
 
@@ -19,21 +20,14 @@ _ENOUGH = 1 << 30  # bytes; a mount that has more is not measured to its end
 _MANY = 100_000  # files, likewise
 
 
-def cluster(
-    config: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    refused: tuple[Text, ...],
-    keys: frozenset[str],
-    directory: Path,
-) -> Cluster:
+def cluster(config: Mapping[str, Any], ray: Look, directory: Path) -> Cluster:
     """The facts of a `ray up` file.
 
     Args:
-        defaults: what Ray takes for missing keys, by :mod:`raygnn.clusters.launcher`.
-        refused: what Ray refuses, by the same.
-        keys: the sections that Ray knows, by the same.
+        ray: what Ray thinks of it.
         directory: where `ray up` will be run: local paths are relative to it.
     """
+    defaults = ray.defaults
     kinds = section(config.get("available_node_types"))
     head = config.get("head_node_type")
     groups = [_group(config, defaults, "head", "head", _key_of(config, "head_start_ray_commands"))]
@@ -50,8 +44,8 @@ def cluster(
         provider=str(section(config.get("provider")).get("type")),
         groups=tuple(groups),
         files=_files(config, directory),
-        refused=refused,
-        keys=keys,
+        refused=ray.refused,
+        keys=ray.keys,
     )
 
 
@@ -64,11 +58,9 @@ def _group(
 ) -> Group:
     docker = section(config.get("docker"))
     own = section(section(config.get("available_node_types")).get(name)) if role == "worker" else {}
-    options = [*texts(docker.get("run_options"), ("docker", "run_options"))]
-    options += texts(docker.get(f"{role}_run_options"), ("docker", f"{role}_run_options"))
-    options += texts(
-        section(own.get("docker")).get("worker_run_options"), (*key, "docker", "worker_run_options")
-    )
+    options = listed(docker.get("run_options")) + listed(docker.get(f"{role}_run_options"))
+    options += listed(section(own.get("docker")).get("worker_run_options"))
+    words = _words(" ".join(map(str, options)))
     image_key = f"{role}_image" if f"{role}_image" in docker else "image"
     image = docker.get(image_key)
     setup = [*_commands(config, defaults, "initialization_commands")]
@@ -78,7 +70,6 @@ def _group(
     else:
         setup += _commands(config, defaults, f"{role}_setup_commands")
     start = _commands(config, defaults, f"{role}_start_ray_commands")
-    words = _words(" ".join(option.text for option in options))
     return Group(
         name=name,
         role=role,
@@ -168,11 +159,14 @@ def _files(config: Mapping[str, Any], directory: Path) -> tuple[FileMount, ...]:
     for remote, local in section(config.get("file_mounts")).items():
         if not isinstance(local, str):
             continue  # Ray's schema allows it, and Ray itself fails of it: see refused
-        path = directory / os.path.expanduser(local)
+        path, key = directory / os.path.expanduser(local), ("file_mounts", remote)
+        try:
+            mode = path.stat().st_mode & 0o777
+        except (OSError, ValueError):  # no such path, or none that could be one
+            found.append(FileMount(key, remote, local, exists=False))
+            continue
         size, git = _measure(path, excluded)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0
-        key = ("file_mounts", remote)
-        found.append(FileMount(key, remote, local, path.exists(), size, git, mode))
+        found.append(FileMount(key, remote, local, True, size, git, mode))
     return tuple(found)
 
 

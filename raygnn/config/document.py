@@ -158,7 +158,7 @@ def read_file(source: str | Path) -> Document:
             not a mapping.
     """
     label, path = str(source), Path(source)
-    data, lines = read_yaml(_read(path, label), label)
+    data, lines = read_yaml(read_text(path, label), label)
     if data is None:
         raise ConfigError(
             "the file is empty",
@@ -174,7 +174,16 @@ def read_file(source: str | Path) -> Document:
     return Document(data, label, Path(os.path.abspath(path)), lines)
 
 
-def _read(path: Path, label: str) -> str:
+def read_text(path: Path, label: str) -> str:
+    """The text of a YAML file, or a little more of it than a document may have.
+
+    Args:
+        label: what to call it in errors.
+
+    Raises:
+        ConfigError: there is none, or it is no text.
+    """
+
     def error(what: str, remedy: str) -> ConfigError:
         return ConfigError(what, where=label, remedy=remedy)
 

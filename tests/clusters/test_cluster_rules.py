@@ -118,6 +118,7 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("schema", "error", "local", {"provider.head_ip": GONE}, "head_ip"),
     ("schema", "error", "aws", {f"{_TYPES}.head.node_config": GONE}, "node_config"),
     ("schema", "error", "aws", {"docker.image": GONE}, "container & image"),
+    ("schema", "error", "aws", {"max_workers": 0}, "smaller than the sum"),
     ("ssh_user", "error", "local", {"auth": GONE}, "ssh_user is missing"),
     ("ssh_user", "error", "local", {"auth.ssh_user": ""}, "ssh_user is missing"),
     ("address", "error", "local", {"provider.worker_ips.1": "10.0.0.2"}, "listed twice"),

@@ -9,7 +9,7 @@ from raygnn.clusters.facts import Cluster, Remark, section
 from raygnn.preflight.findings import size
 
 SHM = 1 << 30  # bytes; of less, Ray puts its objects on a disk
-_OPEN_FILES = re.compile(r"\bulimit\s+(-\S+\s+)*-[SH]*n\b|--nofile\b|\bnofile=")
+_OPEN_FILES = re.compile(r"\bulimit\s+(-\S{1,20}\s+){0,9}-[SH]*n\b|--nofile\b|\bnofile=")
 
 
 def shared_memory(cluster: Cluster) -> Iterator[Remark]:
