@@ -23,6 +23,7 @@ from raygnn.runs.run import Run
 from raygnn.runs.store import CONFIG
 
 _INSTALLED = tuple({sys.prefix, sys.base_prefix})
+_OF_TERMINALS = {"FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 _MOST_LINES = 10_000
 _POLL = 0.2  # seconds
 _LAST = 5.0  # seconds for its last words, once it has ended
@@ -94,7 +95,7 @@ class LocalJob(Handle):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs],
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env=_environment(),
                 text=True,
                 encoding="utf-8",
                 errors="replace",
@@ -201,8 +202,10 @@ def _identity(run: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _python_path() -> str:
-    """Where this process finds modules that are not installed, for the child and its ranks."""
+def _environment() -> dict[str, str]:
+    """Ours, with the places where we find modules that are not installed, for the child and its
+    ranks; without what a notebook's kernel asks of programs, colours for a terminal."""
     ours = str(Path(raygnn.__file__).parents[1])
     own = [entry for entry in sys.path if entry and not entry.startswith(_INSTALLED)]
-    return os.pathsep.join(dict.fromkeys([*own, ours]))
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_TERMINALS}
+    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*own, ours]))}
