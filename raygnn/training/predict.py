@@ -236,15 +236,17 @@ def _free(file: Path, overwrite: bool) -> Path:
     Raises:
         InputError: it cannot.
     """
-    what, remedy = None, "choose another --out"
-    if file.is_dir():
-        what = "this is a directory"
-    elif not file.parent.is_dir():
-        what, remedy = f"there is no directory {file.parent}", "make it, or choose another --out"
-    elif file.exists() and not overwrite:
-        what, remedy = "this file is there already", "choose another --out, or pass --overwrite"
-    elif (why := unwritable(file.parent)) is not None:
-        what = f"it cannot be written: {why}"
+    other = "choose another --out"
+    what, remedy = None, other
+    with storage_errors(file, InputError, other):  # of a name that is too long
+        if not file.parent.is_dir():
+            what, remedy = f"there is no directory {file.parent}", f"make it, or {other}"
+        elif file.exists() and not file.is_file():
+            what = "this is no file but a directory or a device"
+        elif file.exists() and not overwrite:
+            what, remedy = "this file is there already", f"{other}, or pass --overwrite"
+        elif (why := unwritable(file.parent)) is not None:
+            what = f"it cannot be written: {why}"
     if what is not None:
         raise InputError(what, where=str(file), remedy=remedy)
     return file

@@ -121,7 +121,8 @@ def load(weights: Weights, model: nn.Module) -> None:
         model.load_state_dict(state)
     except (RuntimeError, TypeError) as error:
         raise DataError(
-            f"these are not the weights of the model that the run describes: {error}",
+            "these are not the weights of the model that the run describes: "
+            + " ".join(str(error).split()),
             where=str(file),
             remedy="predict with the code and the data that it was trained with",
         ) from error

@@ -198,7 +198,9 @@ def copied(run: Run, place: Path) -> Run:
     [
         ({"split": "tests"}, "no split 'tests'"),
         ({"out": "gone/file.parquet"}, "no directory"),
-        ({"out": "."}, "is a directory"),
+        ({"out": "."}, "a directory or a device"),
+        ({"out": "/dev/null", "overwrite": True}, "a directory or a device"),
+        ({"out": "a" * 300}, "too long"),
         ({"out": "taken"}, "there already"),
         ({"out": "/proc/file.parquet"}, "cannot be written"),
         ({"overrides": ["model.hidden=32"]}, "model.hidden was 16 and is 32"),
