@@ -25,6 +25,7 @@ from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
 from raygnn.preflight.comm_plan import CommPlan
+from raygnn.training.rendezvous import listen_on_own_address
 
 _GOODBYE = 5  # seconds for ranks to leave their process groups
 
@@ -73,6 +74,7 @@ def _apply(plan: CommPlan) -> None:
         variables = plan.variables(network, machine.environment())
     os.environ.update({variable.name: variable.value for variable in variables})
     dist.set_debug_level_from_env()  # torch read it when it was imported
+    listen_on_own_address()
     _given.clear()
     _given.update({variable.name: variable.value for variable in variables})
 

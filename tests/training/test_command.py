@@ -10,10 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,54 +21,11 @@ import pytest
 import yaml
 
 import raygnn
+from tests.commands import ROOT, Command
 from tests.training.conftest import job, wait_for_step
 
-ROOT = Path(__file__).resolve().parents[2]
 MODELS = "tests.training.models"
-MARK = "RAYGNN_TEST_MARK"
 SLOW = pytest.mark.slow
-
-
-class Command:
-    """One command and everything that it starts, which inherits a mark in its environment."""
-
-    def __init__(self, args: list[str], cwd: Path):
-        self.mark = uuid.uuid4().hex
-        self.temp = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets are in it
-        env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temp)}
-        env.pop("RAY_AUTH_MODE", None)  # as on a user's machine
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "raygnn", *args],
-            cwd=cwd,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # a process group of its own, as in a terminal
-        )
-
-    def finish(self, timeout: float = 120) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=timeout)
-        return self.process.returncode, out, err
-
-    def left_behind(self) -> list[str]:
-        """What of it still runs."""
-        wanted = f"{MARK}={self.mark}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-        return [line for line in found if line.strip()]
-
-    def leaves_nothing(self, seconds: float = 10) -> bool:
-        """Whether no process of it runs, and no directory of its Ray is there."""
-        deadline = time.monotonic() + seconds
-        while self.left_behind() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return self.left_behind() == [] and not any(self.temp.glob("raygnn-*"))
 
 
 @pytest.fixture

@@ -1,0 +1,62 @@
+"""The command as a user runs it: a process of its own, and all that it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "RAYGNN_TEST_MARK"
+
+
+class Command:
+    """One command and everything that it starts, which inherits a mark in its environment."""
+
+    def __init__(self, args: list[str], cwd: Path, **variables: str):
+        self.mark = uuid.uuid4().hex
+        self.temp = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets are in it
+        env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temp)}
+        env |= variables
+        env.pop("RAY_AUTH_MODE", None)  # as on a user's machine
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "raygnn", *args],
+            cwd=cwd,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a process group of its own, as in a terminal
+        )
+
+    def finish(self, timeout: float = 120) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, err
+
+    def running(self) -> dict[int, str]:
+        """What of it runs: process → command line."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = line
+            except OSError:
+                continue
+        return {pid: line for pid, line in found.items() if line.strip()}
+
+    def left_behind(self) -> list[str]:
+        """What of it still runs."""
+        return [*self.running().values()]
+
+    def leaves_nothing(self, seconds: float = 10) -> bool:
+        """Whether no process of it runs, and no directory of its Ray is there."""
+        deadline = time.monotonic() + seconds
+        while self.left_behind() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return self.left_behind() == [] and not any(self.temp.glob("raygnn-*"))
