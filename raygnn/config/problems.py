@@ -19,6 +19,8 @@ from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.yaml_text import KeyPath
 
 # Pydantic's error types in our words; the fields are those of its context.
+_SECRETIVE = (("comm", "env"), ("logging", "mlflow"), ("logging", "wandb"))
+
 _EXPECTATIONS = {
     "int_type": "expected a whole number",
     "float_type": "expected a number",
@@ -132,13 +134,13 @@ def _problem(detail: ErrorDetails) -> Problem:
         return Problem(key, "expected text as the key", "put the key in quotes")
     template = _EXPECTATIONS.get(kind)
     wanted = template.format(**detail.get("ctx", {})) if template else detail["msg"]
-    if key[:2] == ("comm", "env") and detail["loc"][-1] != "[key]" and _hidden(key, value):
+    if key[:2] in _SECRETIVE and detail["loc"][-1] != "[key]" and _hidden(key, value):
         return Problem(key, f"{wanted}, got {HIDDEN}", f"correct it: {field and field.description}")
     return Problem(key, f"{wanted}, got {show(value)}", _for_value(detail, field))
 
 
 def _hidden(key: KeyPath, value: Any) -> bool:
-    """Whether what was given for ``comm.env``, or for a variable in it, may hold a secret."""
+    """Whether what was given for one of these, or for a key in it, may hold a secret."""
     text = value if isinstance(value, str) else ""
     return len(key) == 2 or is_secret(str(key[2]), text)
 

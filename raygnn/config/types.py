@@ -71,6 +71,8 @@ def _to_path(value: Any) -> Path:
     # An empty path would mean the current directory, which nobody means.
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise expected("a path")
+    if "://" in str(value):  # as a path it would be a directory called "s3:"
+        raise expected("a path on a disk of this machine, not a URI")
     return Path(value)
 
 

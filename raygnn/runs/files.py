@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from raygnn.config.secret import without_users
 from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
 
 LARGEST_JSON = 64 * 2**20  # bytes
@@ -32,24 +33,33 @@ def storage_path(storage: str | Path) -> Path:
     """
     text = str(storage)
     if "://" not in text:
-        try:
-            if "\0" not in text:
-                return Path(text).expanduser().absolute()
-        except RuntimeError:
-            pass  # ~name of no user
-        raise InputError(
-            f"{text[:_SHOWN]!r} is no path here",
-            where="storage",
-            remedy="give a directory; ~name needs a user of that name",
-        )
+        return local_path(text, "storage")
     uri = urlsplit(text)
     if uri.scheme != "file" or uri.netloc not in ("", "localhost") or not uri.path:
         raise InputError(
-            f"storage {text!r} is neither a directory nor a file:///path",
+            f"storage {without_users(text)[:_SHOWN]!r} is neither a directory nor a file:///path",
             where="storage",
             remedy="give a directory that every node sees",
         )
     return Path(unquote(uri.path))
+
+
+def local_path(text: str, where: str) -> Path:
+    """The absolute path that a text names.
+
+    Raises:
+        InputError: it can be none; ``where`` says what it was given for.
+    """
+    try:
+        if "\0" not in text:
+            return Path(text).expanduser().absolute()
+    except RuntimeError:
+        pass  # ~name of no user
+    raise InputError(
+        f"{text[:_SHOWN]!r} is no path here",
+        where=where,
+        remedy="give a path; ~name needs a user of that name",
+    )
 
 
 @contextmanager
@@ -107,7 +117,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_no_link) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -115,6 +125,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def remove(path: Path) -> None:
