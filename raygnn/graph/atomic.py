@@ -60,8 +60,9 @@ def new_directory(target: Path) -> Iterator[Path]:
     """A temporary directory beside ``target``, to be handed to :func:`publish`; else removed.
 
     Its name is ``.<target>.tmp-<pid>-<random>``. Those that killed processes of this host left
-    are removed first.
+    are removed first. Where nothing comes of it, directories above that were made for it go, too.
     """
+    made = [path for path in target.parents if not path.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target)
     name = f"{_prefix(target)}{os.getpid()}-{_host()}{secrets.token_hex(4)}"
@@ -71,6 +72,9 @@ def new_directory(target: Path) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # something lies in it
+            for path in made:
+                path.rmdir()
 
 
 def publish(temporary: Path, target: Path) -> bool:

@@ -13,6 +13,8 @@ from raygnn.graph.remote import AnyPath, within
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
+_LARGEST = 64 * 2**20  # bytes
+
 _PART_FILES = ("part_graph", "node_feats", "edge_feats")
 # what DGL's dispatch tool calls the files of original ids; the json does not mention them
 _ORIGINAL_IDS = ("orig_nids.dgl", "orig_eids.dgl")
@@ -21,6 +23,14 @@ _ORIGINAL_IDS = ("orig_nids.dgl", "orig_eids.dgl")
 def read_json(path: AnyPath) -> dict[str, Any]:
     """A JSON object from a file. Raises DataError for anything else."""
     try:
+        if not path.is_file():  # a FIFO would be waited for
+            raise DataError("is no file", where=str(path), remedy="make the partition again")
+        if (size := path.stat().st_size) > _LARGEST:
+            raise DataError(
+                f"has {size:,} bytes, more than any partition's description",
+                where=str(path),
+                remedy="check that this is the file you meant, or make the partition again",
+            )
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(

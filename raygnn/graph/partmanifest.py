@@ -14,6 +14,8 @@ from raygnn.graph.remote import AnyPath
 if TYPE_CHECKING:
     from raygnn.graph.layout import PartitionMeta
 
+_SHOWN = 100  # characters of a name that is none
+_LONGEST = 256  # characters of a file's name: one more than file systems allow
 _COUNTS = ("halo", "cut", "bytes")
 
 
@@ -66,6 +68,8 @@ def _wrong_alone(manifest: Mapping[str, Any]) -> str | None:
         if not isinstance(manifest.get(name), kind):
             return name
     for name, facts in manifest["files"].items():
+        if not _is_inside(name):
+            return f"files, {name[:_SHOWN]!r} is no file of it"
         if not (isinstance(facts, dict) and _is_count(facts.get("bytes")) and _is_digest(facts)):
             return f"files, {name}"
     for name, facts in manifest["features"].items():
@@ -114,6 +118,12 @@ def _wrong_beside(manifest: Mapping[str, Any], meta: PartitionMeta) -> str | Non
         if {kind: set(counts) for kind, counts in part["splits"].items()} != masks:
             return f"parts, {number}, splits"
     return None
+
+
+def _is_inside(name: str) -> bool:
+    """Whether it can be the name of a file in the partition's directory, or below."""
+    parts = name.split("/")
+    return "\0" not in name and not {"", ".", ".."} & {*parts} and max(map(len, parts)) < _LONGEST
 
 
 def _is_count(value: Any) -> bool:

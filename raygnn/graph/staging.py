@@ -140,10 +140,10 @@ class Stage:
         for path in self.root.iterdir():
             match = _TEMPORARY.fullmatch(path.name)
             if match and match[1] == name:
-                shutil.rmtree(path, ignore_errors=True)
+                _delete(path)
             elif match:
                 with contextlib.suppress(_Busy), self._lock(match[1], 0):
-                    shutil.rmtree(path, ignore_errors=True)
+                    _delete(path)
 
     def _trim(self) -> None:
         """Make room: remove entries that nobody uses, those first that were not for longest."""
@@ -167,14 +167,15 @@ class Stage:
         away = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
         with contextlib.suppress(FileNotFoundError):
             path.rename(away)
-        shutil.rmtree(away, ignore_errors=True)
+        _delete(away)
 
     def _remove_unused(self, path: Path) -> bool:
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(FileNotFoundError):
-                file = held.enter_context((path / FACTS).open("rb"))
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                handle = os.open(path / FACTS, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                held.callback(os.close, handle)
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return False
             self._remove(path)
@@ -210,7 +211,7 @@ class _Busy(DataError):
 
 def _try_lock(path: Path) -> int | None:
     """Lock a file, which is made if it is not there, and write this process's id into it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_nlink:  # else whoever had it has removed it
@@ -224,11 +225,19 @@ def _try_lock(path: Path) -> int | None:
     return None
 
 
+def _delete(path: Path) -> None:
+    """Remove a directory, or what lies in its place; what a link leads to stays."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _size(path: Path) -> int:
     total = 0
     with contextlib.suppress(FileNotFoundError):
-        for file in path.iterdir():
-            total += file.stat().st_size
+        for file in () if path.is_symlink() else path.iterdir():
+            total += file.lstat().st_size
     return total
 
 

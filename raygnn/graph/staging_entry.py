@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import mmap
 import os
+import re
+import stat
 import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 VERSION = 1
 FACTS = "stage.json"
 
+_FILE = re.compile(r"\d+\.npy")
+_LARGEST = 64 * 2**20  # bytes of what is said about arrays
+# nothing but a file of the entry's own: a link could lead anywhere, a FIFO is waited for
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NORESERVE = 0x4000  # MAP_NORESERVE; the mmap module names it in new Pythons only
 
 
@@ -150,19 +157,30 @@ def _to_disk(file: BinaryIO) -> None:
 
 def open_entry(path: Path) -> Entry | str | None:
     """The entry, or what is wrong with it, or None if it is not there."""
+    if path.is_symlink():
+        return "it is a symbolic link"
     if not path.is_dir():
         return None
     try:
-        handle = os.open(path / FACTS, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path / FACTS, _OPEN)
     except FileNotFoundError:
         return f"{FACTS} is missing"
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return f"{FACTS} is a symbolic link"
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.fstat(handle).st_nlink:
             raise BlockingIOError
         arrays = _read_facts(handle)
         for facts in arrays.values():
-            size = (path / facts.file).stat().st_size
+            if not _FILE.fullmatch(facts.file):
+                raise ValueError(f"{facts.file!r} is no file of ours")
+            found = (path / facts.file).lstat()
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"{facts.file} is no file")
+            size = found.st_size
             if size != facts.bytes:
                 raise ValueError(f"{facts.file} has {size} bytes, expected {facts.bytes}")
         with contextlib.suppress(OSError):  # a cache that is read only
@@ -171,12 +189,15 @@ def open_entry(path: Path) -> Entry | str | None:
     except BlockingIOError:  # it is being removed
         os.close(handle)
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         os.close(handle)
         return str(error) or f"{FACTS} is garbled"
 
 
 def _read_facts(handle: int) -> dict[str, StoredArray]:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+        raise ValueError(f"{FACTS} is none of ours")
     with open(handle, encoding="utf-8", closefd=False) as file:
         values = json.load(file)
     if values["version"] != VERSION:

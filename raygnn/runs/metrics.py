@@ -19,7 +19,7 @@ from zlib import crc32
 
 from raygnn.errors import DataError
 from raygnn.runs.append import Appender
-from raygnn.runs.files import insist, plain, storage_errors
+from raygnn.runs.files import insist, open_regular, plain, storage_errors
 
 Record = dict[str, Any]
 
@@ -127,7 +127,7 @@ class MetricsTail:
     def _next(self) -> tuple[list[bytes], bool]:
         """Lines that were not given before, and whether there may be more."""
         try:
-            with open(self.path, "rb") as file:
+            with open_regular(self.path) as file:
                 if file.seek(0, os.SEEK_END) < self._offset:
                     self._offset = self._line = 0
                 file.seek(self._offset)
@@ -155,7 +155,7 @@ class MetricsTail:
 def newest(path: Path) -> Record | None:
     """The last record of a file of any length, as far as it is among its last lines."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_AT_ONCE))
             lines = file.read(_MOST_AT_ONCE).rpartition(b"\n")[0].rsplit(b"\n", 1)
     except OSError:
@@ -170,7 +170,8 @@ def read_metrics(path: Path) -> list[Record]:
         DataError: another line is no record.
     """
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -12,9 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from raygnn.errors import DataError, InputError
+from raygnn.config.yaml_text import read_yaml
+from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.runs.files import read_json, read_regular, storage_path
 from raygnn.runs.lock import holder
 from raygnn.runs.metrics import MetricsTail, newest, read_metrics
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-# what yaml's constructors let through of values that are not of the type that their tag says
-_OF_YAML = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 _LARGEST = 2**20  # bytes of a configuration
 _LOCK_LARGEST = 4096  # bytes of a lock
 _OF_RANK = re.compile(r"(?:comm-)?rank-\d{1,6}\.")  # how names of files in logs/ begin
@@ -57,9 +54,11 @@ class Run:
         """
         file = self.path / CONFIG
         try:
-            value = yaml.safe_load(read_regular(file, _LARGEST))
-        except (OSError, RecursionError, yaml.YAMLError, *_OF_YAML) as error:
+            value, _ = read_yaml(read_regular(file, _LARGEST).decode(), CONFIG)
+        except (OSError, ValueError) as error:
             raise DataError(f"not readable as YAML: {error}", where=str(file)) from error
+        except ConfigError as error:
+            raise DataError(f"not readable as YAML: {error.what}", where=str(file)) from error
         if not isinstance(value, dict):
             raise DataError("not a configuration", where=str(file))
         return value

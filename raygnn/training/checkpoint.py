@@ -19,6 +19,7 @@ import re
 import shutil
 import stat
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ from raygnn.runs.files import LARGEST_JSON, json_text, read_regular
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
 _ASIDE = "passed-over-"
+_STATE = {"global_step", "loops", "state_dict"}  # what Lightning cannot go on without
+_SAID = 300  # characters of what torch says
+# what torch's readers raise of a file that makes no sense
+_GARBLED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError)
 # of a file, not of the storage
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO)
 NAME = re.compile(r"step-\d{10}")
@@ -167,18 +172,27 @@ def sweep(directory: Path) -> None:
 
 
 def check_contents(state: Path) -> None:
-    """Refuse a state file that holds more than plain values and tensors, and so could run code.
+    """Refuse a state file that holds more than plain values and tensors, and so could run code,
+    that is compressed, and so could fill the memory, or that is not what we write.
 
     Raises:
-        InputError: it does.
+        InputError: it does, or is.
     """
     import torch
 
     try:
-        torch.load(state, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+        with zipfile.ZipFile(state) as archive:
+            for info in archive.infolist():
+                if info.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError("a part of it is compressed")
+                if info.filename.endswith("constants.pkl"):  # torch.load may run it
+                    raise ValueError("it is a program of TorchScript")
+        found = torch.load(state, map_location="cpu", weights_only=True)
+        if not isinstance(found, dict) or not found.keys() >= _STATE:
+            raise ValueError(f"it lacks {', '.join(sorted(_STATE))}")
+    except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
         raise InputError(
-            f"this checkpoint holds more than numbers: {error}",
+            f"this checkpoint is not to be trusted: {' '.join(str(error).split())[:_SAID]}",
             where=str(state),
             remedy="delete it; it was not written by raygnn as it is",
         ) from error

@@ -27,6 +27,7 @@ from typing import IO, Any
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine, nvml
+from raygnn.runs.files import open_regular
 from raygnn.training.reach import Knock
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
@@ -306,7 +307,10 @@ def _own_directory() -> tuple[str, IO[str]]:
 def _sweep() -> None:
     """Remove the directories of commands that were killed."""
     for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
-        with contextlib.suppress(OSError), open(owner) as file:
+        # anybody may put things there: a FIFO would be waited for
+        with contextlib.suppress(OSError), open_regular(owner) as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use
             shutil.rmtree(owner.parent, ignore_errors=True)
 

@@ -149,6 +149,25 @@ def break_facts(path: Path) -> None:
     (path / "stage.json").write_text('{"version": 1, "arrays": {"x": 3}}')
 
 
+def lead_out(path: Path) -> None:
+    facts = json.loads((path / "stage.json").read_text())
+    facts["arrays"]["x"]["file"] = "../../outside/0.npy"
+    (path / "stage.json").write_text(json.dumps(facts))
+
+
+def replace_by_link(path: Path) -> None:
+    """Move it out of the cache, and leave a link."""
+    outside = path.parent.parent / "outside" if path.is_dir() else path.parents[2] / "outside"
+    outside.mkdir()
+    path.rename(outside / path.name)
+    path.symlink_to(outside / path.name)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (break_size, "0.npy has 50 bytes, expected"),
     "a file missing": (lambda path: (path / "0.npy").unlink(), "0.npy"),
@@ -160,6 +179,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: (path / "stage.json").write_text('{"version": 99}'),
         "version 99",
     ),
+    "a link in its place": (replace_by_link, "symbolic link"),
+    "facts that are a link": (lambda path: replace_by_link(path / "stage.json"), "symbolic link"),
+    "a file that is a link": (lambda path: replace_by_link(path / "0.npy"), "0.npy is no file"),
+    "a file elsewhere": (lead_out, "no file of ours"),
+    "facts that never end": (lambda path: replace_by_pipe(path / "stage.json"), "none of ours"),
+    "a file that never ends": (lambda path: replace_by_pipe(path / "0.npy"), "0.npy is no file"),
 }
 
 
@@ -178,6 +203,32 @@ def test_a_damaged_entry_is_made_again(
     assert said in record.getMessage()
     get(stage, build=refuse)
     assert names(stage) == [path.name]
+
+
+def test_what_links_lead_to_stays(stage: Stage, tmp_path: Path) -> None:
+    """Neither made room with, nor written to."""
+    stage.max_bytes = 1
+    path, outside = get(stage).path, tmp_path / "outside"
+    replace_by_link(path)
+    (outside / "thesis.txt").write_text("x" * 10_000)
+    (stage.root / f".{path.name}.tmp-0").symlink_to(outside)
+    before = {file: file.read_bytes() for file in outside.rglob("*") if file.is_file()}
+    entry = get(stage)
+    other = get(stage, 1)
+    assert entry.path.is_dir()
+    assert not entry.path.is_symlink()
+    assert {file: file.read_bytes() for file in outside.rglob("*") if file.is_file()} == before
+    assert set(names(stage)) == {entry.path.name, other.path.name}
+
+
+def test_a_lock_that_is_a_link_is_refused(stage: Stage, tmp_path: Path) -> None:
+    path = get(stage).path
+    shutil.rmtree(path)
+    (tmp_path / "thesis.txt").write_text("x")
+    (stage.root / f".{path.name}.lock").symlink_to(tmp_path / "thesis.txt")
+    with pytest.raises(DataError, match=r"staging\.path cannot be written"):
+        get(stage)
+    assert (tmp_path / "thesis.txt").read_text() == "x"
 
 
 # --- several workers -----------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,7 +212,18 @@ def test_directories_of_commands_that_were_killed_go(
     for directory in (stale, other):
         (directory / "logs").mkdir(parents=True)
     (stale / ".owner").touch()
+    # what anybody may have put there: it would be waited for, or lead elsewhere
+    waits, leads = tmp_path / "raygnn-waits", tmp_path / "raygnn-leads"
+    waits.mkdir()
+    os.mkfifo(waits / ".owner")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / ".owner").touch()
+    leads.symlink_to(tmp_path / "elsewhere")
     cluster_module._sweep()
+    assert (tmp_path / "elsewhere" / ".owner").exists()
+    shutil.rmtree(waits)
+    leads.unlink()
+    shutil.rmtree(tmp_path / "elsewhere")
     assert sorted(tmp_path.iterdir()) == sorted([Path(mine), other])
     owned.close()
     cluster_module._sweep()

@@ -218,6 +218,8 @@ def read_collection(directory: Path) -> CollectionMeta:
     """
     path = directory / MANIFEST
     try:
+        if path.exists() and not path.is_file():  # a FIFO would be waited for
+            raise DataError("it is no file", where=str(path), remedy=REMEDY)
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raygnn.errors import InputError
-from raygnn.runs.files import storage_errors, write_atomic
+from raygnn.runs.files import local_path, storage_errors, write_atomic
 from raygnn.runs.report.source import Source
 from raygnn.runs.run import Run
 from raygnn.runs.store import REPORT
@@ -21,11 +21,11 @@ def write_report(run: Run, out: str | Path | None = None) -> Path:
         Its absolute path.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or is no path.
     """
     from raygnn.runs.report.page import html
 
-    file = (run.path / REPORT) if out is None else Path(out).expanduser().absolute()
+    file = (run.path / REPORT) if out is None else local_path(str(out), "the report")
     # names of files may hold what is no character
     text = html(Source.read(run)).encode("utf-8", "replace").decode()
     with storage_errors(file, InputError, "write it elsewhere with --out"):

@@ -1,0 +1,175 @@
+"""What an attacker would put in place of data: pickles that run things or fill the memory.
+
+Beside them, a process of its own that gives commands such input, and what must come of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import pickle
+import stat
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.graph.builders import Runs
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_MEMORY = 2 * 2**30  # bytes, torch included; what is refused here would take far more
+MOST_SECONDS = 120
+
+
+class _Reconstructed:
+    """numpy's own way to make an array, with what is no array to be made."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        make = np.empty(0).__reduce__()[0]
+        return (
+            make,
+            (_Subclass, (0,), b"b"),
+            (1, (1,), np.dtype("O"), False, [_system(self.marker)]),
+        )
+
+
+class _Subclass(np.ndarray[Any, Any]):
+    pass
+
+
+class _CopyReg:
+    """``copyreg.__newobj_ex__`` and a state that a ``__setstate__`` of others is called with."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        import copyreg
+
+        made: Any = copyreg
+        return made.__newobj_ex__, (Runs, (os.system, f"touch {self.marker}"), {}), {"a": 1}
+
+
+def _system(marker: Path) -> Runs:
+    return Runs(os.system, f"touch {marker}")
+
+
+def _partial(marker: Path) -> Any:
+    inner = functools.partial(os.system)
+    return Runs(functools.partial(inner, f"touch {marker}"))
+
+
+def _laughs() -> bytes:
+    """Lists of ten times the list before, twenty deep: 200 bytes that are 10^20 values."""
+    code = io.BytesIO()
+    code.write(b"\x80\x02]q\x00(" + b"K\x01" * 10 + b"e")
+    for level in range(1, 21):
+        code.write(b"]q" + bytes([level]) + b"(" + b"h" + bytes([level - 1]))
+        code.write((b"h" + bytes([level - 1])) * 9 + b"e")
+    return code.getvalue() + b"."
+
+
+def bombs(marker: Path) -> dict[str, bytes]:
+    """Name → pickle; those that run make the file ``marker``."""
+    touch = f"touch {marker}".encode()
+    return {
+        "system": pickle.dumps(_system(marker), 2),
+        "system, new protocol": pickle.dumps(_system(marker), 5),
+        "partial": pickle.dumps(_partial(marker), 2),
+        "eval": pickle.dumps(Runs(eval, f"open({str(marker)!r}, 'w')"), 2),
+        "reconstruct": pickle.dumps(_Reconstructed(marker), 2),
+        "copyreg": pickle.dumps(_CopyReg(marker), 4),
+        "instance": b"(S'" + touch + b"'\nios\nsystem\n.",
+        "object": b"(cos\nsystem\nS'" + touch + b"'\no.",
+        "extension": b"\x80\x02\x82\x01.",
+        "persistent": b"\x80\x02Pos.system\n.",
+        "laughs": _laughs(),
+    }
+
+
+def object_array(bomb: bytes) -> bytes:
+    """An ``.npy`` whose header promises objects, and which is a pickle from there on."""
+    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (6,), }"
+    header += b" " * (117 - len(header)) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bomb
+
+
+def archive(members: Mapping[str, bytes], path: Path) -> Path:
+    """A zip of these members, whatever their names."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(zipfile.ZipInfo(name), content)
+    return path
+
+
+class Outcome(NamedTuple):
+    """What came of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+_CHILD = """
+import contextlib, io, json, os, resource, sys
+from raygnn.cli import main
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+for arguments in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+def outcomes(commands: Sequence[Sequence[str]], here: Path) -> list[Outcome]:
+    """Give commands to a process of its own, with bounds on its memory and its time."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(MOST_MEMORY)],
+        input=json.dumps([*map(list, commands)]),
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [Outcome(*json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def assert_refused(found: Outcome, *fragments: str) -> None:
+    """One error of ours: where, what, and a remedy."""
+    code, out, err = found
+    assert code in (2, 3), (out, err)
+    assert err.startswith("error: ")
+    assert err.count("error: ") == 1
+    assert "→" in err
+    assert "Traceback" not in out + err
+    assert "internal error" not in err
+    assert len(err) < 3000
+    for fragment in fragments:
+        assert fragment in err, err
+
+
+def tree(directory: Path) -> dict[str, tuple[int, ...]]:
+    """All that lies below a directory, to be compared with what lies there later."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        facts = path.lstat()
+        kept = (facts.st_size, facts.st_mtime_ns) if stat.S_ISREG(facts.st_mode) else ()
+        found[str(path.relative_to(directory))] = (stat.S_IFMT(facts.st_mode), *kept)
+    return found
