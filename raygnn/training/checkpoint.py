@@ -181,12 +181,7 @@ def check_contents(state: Path) -> None:
     import torch
 
     try:
-        with zipfile.ZipFile(state) as archive:
-            for info in archive.infolist():
-                if info.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError("a part of it is compressed")
-                if info.filename.endswith("constants.pkl"):  # torch.load may run it
-                    raise ValueError("it is a program of TorchScript")
+        check_archive(state)
         found = torch.load(state, map_location="cpu", weights_only=True)
         if not isinstance(found, dict) or not found.keys() >= _STATE:
             raise ValueError(f"it lacks {', '.join(sorted(_STATE))}")
@@ -196,6 +191,20 @@ def check_contents(state: Path) -> None:
             where=str(state),
             remedy="delete it; it was not written by raygnn as it is",
         ) from error
+
+
+def check_archive(file: Path | IO[bytes]) -> None:
+    """See that torch.load can neither run what a file holds nor fill the memory with it.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: it is not as torch.save writes it.
+    """
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("a part of it is compressed")
+            if info.filename.endswith("constants.pkl"):
+                raise ValueError("it is a program of TorchScript")
 
 
 def state_at(directory: Path, step: int) -> Path:

@@ -19,8 +19,8 @@ from raygnn import __version__
 from raygnn.errors import DataError, InputError
 from raygnn.graph.atomic import sync
 from raygnn.runs.files import json_text, open_regular, read_json, write_atomic
+from raygnn.training.checkpoint import check_archive, sha256
 from raygnn.training.checkpoint import save as save_tensors
-from raygnn.training.checkpoint import sha256
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,6 +108,7 @@ def load(weights: Weights, model: nn.Module) -> None:
         content = file.read_bytes()
         if (digest := hashlib.sha256(content).hexdigest()) != weights.sha256:
             raise _damaged(file, f"it was replaced meanwhile: its SHA-256 is {digest}")
+        check_archive(io.BytesIO(content))
         state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except DataError:
         raise

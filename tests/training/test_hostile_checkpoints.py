@@ -17,9 +17,9 @@ import torch
 
 from raygnn.cli import main
 from raygnn.config.schema import Config
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.runs.store import RunDir
-from raygnn.training import checkpoint
+from raygnn.training import checkpoint, weights
 from raygnn.training.mirror import Mirror
 from tests.graph.builders import Runs
 from tests.hostile import bombs, tree
@@ -146,15 +146,19 @@ def test_a_step_that_is_another(make_job: JobFactory, tmp_path: Path) -> None:
         assert isinstance(checkpoint.judge(tmp_path / STEP, config), str)
 
 
+@pytest.mark.filterwarnings("ignore:.*pickle protocol")
 def test_weights_that_run_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """selected.pt is for torch.load(weights_only=True): no verb that reads a run opens it."""
-    marker = tmp_path / "marker"
+    """In place of selected.pt: `raygnn predict` refuses them, other verbs do not open them."""
+    marker, model = tmp_path / "marker", torch.nn.Linear(2, 2)
     with RunDir.create(str(tmp_path / "runs"), "a") as run:
         run.begin({"name": "a"})
-        (run.checkpoints / "selected.pt").write_bytes(zipped(bombs(marker)["system"]))
+        for name, state in states(marker).items():
+            (run.checkpoints / "selected.pt").write_bytes(state)
+            with pytest.raises(DataError) as error:
+                weights.load(weights.find(run.checkpoints), model)
+            assert error.value.remedy, name
+            assert "selected.pt" in str(error.value.where)
     for verb in (["report", "a"], ["diagnose", "a"], ["runs"]):
         assert main([*verb, "--storage", str(tmp_path / "runs")]) == 0
-    with pytest.raises(pickle.UnpicklingError):
-        torch.load(tmp_path / "runs" / "a" / "checkpoints" / "selected.pt", weights_only=True)
     assert not marker.exists()
     capsys.readouterr()
