@@ -15,7 +15,7 @@ FAST := -m "not slow"
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint bench test-matrix test-oldest test-newest clean
+.PHONY: help setup train test test-all lint docs bench test-matrix test-oldest test-newest clean
 
 help:
 	@echo "make setup        install into .venv"
@@ -23,6 +23,7 @@ help:
 	@echo "make test         the fast tests"
 	@echo "make test-all     all tests"
 	@echo "make lint         ruff and mypy"
+	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
 	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions"
 
@@ -59,6 +60,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The variable silences an advertisement of the theme's.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # SCALE=small takes minutes instead of half an hour. All are run, also when one misses a limit.
 SCALE ?= full

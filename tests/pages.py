@@ -1,0 +1,25 @@
+"""README and docs, and what is fenced in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+
+
+def blocks(language: str, page: Path = PAGES[0]) -> list[str]:
+    """The fenced blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands_of(page: Path, *languages: str) -> list[str]:
+    """Every command in the ``sh`` blocks of a page, or in those named, without its comment."""
+    lines = [
+        line
+        for language in languages or ("sh",)
+        for block in blocks(language, page)
+        for line in block.splitlines()
+    ]
+    return [command for line in lines if (command := line.split("  #")[0].strip())]

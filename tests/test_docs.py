@@ -1,0 +1,150 @@
+"""The documentation as a site: it builds, leads nowhere that is not there, and fetches nothing."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from raygnn.config.checks import ALLOWABLE, BINDING
+from tests.browser import Browser
+from tests.pages import CHECKOUT
+
+DOCS = CHECKOUT / "docs"
+SOURCES = [*(CHECKOUT / "raygnn").rglob("*.py")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `make docs` does, where a link or an anchor that is broken is an error."""
+    place = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)],
+        cwd=CHECKOUT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def test_every_page_is_there(site: Path) -> None:
+    pages = {path.stem for path in site.glob("*.html")} - {"404"}
+    assert pages == {path.stem for path in DOCS.glob("*.md")}
+    assert not [*site.glob("*.py")]
+    for page in pages:
+        assert "in the checkout" not in (DOCS / f"{page}.md").read_text()  # the site's own words
+
+
+def test_all_blocks_are_blocks(site: Path) -> None:
+    for page in site.glob("*.html"):
+        assert "```" not in page.read_text(), page
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.glob("*.html"):
+        text = page.read_text()
+        assert not re.findall(r"<(?:script|img|iframe)[^>]*src=.?(?:https?:)?//", text), page
+        assert not re.findall(r"<link[^>]*href=.?(?:https?:)?//", text), page
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served: search needs that."""
+    handler = partial(QuietHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_pages_in_a_browser(address: str, tmp_path: Path) -> None:
+    with Browser(tmp_path / "profile") as browser:
+        for page in ("index", "findings", "quick-start"):
+            browser.call("Page.navigate", url=f"{address}/{page}.html")
+            browser.wait(f"document.readyState == 'complete' && /{page}/.test(location.pathname)")
+            assert browser.ask("document.querySelectorAll('h1').length") == 1
+        assert browser.complaints == []
+        assert all(url.startswith((address, "data:", "blob:")) for url in browser.requests)
+
+
+def test_findings_are_up_to_date() -> None:
+    """The page has a section for every check that there is, and for no other."""
+    made = runpy.run_path(str(DOCS / "findings.py"))
+    page = (DOCS / "findings.md").read_text()
+    assert made["markdown"]() == page, "run python docs/findings.py"
+    sections = re.findall(r"^## `(\w+)`$", page, re.MULTILINE)
+    assert len(sections) == len(set(sections))
+    assert set(sections) == {*ALLOWABLE, *BINDING} == made["ABOUT"].keys()
+
+
+def test_every_finding_in_the_code_has_a_section() -> None:
+    """As the code spells them, whatever its lists say."""
+    page = (DOCS / "findings.md").read_text()
+    sections = set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE))
+    emitted = {
+        node.args[0].value
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Finding"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert len(emitted) > 20
+    assert emitted <= sections
+
+
+def literals() -> set[str]:
+    """The texts in the source, with what is put into them left out."""
+    return {
+        node.value
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_messages_of_ours_are_in_the_code() -> None:
+    ours, _, others = (DOCS / "troubleshooting.md").read_text().partition("## What others say")
+    quoted = re.findall(r"^\| `([^`]+)` \|", ours, re.MULTILINE)
+    assert len(quoted) + len(re.findall(r"^\| `", others, re.MULTILINE)) > 45
+    found = literals()
+    for message in quoted:
+        for piece in filter(None, (part.strip(" :") for part in message.split("…"))):
+            known = any(piece in text for text in found)
+            assert known or piece == "***" or _across(piece, found), message
+
+
+def _across(piece: str, found: set[str]) -> bool:
+    """A message that begins with a constant of its own."""
+    return piece.startswith("*** ") and any(piece[4:] in text for text in found)
+
+
+def test_the_pages_that_troubleshooting_sends_to_have_those_sections() -> None:
+    """Links in a checkout: the site's builder sees to its own."""
+    for page in DOCS.glob("*.md"):
+        for name, anchor in re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", page.read_text()):
+            headings = re.findall(r"^#+ (.*)$", (DOCS / name).read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{page.name}: {name}#{anchor}"
