@@ -1,0 +1,168 @@
+"""What README and docs tell people to run is run: in one place, on one Ray, with tiny settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raygnn.config.document import Override, read_mapping
+from tests.pages import CHECKOUT, PAGES, blocks, commands_of
+
+# raygnn's commands that are parsed only (test_readme.py), and why
+PARSED = {
+    "raygnn tune": "tries settings for half a minute; tests/training/test_tuning.py runs it",
+    "raygnn train own_model.yaml": "test_readme.py runs it, where it lies",
+    "raygnn train jobs/cora-gcn.yaml --set 'logging": "needs packages that are not installed",
+    "raygnn predict RUN --out nodes.parquet --s": "one `predict` is run; test_predict.py does more",
+    "raygnn predict RUN --out test.parquet": "the same",
+    "raygnn evaluate RUN": "tests/training/test_predict.py runs it",
+    "raygnn train jobs/cora-gcn.yaml --profile": "tests/training/test_profiling.py runs it",
+    "raygnn train jobs/cora-gcn.yaml --resume": "tests/training/test_command.py runs it",
+    "raygnn train first.yaml --set": "another --set is run",
+    "raygnn cluster check": "needs the token of ray up; the tests in tests/clusters run it",
+    "raygnn --version": "test_readme.py runs it",
+    "raygnn config-schema": "test_readme.py runs it",
+}
+RUN = "cora-lr"  # the run of the README's command
+STANDS_FOR = {"RUN": RUN, "cora-gcn": RUN, "runs/cora-gcn": f"runs/{RUN}"}
+LIMIT = 240  # seconds for all of them
+
+GRAPH = {"format": "planted", "nodes": 600, "degree": 5, "classes": 4, "features": 8, "train": 0.3}
+TINY = {
+    "train.epochs": 1,
+    "sampling.batch_size": 64,
+    "logging.loggers": [],
+    "cluster.workers": 1,  # which starts in half the time of two
+}
+
+_CHILD = """
+import json, sys, os
+import raygnn
+from raygnn.cli import main
+from raygnn.training.cluster import RayCluster
+
+config = {"name": "all", "graph": {"format": "planted", "nodes": 1000}, "model": {"kind": "gcn"}}
+with RayCluster(raygnn.load_config({**config, "cluster": {"num_cpus": 4}})) as cluster:
+    cluster.wait()
+    page = {}
+    for step in json.load(sys.stdin):
+        print("$", step, flush=True)
+        if isinstance(step, str):
+            exec(compile(step, "page", "exec"), page)
+        elif (code := main(step)) != 0:
+            sys.exit(f"{step} exits with {code}")
+"""
+
+
+def shown(command: str) -> bool:
+    return command.startswith("raygnn ") and not command.startswith(tuple(PARSED))
+
+
+def tiny(job: dict[str, Any], **changes: Any) -> str:
+    """The job with tiny settings, as YAML."""
+    document = read_mapping(job)
+    for key, value in {**TINY, **changes}.items():
+        document.apply(Override((*key.split("."),), value, "test"))
+    return yaml.safe_dump(document.data)
+
+
+def run(steps: list[list[str] | str], here: Path) -> str:
+    """Take the steps, commands of raygnn and pieces of Python, in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD],
+        input=json.dumps(steps),
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(LIMIT + 30)
+def test_commands_of_readme_and_docs(tmp_path: Path) -> None:
+    quick, coming = (CHECKOUT / "docs" / f"{name}.md" for name in ("quick-start", "coming-from"))
+    (tmp_path / "jobs").mkdir()
+    job = yaml.safe_load((CHECKOUT / "jobs" / "cora-gcn.yaml").read_text())
+    job = {**job, "graph": GRAPH, "sampling": {}}
+    (tmp_path / "jobs" / "cora-gcn.yaml").write_text(tiny(job))
+    (first,) = map(yaml.safe_load, blocks("yaml", quick))
+    (theirs,) = map(yaml.safe_load, blocks("yaml", coming))
+    changes = {"graph.nodes": 600, "graph.features": 8}
+    (tmp_path / "first.yaml").write_text(tiny(first, **changes))
+    (tmp_path / "theirs.yaml").write_text(tiny(theirs, **{"cluster.workers": 2}))
+
+    steps: list[list[str] | str] = []
+    taken: set[str] = set()
+    for page in (quick, PAGES[0], *(page for page in PAGES[1:] if page not in (quick, coming))):
+        for command in filter(shown, commands_of(page)):
+            if command in taken:
+                continue
+            taken.add(command)
+            words = shlex.split(command)[1:]
+            steps.append([STANDS_FOR.get(word, word) for word in words])
+    assert len(steps) > 10, steps
+    # one's own graph as a file, that partitioned by DGL, and one of PyG's as an archive
+    steps += [*blocks("py own", quick), _PARTITIONED]
+    steps += [shlex.split(command)[1:] for command in commands_of(coming)]
+    steps += [_DATA + block for block in blocks("py pyg", coming)]
+    for format in ("dgl", "npz"):
+        file = tmp_path / f"own-{format}.yaml"
+        section = {"format": format, "path": f"graph.{format}"}
+        file.write_text(
+            yaml.safe_dump({"name": format, "graph": section, "model": {"kind": "gcn"}})
+        )
+        steps.append(["check", file.name, "--set", f"graph.path={tmp_path / section['path']}"])
+    out = run(steps, tmp_path)
+    assert out.count("test/accuracy") >= 3
+    assert "2 parts" in out or "planted" in out
+    runs = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert runs >= {"first", RUN, "theirs"}
+    assert (tmp_path / "runs" / "first" / "report.html").is_file()
+
+
+_PARTITIONED = """
+from pathlib import Path
+dgl.distributed.partition_graph(dgl.load_graphs("graph.dgl")[0][0], "g", 2, "parts")
+"""
+
+_DATA = """
+from types import SimpleNamespace
+import torch
+edge_index = torch.randint(0, 50, (2, 200))
+masks = torch.arange(50) % 3
+data = SimpleNamespace(
+    x=torch.randn(50, 4), y=torch.arange(50) % 4, edge_index=edge_index,
+    train_mask=masks == 0, val_mask=masks == 1, test_mask=masks == 2,
+)
+"""
+
+
+def test_what_is_only_parsed_is_there() -> None:
+    """The list does not outlive the commands."""
+    found = [command for page in PAGES for command in commands_of(page, "sh", "sh install")]
+    text = "\n".join(page.read_text() for page in PAGES)
+    for start in PARSED:
+        assert any(command.startswith(start) for command in found) or start in text, start
+
+
+def test_commands_for_a_cloud_are_marked() -> None:
+    """What needs a cluster is in blocks of their own kind, which are not run."""
+    kinds = {kind for page in PAGES for kind in re.findall(r"^```(\S.*)$", page.read_text(), re.M)}
+    assert kinds <= {"sh", "sh cloud", "sh install", "yaml", "python", "py", "py own", "py pyg"}
+    for page in PAGES:
+        for command in commands_of(page):
+            assert not re.match(r"(ray|ssh|kubectl|aws|gcloud) ", command), (
+                f"{page.name}: {command}"
+            )
