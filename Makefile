@@ -11,8 +11,20 @@ NEWEST_PYTHON ?= python3.12
 NEWEST_TORCH ?= $(TORCH)
 
 BIN := .venv/bin
-FAST := -m "not slow"
 export OMP_NUM_THREADS ?= 1
+
+# Processes that run tests at the same time.
+JOBS ?= 2
+
+# $(call tests,ENVIRONMENT,EXPRESSION): those of the marks, a file to each process; then those that need
+# the machine for themselves. The second part runs also when the first fails.
+define tests
+	@status=0; \
+	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(2) not alone" --durations=20 || status=1; \
+	$(1)/bin/python -m pytest -m "$(2) alone" --durations=10 || status=1; \
+	exit $$status
+endef
+FAST := not slow and
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-all lint docs bench test-matrix test-oldest test-newest clean
@@ -51,10 +63,10 @@ train: setup
 	$(BIN)/raygnn train jobs/products-100k.yaml --overwrite
 
 test: setup
-	$(BIN)/python -m pytest $(FAST) --durations=20
+	$(call tests,.venv,$(FAST))
 
 test-all: setup
-	$(BIN)/python -m pytest
+	$(call tests,.venv)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -75,10 +87,10 @@ bench: setup
 test-matrix: test-oldest test-newest
 
 test-oldest: .venv-oldest/.done
-	.venv-oldest/bin/python -m pytest $(FAST)
+	$(call tests,.venv-oldest,$(FAST))
 
 test-newest: .venv-newest/.done
-	.venv-newest/bin/python -m pytest $(FAST)
+	$(call tests,.venv-newest,$(FAST))
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,12 +17,14 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 lines = Path(sys.argv[1]).read_text().split("\n")
-pins = dict(line.split("==") for line in lines if "==" in line)
 try:
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
+    pins = {canonicalize_name(n): v for n, _, v in (line.partition("==") for line in lines) if v}
     needs = [Requirement(text) for text in requires("raygnn")]
-    have = {need.name: version(need.name) for need in needs if need.marker is None}
+    names = [canonicalize_name(need.name) for need in needs if need.marker is None]
+    have = {name: version(name) for name in names}
 except (ImportError, PackageNotFoundError):
     sys.exit(1)
 sys.exit(any(pins.get(name, found) != found.split("+")[0] for name, found in have.items()))

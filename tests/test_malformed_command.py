@@ -76,6 +76,7 @@ def test_refused_without_torch(tmp_path: Path) -> None:
     assert done.stderr.count("error: ") == len(jobs)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", list(MALFORMED)[::3])
 def test_refused_within_seconds(name: str, tmp_path: Path) -> None:
     """As a process of its own, its start and all imports included."""

@@ -11,6 +11,8 @@ from raygnn.config.yaml_text import KeyPath
 from raygnn.preflight.findings import Severity
 
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&|(])([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"]*\"|'[^']*'|[^\s;&|)]*)")
+_RAY_START = re.compile(r"\bray\s+start\b")
+_EXPORT = re.compile(r"[\s({]*export\s")
 _SHELL_START = re.compile(r">>?\s*[^\s>]{0,200}(\.bashrc|profile|/etc/environment)\b")
 
 
@@ -71,7 +73,7 @@ class Group:
     @property
     def starts(self) -> tuple[Text, ...]:
         """The commands among :attr:`start` that start Ray."""
-        return tuple(each for each in self.start if re.search(r"\bray\s+start\b", each.text))
+        return tuple(each for each in self.start if _RAY_START.search(each.text))
 
     def variable(self, name: str) -> str | None:
         """What a variable is when Ray starts: of the container, written to a file that each shell
@@ -84,7 +86,7 @@ class Group:
         for each in self.setup:
             if _SHELL_START.search(each.text) and name in (set_ := dict(assignments(each.text))):
                 return set_[name]
-        values = [dict(assignments(each.text)).get(name) for each in self.starts]
+        values = [handed(each.text).get(name) for each in self.starts]
         return values[0] if values and all(value == values[0] for value in values) else None
 
 
@@ -179,6 +181,18 @@ def assignments(command: str) -> Iterator[tuple[str, str]]:
     """``A=1 B="2" ray start`` → (A, 1), (B, 2)."""
     for name, value in _ASSIGNMENT.findall(command):
         yield name, value.strip("\"'")
+
+
+def handed(command: str) -> dict[str, str]:
+    """What a command hands to the `ray start` in it: what it exports before, and what stands in
+    front of it. ``A=1 ulimit -n 9; ray start`` hands over nothing."""
+    exported: dict[str, str] = {}
+    for part in re.split(r"&&|\|\||[;\n]", command):
+        if found := _RAY_START.search(part):
+            return {**exported, **dict(assignments(part[: found.start()]))}
+        if _EXPORT.match(part):
+            exported.update(assignments(part))
+    return exported
 
 
 def strings(value: Any, key: KeyPath = ()) -> Iterator[Text]:

@@ -32,6 +32,9 @@ _WORDS = {
 KEYS = {name: frozenset(words.split()) for name, words in _WORDS.items()}
 """Section → the keys that it may have."""
 
+# Volumes that a pod shares with no pod of another node.
+_OWN = {"secret", "configMap", "projected", "downwardAPI", "hostPath", "ephemeral"}
+
 SPEC: Mapping[str, KeyPath] = {"RayCluster": ("spec",), "RayJob": ("spec", "rayClusterSpec")}
 """Kind → where it describes its cluster."""
 
@@ -114,6 +117,6 @@ def _mounts(
         if path == "/dev/shm":
             if empty is not None and empty.get("medium") == "Memory":
                 shm = quantity(empty.get("sizeLimit"), decimal=True) or 1 << 62
-        elif empty is None and not {"secret", "configMap", "projected"} & set(volume):
+        elif empty is None and not _OWN & set(volume):
             mounts[path] = " ".join(text.text for text in strings(volume) if text.key != ("name",))
     return mounts, shm

@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 _ROWS = 2**17  # in memory, of all files together
-_FEWEST = 2**10  # of each
+_VALUES = 2**24  # likewise: fewer rows where each has many, as of the scores of many classes
+_FEWEST = 2**6  # rows of each
+_BUFFER = 2**20  # bytes that a column of a file is read in
 
 
 def merge(files: Sequence[Path], out: BinaryIO, key: str) -> int:
@@ -22,15 +24,20 @@ def merge(files: Sequence[Path], out: BinaryIO, key: str) -> int:
         out: takes the Parquet file.
 
     Returns:
-        The number of rows.
+        The number of rows. Of no files there are none, and nothing is written.
 
     Raises:
         OSError: a file cannot be read or written.
     """
     with ExitStack() as opened:
-        sources = [opened.enter_context(pq.ParquetFile(file)) for file in files]
-        batch = max(_FEWEST, _ROWS // len(files))
+        sources = [
+            opened.enter_context(pq.ParquetFile(file, buffer_size=_BUFFER)) for file in files
+        ]
+        most = min(_ROWS, _VALUES // max(1, max(map(_width, sources), default=1)))
+        batch = max(_FEWEST, most // max(1, len(files)))
         inputs = [_Input(source.iter_batches(batch_size=batch), key) for source in sources]
+        if not sources:
+            return 0
         writer = opened.enter_context(pq.ParquetWriter(out, sources[0].schema_arrow))
         rows = 0
         while pending := [source for source in inputs if source.fill()]:
@@ -40,6 +47,15 @@ def merge(files: Sequence[Path], out: BinaryIO, key: str) -> int:
             writer.write_table(table.take(pc.sort_indices(table[key])))
             rows += table.num_rows
         return rows
+
+
+def _width(source: pq.ParquetFile) -> int:
+    """Numbers and texts in a row of a file, those of its lists included."""
+    if not source.metadata.num_row_groups:
+        return 0
+    group = source.metadata.row_group(0)
+    values = sum(group.column(i).num_values for i in range(group.num_columns))
+    return int(values) // max(1, group.num_rows)
 
 
 class _Input:

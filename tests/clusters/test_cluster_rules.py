@@ -104,6 +104,7 @@ _CONTAINER = f"{_POD}.containers.0"
 _TYPES = "available_node_types"
 _RULE = "provider.security_group.IpPermissions.0"
 OPEN = [{"FromPort": 6000, "ToPort": 9000, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+MODE = "RAY_AUTH_MODE=token"
 GONE = object()
 # check, severity, the good file, key to change → value, a part of what is said
 CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
@@ -141,8 +142,11 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("image", "info", "aws", {"docker.worker_image": "mine/ray:2.60.0"}, "mine/ray"),
     ("auth", "error", "local", {f"{_WORKER}.1": "ulimit -n 9; ray start"}, "Ray of worker"),
     ("auth", "error", "local", {_HEAD: GONE}, "Ray of head"),
+    ("auth", "error", "local", {f"{_WORKER}.1": f"{MODE} ulimit -n 9; ray start"}, "Ray of worker"),
+    ("auth", "error", "local", {f"{_WORKER}.1": f"{MODE}; ulimit -n 9; ray start"}, "of worker"),
     ("auth", "error", "kube", {"spec.authOptions": GONE}, "authOptions.mode"),
     ("token", "error", "local", {f"{_WORKER}.1": f"export RAY_AUTH_TOKEN=abc; {WORKER}"}, "plain"),
+    ("token", "error", "local", {"setup_commands": ["echo abc > ~/.ray/auth_token"]}, "plain"),
     (
         "token",
         "error",
@@ -151,6 +155,7 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
         "plain text",
     ),
     ("dashboard", "warn", "local", {f"{_HEAD}.1": HEAD.replace("127.0.0.1", "0.0.0.0")}, "travel"),
+    ("dashboard", "warn", "local", {f"{_HEAD}.1": HEAD.replace("127.0.0.1", "10.0.0.1")}, "travel"),
     (
         "dashboard",
         "error",
@@ -168,6 +173,7 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("firewall", "error", "aws", {"provider.security_group.IpPermissions": OPEN}, "port 8265"),
     ("firewall", "error", "aws", {f"{_RULE}.IpProtocol": "-1"}, "every port"),
     ("service", "error", "kube", {"spec.headGroupSpec.serviceType": "NodePort"}, "NodePort"),
+    ("service", "warn", "kube", {f"{_POD}.hostNetwork": True}, "w opens Ray's ports"),
     ("service", "error", "kube", {"spec.headGroupSpec.enableIngress": True}, "ingress"),
     (
         "service",
@@ -188,6 +194,13 @@ CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("shm", "warn", "kube", {f"{_POD}.volumes.1.emptyDir.sizeLimit": "64Mi"}, "64 MiB"),
     ("shm", "info", "kube", {f"{_POD}.volumes.1.emptyDir": {}}, "left to"),
     ("ulimit", "warn", "local", {f"{_WORKER}.1": WORKER.split("; ")[1]}, "Ray of worker"),
+    (
+        "ulimit",
+        "warn",
+        "aws",
+        {f"{_WORKER}.1": f"sudo prlimit --pid $$ --nofile=9999; {MODE} ray start"},
+        "Ray of worker",
+    ),
     ("ray_stop", "warn", "local", {_WORKER: [WORKER]}, "Ray of worker"),
     ("storage", "info", "aws", {"setup_commands": []}, "no storage"),
     (
@@ -279,6 +292,32 @@ def test_services_of_their_own(place: Path) -> None:
     (finding,) = found([KUBE, POLICY, service], place)
     assert (finding.check, finding.values["key"]) == ("service", "spec.type")
     service["spec"]["ports"] = [{"port": 5432}]
+    assert found([KUBE, POLICY, service], place) == ()
+
+
+def test_what_is_no_trouble(place: Path) -> None:
+    """Rules that have nothing to say of what looks like their trouble."""
+    # each machine's own disks and devices are no storage of the job
+    pod = copy.deepcopy(_pod())
+    pod["spec"]["volumes"].append({"name": "scratch", "hostPath": {"path": "/mnt/nvme"}})
+    pod["spec"]["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/local"})
+    workers = changed([KUBE, POLICY], {"spec.workerGroupSpecs.0.template": pod})
+    assert found(workers, place) == ()
+    # KubeRay makes a policy by itself where it is asked to
+    assert found(changed([KUBE], {"spec.networkPolicy": {"mode": "DenyAll"}}), place) == ()
+    # all nodes have both, and use the last
+    both = ["python3.10 -m pip --version", "python3.12 -m venv env", *LOCAL["setup_commands"]]
+    assert found(changed([LOCAL], {"setup_commands": both}), place) == ()
+    exported = f"export {MODE}; ulimit -n 65536; ray start --address=$RAY_HEAD_IP:6379"
+    assert found(changed([LOCAL], {f"{_WORKER}.1": exported}), place) == ()
+
+
+def test_values_of_the_wrong_type(place: Path) -> None:
+    """Those that the rules look up in sets, where a list has no place."""
+    rule = {"FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": ["0.0.0.0/0"]}]}
+    assert found(changed([AWS], {_RULE: rule}), place) == ()
+    ports = [{"port": [8265], "targetPort": {}}]
+    service = {"apiVersion": "v1", "kind": "Service", "spec": {"type": "NodePort", "ports": ports}}
     assert found([KUBE, POLICY, service], place) == ()
 
 

@@ -86,6 +86,16 @@ def test_labels_are_those_of_the_policies() -> None:
                 assert wanted.items() <= pod["template"]["metadata"]["labels"].items()
 
 
+def test_no_pod_can_become_root_or_ask_kubernetes() -> None:
+    """Jobs run what their users write, in an image that has sudo."""
+    for pod in (each for manifest in OF_RAY for each in pods(manifest)):
+        spec = pod["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        for container in spec["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
 def test_all_pods_run_one_image_and_mount_the_claim() -> None:
     (claim,) = (each for each in MANIFESTS if each["kind"] == "PersistentVolumeClaim")
     images = set()

@@ -78,9 +78,12 @@ def test_a_new_node_gets_the_pinned_versions(home: Path) -> None:
     assert (home / ".bashrc").read_text() == line  # once, however often it is run
 
 
-def test_another_version_is_not_enough(home: Path) -> None:
+@pytest.mark.parametrize("name", ["ray", "PyYAML"])  # pyproject.toml has the second as pyyaml
+def test_another_version_is_not_enough(name: str, home: Path) -> None:
     file = home / "raygnn" / "constraints.txt"
     pins = file.read_text().splitlines()
-    file.write_text("\n".join("ray==0.1" if pin.startswith("ray==") else pin for pin in pins))
+    assert any(pin.startswith(f"{name}==") for pin in pins)
+    other = (f"{name}==0.1" if pin.startswith(f"{name}==") else pin for pin in pins)
+    file.write_text("\n".join(other))
     setup(home, ready=True)
     assert len(_installed(home)) == 2

@@ -18,9 +18,9 @@ from raygnn.models.registry import build_model
 from raygnn.models.typed import TypedLayer
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 from raygnn.tasks import inference
-from tests.graphs import ITEM, partitioned, random_graph, typed_graph
+from tests.graphs import ITEM, on_whole_graph, partitioned, random_graph, typed_graph
 from tests.ranks import run_ranks
-from tests.tasks.test_inference import infer, whole_graph
+from tests.tasks.test_inference import infer, model_of
 
 SRC, DST, WIDTH, HIDDEN, OUT = 30, 12, 8, 6, 4
 ETYPE: EdgeType = ("_N", "_E", "_N")
@@ -212,7 +212,7 @@ def test_inference_layer_by_layer(
     monkeypatch.setattr(inference, "CHUNK_EDGES", 100)
     data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
     config = ModelConfig(kind="gin", hidden=16, layers=3, norm="layer", residual=True)
-    exact = whole_graph(config, data, target)
+    exact = on_whole_graph(model_of(config, data, target), 3, data)
     for workers in (1, 2):
         meta = partitioned(data, tmp_path, workers)
         results = run_ranks(workers, infer, meta, config, data, target, True, False)

@@ -346,6 +346,7 @@ def _ask(here: Host, there: Host, port: int, **options: float) -> Link:
     return Link(**json.loads(done.stdout))
 
 
+@pytest.mark.alone
 @needs_hosts()
 @pytest.mark.parametrize("rate", [10, 100])
 def test_a_slow_network(rate: int) -> None:

@@ -248,6 +248,7 @@ def test_every_node_of_a_cluster_answers(cluster: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_node_that_hangs_is_a_fact(cluster: Any, tmp_path: Path) -> None:
     raylet = cluster.second.all_processes["raylet"][0].process.pid

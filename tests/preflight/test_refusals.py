@@ -216,6 +216,7 @@ def test_nodes_of_other_versions_and_variables(shared: Path) -> None:
         refused(cluster, shared, config(shared), *words)
 
 
+@pytest.mark.alone
 def test_a_slow_line_is_measured(shared: Path) -> None:
     with hosts(2, rate="100mbit", share=[shared]) as group, ray_cluster(group) as cluster:
         argv = [sys.executable, "-m", "raygnn", "check", "--json"]

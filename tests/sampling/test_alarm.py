@@ -39,6 +39,7 @@ def train(exchange: Exchange, culprit: int, alarmed: bool) -> tuple[str, float]:
     return "done", time.monotonic() - begin
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_all_ranks_hear_the_cause(culprit: int) -> None:
     found = run_ranks(3, train, culprit, True)
@@ -51,6 +52,7 @@ def test_all_ranks_hear_the_cause(culprit: int) -> None:
             assert seconds < LONGEST
 
 
+@pytest.mark.alone
 def test_without_an_alarm_the_others_wait() -> None:
     """What the alarm is for: the others hear of it when the rank's connections end."""
     found = run_ranks(2, train, 0, False)

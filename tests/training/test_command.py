@@ -47,6 +47,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         shutil.rmtree(command.temp, ignore_errors=True)
 
 
+@pytest.mark.alone
 def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     command = run("train")
@@ -62,6 +63,7 @@ def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> No
     assert sorted(p.name for p in tmp_path.iterdir()) == ["job.yaml", "runs"]
 
 
+@pytest.mark.alone
 def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "model": {"kind": f"{MODELS}:Slow"},

@@ -407,6 +407,7 @@ class _Stopper(threading.Thread):
             time.sleep(0.05)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
     ("timeout", "limit", "within"),
@@ -450,6 +451,7 @@ def test_a_job_with_a_rank_that_is_stopped(
     assert any("rank 1 gave no sign" in item["what"] for item in found.earlier)
 
 
+@pytest.mark.alone
 @SLOW
 @pytest.mark.usefixtures("shared_ray")
 def test_a_rank_that_is_stopped_in_the_last_start(make_job: JobFactory) -> None:

@@ -161,7 +161,20 @@ def test_numbers_of_graphs(tmp_path: Path) -> None:
     assert error == pytest.approx(run.summary["metrics"]["test/mae"], abs=1e-5)
 
 
-@given(st.lists(st.lists(st.integers(0, 500), unique=True), min_size=1, max_size=5))
+def test_merging_wide_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as take little memory, whatever their number; and of no files none."""
+    monkeypatch.setattr(merging, "_VALUES", 10_000)
+    monkeypatch.setattr(merging, "_FEWEST", 3)
+    scores = pa.array([[0.5] * 100] * 1000, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"id": pa.array(range(1000)), "scores": scores}), tmp_path / "wide")
+    with open(tmp_path / "out", "wb") as out:
+        assert merge([tmp_path / "wide"], out, "id") == 1000
+        assert merge([], out, "id") == 0
+    made = pq.ParquetFile(tmp_path / "out").metadata
+    assert {made.row_group(i).num_rows for i in range(made.num_row_groups)} <= {99, 10}
+
+
+@given(st.lists(st.lists(st.integers(0, 500), unique=True), max_size=5))
 def test_merging(lists: list[list[int]]) -> None:
     """Whatever the files have, all of it is there, in order, with its row."""
     owner = {number: file for file, numbers in enumerate(lists) for number in numbers}
@@ -176,6 +189,8 @@ def test_merging(lists: list[list[int]]) -> None:
             pq.write_table(pa.table(columns, SCHEMA), files[-1])
         out = pa.BufferOutputStream()
         assert merge([pa.BufferReader(f.getvalue()) for f in files], out, "id") == len(owner)
+    if not lists:
+        return
     found = pq.read_table(pa.BufferReader(out.getvalue())).to_pydict()
     assert found["id"] == sorted(owner)
     assert found["file"] == [owner[number] for number in found["id"]]

@@ -56,6 +56,7 @@ def slow_link(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reduction.Reduction, "_sum", late)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("plant", "expected", "advised"),
     [
@@ -92,6 +93,7 @@ def test_a_sleep_is_in_its_row(
     assert advised is None or any(advised in what for what in told), told
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("prefetch", "accumulate"), [(2, 1), (0, 2)])
 def test_the_parts_sum_to_the_wall_time(
     prefetch: int, accumulate: int, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch

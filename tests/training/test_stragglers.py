@@ -98,6 +98,7 @@ def test_a_rank_that_is_late_after_a_start() -> None:
     assert all(rank["busy"] == pytest.approx(0.1) for rank in stragglers.summary())
 
 
+@pytest.mark.alone
 def test_ranks_that_train(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Guard.on_train_batch_start
 

@@ -104,6 +104,7 @@ def _tune(exchange: Exchange, job: Job) -> dict[str, Any]:
     return Tuning(job, runtime(exchange)).run()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """One on which each byte costs: fewer bytes are chosen, and marked."""

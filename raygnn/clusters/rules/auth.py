@@ -9,6 +9,7 @@ from raygnn.clusters.facts import Cluster, Remark, section, strings
 
 _NEEDED = "whoever reaches a port of this Ray can run commands on it"
 _LITERAL = re.compile(r"\bRAY_AUTH_TOKEN=[\"']?(?![\"'$`\s]|$)")
+_ECHOED = re.compile(r"\b(?:echo|printf)\s[^$`;&|>]{1,200}>\s*\S{0,200}auth_token\b")
 _ENV = ("RAY_AUTH_TOKEN",)
 
 
@@ -35,7 +36,7 @@ def written(cluster: Cluster) -> Iterator[Remark]:
     remedy = "make it with `ray get-auth-token --generate` and carry the file, or refer to a Secret"
     what = "a token stands here in plain text"
     for text in strings(cluster.value):
-        if _LITERAL.search(text.text):
+        if _LITERAL.search(text.text) or _ECHOED.search(text.text):
             yield Remark("token", "error", text.key, what, remedy)
         in_env = text.key[-1] == "value" and _named(cluster, text.key) in _ENV
         in_secret = cluster.kind == "Secret" and "auth_token" in text.key

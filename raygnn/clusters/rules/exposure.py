@@ -15,16 +15,16 @@ PORTS = {
     10001: "Ray's client",
 }
 _EVERYWHERE = ("0.0.0.0/0", "::/0")
-_ALL_INTERFACES = ("0.0.0.0", "::")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TUNNEL = "reach it by `ray dashboard` or `kubectl port-forward`"
 
 
 def dashboard(cluster: Cluster) -> Iterator[Remark]:
-    """A dashboard on all interfaces."""
+    """A dashboard on more than loopback."""
     for head in cluster.heads:
         default = "127.0.0.1" if cluster.kind == "ray up" else "0.0.0.0"
         host = head.params.get("dashboard-host", default)
-        if host not in _ALL_INTERFACES:
+        if host in _LOOPBACK:
             continue
         key = head.starts[0].key if head.starts else (*head.key, "rayStartParams")
         if not cluster.with_token:
@@ -42,7 +42,7 @@ def firewall(cluster: Cluster) -> Iterator[Remark]:
     for i, rule in enumerate(map(section, listed(group.get("IpPermissions")))):
         key = ("provider", "security_group", "IpPermissions", i)
         ranges = listed(rule.get("IpRanges")) + listed(rule.get("Ipv6Ranges"))
-        sources = {v for each in ranges for v in section(each).values()}
+        sources = {str(v) for each in ranges for v in section(each).values()}
         if sources & set(_EVERYWHERE) and (reached := _reached(rule)):
             what = f"all the world reaches {reached}"
             remedy = f"open port 22 alone, {_TUNNEL}"
@@ -61,20 +61,35 @@ def services(cluster: Cluster) -> Iterator[Remark]:
         if section(cluster.spec.get("headGroupSpec")).get("enableIngress") is True:
             what = "an ingress brings the dashboard, which takes jobs, out of the cluster"
             yield Remark("service", "error", (*head.key, "enableIngress"), what, _TUNNEL)
-    if cluster.base and cluster.groups and "NetworkPolicy" not in cluster.beside:
+    yield from _of_the_node(cluster)
+    own = "NetworkPolicy" in cluster.beside or "networkPolicy" in cluster.spec
+    if cluster.base and cluster.groups and not own:
         what = "no NetworkPolicy is beside it: every pod of Kubernetes reaches Ray's ports"
         remedy = "add one that lets in the pods of this Ray, and the operator to port 8265"
         yield Remark("network_policy", "warn", cluster.base, what, remedy)
+
+
+def _of_the_node(cluster: Cluster) -> Iterator[Remark]:
+    """Pods with the network of their node, where no policy counts."""
+    specs = [section(cluster.spec.get("headGroupSpec"))]
+    specs += map(section, listed(cluster.spec.get("workerGroupSpecs")))
+    for group, spec in zip(cluster.groups if cluster.base else (), specs):
+        pod = section(section(spec.get("template")).get("spec"))
+        if pod.get("hostNetwork") is True:
+            key = (*group.key, "template", "spec", "hostNetwork")
+            what = f"{group.name} opens Ray's ports on its node, where no NetworkPolicy counts"
+            remedy = "leave it out, or keep others off the nodes' network with a firewall"
+            yield Remark("service", "warn", key, what, remedy)
 
 
 def _services(cluster: Cluster) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
     """Where a service is described whose ports are Ray's."""
     if cluster.kind == "Service":
         spec = section(cluster.value.get("spec"))
-        ports = {section(each).get("port") for each in listed(spec.get("ports"))}
-        ports |= {section(each).get("targetPort") for each in listed(spec.get("ports"))}
+        given = map(section, listed(spec.get("ports")))
+        ports = {str(each.get(name)) for each in given for name in ("port", "targetPort")}
         of_ray = any(str(label).startswith("ray.io/") for label in section(spec.get("selector")))
-        if of_ray or ports & set(PORTS):
+        if of_ray or ports & set(map(str, PORTS)):
             yield ("spec",), spec
     elif cluster.base:
         head, key = section(cluster.spec.get("headGroupSpec")), (*cluster.base, "headGroupSpec")

@@ -10,6 +10,8 @@ from raygnn.preflight.findings import size
 
 SHM = 1 << 30  # bytes; of less, Ray puts its objects on a disk
 _OPEN_FILES = re.compile(r"\bulimit\s+(-\S{1,20}\s+){0,9}-[SH]*n\b|--nofile\b|\bnofile=")
+# Ray runs each command in a shell within the one that $$ is: its limits stay as they are
+_OF_ANOTHER = re.compile(r"\bprlimit\b[^;&|]{0,80}\$\$[^;&|]*")
 
 
 def shared_memory(cluster: Cluster) -> Iterator[Remark]:
@@ -43,7 +45,7 @@ def open_files(cluster: Cluster) -> Iterator[Remark]:
     )
     for group in cluster.groups:
         if group.starts and not any(
-            _OPEN_FILES.search(f"{t.text} {options}") for t in group.starts
+            _OPEN_FILES.search(f"{_OF_ANOTHER.sub('', t.text)} {options}") for t in group.starts
         ):
             what = f"Ray of {group.name} may open as few files as the system begins with"
             remedy = "put `ulimit -n 65536;` before ray start"

@@ -19,9 +19,10 @@ def pins(cluster: Cluster) -> Iterator[Remark]:
     """A package or a Python that differs between groups of nodes."""
     first: dict[str, tuple[Group, str]] = {}
     for group in cluster.groups:
-        for name, value, place in _versions(group):
+        last = {name: (value, place) for name, value, place in _versions(group)}
+        for name, (value, place) in last.items():
             there, other = first.setdefault(name, (group, value))
-            if other != value and there is not group:
+            if other != value:
                 what = f"{name} {value} on {group.name}, {other} on {there.name}"
                 remedy = "nodes of one Ray need the same versions: use one list for all"
                 yield Remark("versions", "error", place.key, what, remedy)
