@@ -13,11 +13,11 @@ NEWEST_TORCH ?= $(TORCH)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-# Processes that run tests at the same time.
+# Processes that run tests at the same time: make JOBS=4 test.
 JOBS ?= 2
 
-# $(call tests,ENVIRONMENT,EXPRESSION): those of the marks, a file to each process; then those that need
-# the machine for themselves. The second part runs also when the first fails.
+# $(call tests,ENVIRONMENT,MARKS): most tests, a file to each process; then those that need the machine for
+# themselves, also when one of the first fails. MARKS is empty, or ends in "and".
 define tests
 	@status=0; \
 	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(2) not alone" --durations=20 || status=1; \

@@ -30,7 +30,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def data_dir() -> Path:
     """The directory of real graphs: ``RAYGNN_DATA``, else ``../shared/data`` by the checkout."""
     given = os.environ.get("RAYGNN_DATA")
-    path = Path(given).resolve() if given else CHECKOUT.parent / "shared" / "data"
+    path = (Path(given) if given else CHECKOUT.parent / "shared" / "data").resolve()
     if not path.is_dir():
         pytest.skip(f"no real graphs in {path}; set RAYGNN_DATA to their directory")
     return path

@@ -105,7 +105,7 @@ _TYPES = "available_node_types"
 _RULE = "provider.security_group.IpPermissions.0"
 OPEN = [{"FromPort": 6000, "ToPort": 9000, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 MODE = "RAY_AUTH_MODE=token"
-GONE = object()
+GONE = "gone"  # a text: processes that share the tests compare their names
 # check, severity, the good file, key to change → value, a part of what is said
 CASES: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("unknown_key", "error", "local", {"setup_comands": []}, "setup_commands?"),

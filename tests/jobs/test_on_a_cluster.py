@@ -166,19 +166,26 @@ def test_exit_codes_carry_through(run: Any) -> None:
     assert "/no" in missing.stdout
 
 
+WRONG = ({"RAY_AUTH_TOKEN": "f" * 64}, "its token is another one")
+MISSING = ({"RAY_AUTH_TOKEN": ""}, "asks for a token")
+OFF = ({"RAY_AUTH_TOKEN": "", "RAY_AUTH_MODE": "disabled"}, "asks for a token")
+
+
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("verb", "given"),
     [
-        ({"RAY_AUTH_TOKEN": "f" * 64}, "its token is another one"),
-        ({"RAY_AUTH_TOKEN": ""}, "asks for a token"),
-        ({"RAY_AUTH_TOKEN": "", "RAY_AUTH_MODE": "disabled"}, "asks for a token"),
+        (["submit", "long.yaml"], WRONG),
+        (["submit", "long.yaml"], MISSING),
+        (["submit", "long.yaml"], OFF),
+        (["stop", "long"], WRONG),
+        (["logs", "long"], MISSING),
     ],
-    ids=["wrong", "missing", "off"],
+    ids=["submit-wrong", "submit-missing", "submit-off", "stop-wrong", "logs-missing"],
 )
-@pytest.mark.parametrize("verb", [["submit", "long.yaml"], ["stop", "long"], ["logs", "long"]])
 def test_a_token_is_needed(
-    run: Any, tmp_path: Path, verb: list[str], env: dict[str, str], told: str
+    run: Any, tmp_path: Path, verb: list[str], given: tuple[dict[str, str], str]
 ) -> None:
+    env, told = given
     done = run("raygnn", *verb, "--address", SERVER, env={"HOME": str(tmp_path), **env})
     assert done.returncode == 3
     assert told in done.stderr

@@ -156,7 +156,9 @@ def test_only_the_given_address_is_listened_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [bytes(32), TOKEN[:-1] + bytes([TOKEN[-1] ^ 1]), b"GET / HTTP/1.1\r\n".ljust(32)]
+    "said",
+    [bytes(32), TOKEN[:-1] + bytes([TOKEN[-1] ^ 1]), b"GET / HTTP/1.1\r\n".ljust(32)],
+    ids=["zeros", "one bit", "http"],
 )
 def test_a_wrong_token_is_cut_off(said: bytes) -> None:
     with Responder(HERE, TOKEN) as responder:
