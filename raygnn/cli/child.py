@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from raygnn.cli import carry_out
@@ -26,8 +27,8 @@ def main() -> int:
     outcome = os.fdopen(request["outcome"], "w")
 
     def tell(facts: dict[str, Any]) -> None:
-        json.dump(facts, outcome)
-        outcome.close()
+        with suppress(OSError), outcome:  # who began it may be gone
+            json.dump(facts, outcome)
 
     args = argparse.Namespace(
         run=_train, request=request, verbose=request["verbose"], started=time.time(), tell=tell

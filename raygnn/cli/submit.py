@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.cli.options import JSON, job_verb, print_json, verb
-from raygnn.errors import InputError, Interrupted
+from raygnn.cli.options import JSON, here, job_verb, print_json, verb
+from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.output import say
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def _submit(args: argparse.Namespace) -> int:
     from raygnn.jobs.submit import prepare, send
     from raygnn.jobs.upload import size_text
 
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    here()
     package = prepare(args.config, args.set, args.working_dir)
     server = JobServer(args.address)
     tell = (lambda text: None) if args.json else say
@@ -80,7 +79,7 @@ def _submit(args: argparse.Namespace) -> int:
     found = package.found
     tell(f"{len(found.files)} files, {size_text(found.size)}, travel from {found.directory}")
     for name in found.left_out[:5]:
-        tell(f"left out: {name}, which leads elsewhere")
+        tell(f"left out: {name}: a link elsewhere, or nothing that can be packed")
     shown = not args.detach and not args.json and sys.stdout.isatty()
     width = max(_NARROWEST, shutil.get_terminal_size().columns) if shown else None
     job = send(package, server, overwrite=args.overwrite, resume=args.resume, width=width)
@@ -162,6 +161,12 @@ def _stop_here(args: argparse.Namespace) -> bool:
     deadline = time.monotonic() + _STOP
     while holder(lock) == command and time.monotonic() < deadline:
         time.sleep(0.2)
+    if holder(lock) == command:
+        raise TrainingError(
+            f"process {command.pid} has not ended within {_STOP:g} s",
+            where=str(run.path),
+            remedy="wait for its checkpoint, or kill it: the run goes on from an older one",
+        )
     if args.json:
         print_json(args, {"run": run.name, "path": str(run.path), "state": run.status})
     else:

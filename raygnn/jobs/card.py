@@ -87,7 +87,7 @@ def _points(records: Sequence[dict[str, float]], name: str) -> list[Point]:
         if isinstance(record.get(name), (int, float)) and math.isfinite(record[name])
     ]
     every = math.ceil(len(found) / _POINTS) or 1
-    return found[::every]
+    return [*found[:-1:every], *found[-1:]]  # with the last: its value is written beside
 
 
 def _curve(name: str, points: Sequence[Point]) -> str:

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
+from raygnn.errors import (
+    DataError,
+    InputError,
+    Interrupted,
+    PreflightError,
+    RaygnnError,
+    TrainingError,
+)
 from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
 
@@ -65,10 +72,11 @@ class Handle(ABC):
         return self.status in _ENDED
 
     def metrics(self) -> pandas.DataFrame:
-        """One row per record so far, as `Run.metrics`; empty before the first one.
+        """One row per record so far, as `Run.metrics`; empty before the first one, and where the
+        run directory cannot be seen from here.
 
         Raises:
-            InputError: the run directory cannot be seen from here.
+            DataError: a record is damaged.
         """
         import pandas
 
@@ -102,12 +110,19 @@ class Handle(ABC):
 
     def __repr__(self) -> str:
         told = f": {self.told.text}" if self.told else ""
-        return f"{type(self).__name__}({self.name!r}, {self.status}{told})"
+        try:
+            status = self.status
+        except RaygnnError as error:  # a debugger shows this, too: it must not raise
+            status = error.what
+        return f"{type(self).__name__}({self.name!r}, {status}{told})"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         from raygnn.jobs.card import card
 
-        return card(self)
+        try:
+            return card(self)
+        except RaygnnError:
+            return None  # a notebook shows the plain text instead
 
 
 _KINDS = {kind.exit_code: kind for kind in (TrainingError, PreflightError, InputError, Interrupted)}
@@ -139,6 +154,15 @@ def said_error(text: str) -> dict[str, str]:
             if line.startswith(mark):
                 facts[key] = line.removeprefix(mark)
     return facts
+
+
+def begun_by(run: Run, job: str) -> bool:
+    """Whether the run directory is of that job, and none of the same name before it, or that
+    happens to lie here under the same path."""
+    try:
+        return run.summary.get("job") == job
+    except DataError:
+        return False
 
 
 def opened(path: str | Path) -> Run | None:

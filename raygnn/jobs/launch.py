@@ -15,9 +15,10 @@ from typing import Any
 
 import raygnn
 from raygnn.config.schema import Config
-from raygnn.errors import InputError, RaygnnError, TrainingError
+from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.jobs.handle import Handle, error_of, opened
 from raygnn.jobs.view import View, view
+from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
 from raygnn.runs.store import CONFIG
@@ -118,8 +119,7 @@ class LocalJob(Handle):
         if not self._ended.is_set():
             run = self.run
             return "pending" if run is None else "running"
-        code = self._process.returncode
-        return {0: "done", 130: "interrupted"}.get(code, "failed")
+        return {0: "done", Interrupted.exit_code: "interrupted"}.get(self._code, "failed")
 
     @property
     def run(self) -> Run | None:
@@ -153,14 +153,22 @@ class LocalJob(Handle):
                 return
 
     def _error(self) -> RaygnnError:
-        code = self._process.returncode
+        code = self._code
         if code < 0:
             return TrainingError(
                 f"the training's process was killed by signal {-code}",
                 where=str(self._directory),
                 remedy="its last words are in logs(); go on with resume=True",
             )
+        if code == Interrupted.exit_code and not self._facts:
+            return Interrupted("it was stopped before it began", where=str(self._directory))
         return error_of(code, self._facts)
+
+    @property
+    def _code(self) -> int:
+        code = self._process.returncode
+        # before a command listens to signals, they end it as they do any process
+        return Interrupted.exit_code if -code in STOPS else code
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -172,11 +180,11 @@ class LocalJob(Handle):
                 self._view.line(line)
 
     def _watch(self) -> None:
+        # first: a process with more to say than a pipe holds waits for its reader
+        with self._outcome, suppress(ValueError):  # it said nothing
+            self._facts = json.loads(self._outcome.read())
         self._process.wait()
         self._reader.join(_LAST)  # a process that Ray left behind may hold the pipe
-        with suppress(ValueError):  # it said nothing
-            self._facts = json.loads(self._outcome.read())
-        self._outcome.close()
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()

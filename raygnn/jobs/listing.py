@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from raygnn.errors import RaygnnError
-from raygnn.jobs.handle import opened
+from raygnn.jobs.handle import begun_by, opened
 from raygnn.jobs.server import JobInfo, JobServer
 from raygnn.runs.files import storage_path
 from raygnn.runs.listing import age, progress, row_of
@@ -28,8 +26,8 @@ def rows_of(server: JobServer) -> list[dict[str, str]]:
 
 def _row(server: JobServer, job: JobInfo, *, read: bool) -> dict[str, str]:
     far, metric = "", ""
-    run = job.storage and job.run and opened(Path(storage_path(job.storage)) / job.run)
-    if run and run.summary.get("job") == job.id:
+    run = job.storage and job.run and opened(storage_path(job.storage) / job.run)
+    if run and begun_by(run, job.id):
         shown = row_of(run)
         far, metric = shown["progress"], shown["metric"]
     elif read and (told := _told(server, job.id)) is not None:

@@ -237,21 +237,22 @@ def _url(address: str | None) -> str:
     given = address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not given and "://" in os.environ.get("RAY_ADDRESS", ""):
         given = os.environ["RAY_ADDRESS"]
-    url = given or DEFAULT_ADDRESS
+    url = (given or DEFAULT_ADDRESS).strip()
     if "://" not in url:
         url = f"http://{url}"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        known = known and not parts.query and not parts.fragment and not re.search(r"\s", url)
     except ValueError:
         known = False
     if not known:
         raise InputError(
             "this is not the address of a job server",
-            where=without_users(url)[:_SHOWN],
+            where=without_users(url).partition("?")[0][:_SHOWN],
             remedy="give http://HOST:8265 of the head node's dashboard",
         )
-    if parts.username:
+    if "@" in parts.netloc:
         raise InputError(
             "an address with a user in it",
             where=without_users(url)[:_SHOWN],
@@ -273,8 +274,8 @@ def _info(job: JobDetails) -> JobInfo:
     code = job.driver_exit_code
     if state == "done":
         code = 0
-    elif state == "interrupted":
-        code = _INTERRUPTED
+    elif state == "interrupted" or code == _INTERRUPTED:  # by the server; by a signal
+        state, code = "interrupted", _INTERRUPTED
     elif state == "failed" and not code:
         code = _FAILED
     elif state in ("pending", "running"):
@@ -319,7 +320,7 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
             remedy="give the head node's dashboard, port 8265 (not Ray's own 6379); it listens on "
             "loopback, so that a tunnel leads there: ssh -L 8265:127.0.0.1:8265 HEAD",
         )
-    if job is not None and ("404" in said or "does not exist" in said):
+    if job is not None and ("status code 404" in said or "does not exist" in said):
         return InputError(
             f"there is no job {job!r}", where=address, remedy="raygnn runs --address lists them"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import tempfile
@@ -17,9 +18,9 @@ from raygnn.config.schema import Config
 from raygnn.config.secret import is_secret
 from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError
 from raygnn.jobs import upload
-from raygnn.jobs.handle import Handle, error_of, opened, said_error
+from raygnn.jobs.handle import Handle, begun_by, error_of, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
-from raygnn.jobs.tail import tail
+from raygnn.jobs.tail import states, tail
 from raygnn.runs.display import WIDTH
 from raygnn.runs.files import storage_path
 from raygnn.runs.progress import Told
@@ -75,7 +76,7 @@ def prepare(
         ConfigError: the configuration is wrong, or names paths that only this machine has.
         InputError: the directory is too large.
     """
-    directory = Path(working_dir).absolute()
+    directory = Path(os.path.abspath(working_dir))
     job, relative = load_for_elsewhere(
         config.to_dict() if isinstance(config, Config) else config, overrides
     )
@@ -92,6 +93,13 @@ def prepare(
     wanted = [directory / data] if data else []
     found = upload.look(directory, wanted=wanted, without=[storage_path(job.storage)])
     found.check()
+    if data is not None and not any(Path(name).is_relative_to(data) for name in found.files):
+        raise ConfigError(
+            f"graph.path: {data} cannot travel: it is, or lies behind, a link to a directory, or "
+            "it is in the storage",
+            where=label,
+            remedy="give an absolute path that every node sees (--set graph.path=/…)",
+        )
     return Package(job, found, data)
 
 
@@ -197,7 +205,8 @@ class SubmittedJob(Handle):
     def run(self) -> Run | None:
         if self.storage is None:
             return None
-        return opened(storage_path(self.storage) / self.name)
+        found = opened(storage_path(self.storage) / self.name)
+        return found if found is not None and begun_by(found, self.id) else None
 
     def logs(self, lines: int | None = None) -> str:
         text = self._server.log(self.id)
@@ -232,7 +241,9 @@ class SubmittedJob(Handle):
             )
 
     def _wait(self, deadline: float | None) -> None:
-        while not self.info.over and (deadline is None or time.monotonic() < deadline):
+        for over in states(self._server, self.id):
+            if over or (deadline is not None and time.monotonic() >= deadline):
+                return
             time.sleep(_POLL)
 
     def _error(self) -> RaygnnError:

@@ -15,6 +15,7 @@ from raygnn.jobs.server import JobServer
 _TICK = 1.0  # seconds between looks where nothing comes
 _AWAY = 120.0  # seconds that the server may be away in a row
 _AGAIN, _BETWEEN = 2.0, 0.2  # seconds until another try; until another look
+_SLOWEST = 10.0  # seconds until another look, where several brought nothing
 _SILENT = 15  # looks without a line, after which the server is asked
 _MOST_WAITING = 10_000  # pieces of text
 _END = 5.0  # seconds for a connection to be closed
@@ -30,21 +31,13 @@ def tail(server: JobServer, job: str) -> Iterator[str | None]:
         PreflightError: the server is away for two minutes.
         InputError: there is no such job.
     """
-    seen, lost = 0, None
-    while True:
-        over = _over(server, job)
+    seen, pause = 0, _BETWEEN
+    for over in states(server, job):
         if over is None:
-            lost = time.monotonic() if lost is None else lost
-            if time.monotonic() - lost > _AWAY:
-                raise PreflightError(
-                    f"the job server has not answered for {_AWAY:g} s",
-                    where=server.address,
-                    remedy="the job may still run: raygnn logs --follow goes on when it is back",
-                )
             time.sleep(_AGAIN)
             yield None
             continue
-        lost, number, silent = None, 0, 0
+        number, silent, before = 0, 0, seen
         with _Reader(server, job) as reader:
             for line in reader.lines():
                 number += line is not None
@@ -55,10 +48,50 @@ def tail(server: JobServer, job: str) -> Iterator[str | None]:
                 # a connection may be dead without saying so
                 if silent % _SILENT == _SILENT - 1 and _over(server, job) is not False:
                     break
-            whole = reader.whole
-        if over or (whole and _over(server, job)):
+        if over or (reader.whole and _over(server, job)):
+            if reader.whole and (number or reader.rest):
+                if reader.rest:
+                    yield reader.rest
+            else:
+                yield from _others(server, job, seen)
             return
-        time.sleep(_BETWEEN)
+        # each look brings all of it anew, and some never bring more: see _others
+        pause = _BETWEEN if seen > before else min(2 * pause, _SLOWEST)
+        time.sleep(pause)
+
+
+def states(server: JobServer, job: str) -> Iterator[bool | None]:
+    """Whether a job is over, asked anew each time; None while the server does not answer.
+
+    Raises:
+        PreflightError: the server is away for two minutes.
+        InputError: there is no such job.
+    """
+    lost: float | None = None
+    while True:
+        over = _over(server, job)
+        if over is not None:
+            lost = None
+        elif lost is None:
+            lost = time.monotonic()
+        elif time.monotonic() - lost > _AWAY:
+            raise PreflightError(
+                f"the job server has not answered for {_AWAY:g} s",
+                where=server.address,
+                remedy="the job may still run: raygnn logs --follow goes on when it is back",
+            )
+        yield over
+
+
+def _others(server: JobServer, job: str, seen: int) -> Iterator[str]:
+    """The lines after so many of a job that is over, where a web socket did not bring them: it
+    takes no message of more than 4 MiB, and the job server gives up at bytes that are no UTF-8."""
+    try:
+        lines = server.log(job).split("\n")
+    except PreflightError:
+        yield "(the job server cannot read the rest of what it printed)"
+        return
+    yield from lines[seen : len(lines) - (not lines[-1])]
 
 
 def _over(server: JobServer, job: str) -> bool | None:
@@ -74,10 +107,11 @@ class _Reader:
 
     Attributes:
         whole: whether the server has said all that it had to say.
+        rest: the beginning of a line whose end has not come.
     """
 
     def __init__(self, server: JobServer, job: str):
-        self.whole = False
+        self.whole, self.rest = False, ""
         self._texts: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
         self._server = server
         self._job = job
@@ -87,8 +121,7 @@ class _Reader:
         self._thread = threading.Thread(target=self._run, name="raygnn-tail", daemon=True)
 
     def lines(self) -> Iterator[str | None]:
-        """Lines from the beginning until the connection ends; None each second without one."""
-        rest = ""
+        """Whole lines until the connection ends; None each second without one."""
         while True:
             try:
                 text = self._texts.get(timeout=_TICK)
@@ -97,10 +130,8 @@ class _Reader:
                 continue
             if text is None:
                 break
-            *whole, rest = (rest + text).split("\n")
+            *whole, self.rest = (self.rest + text).split("\n")
             yield from whole
-        if rest:
-            yield rest
 
     def __enter__(self) -> _Reader:
         self._thread.start()

@@ -7,8 +7,8 @@ keeps in the head node's memory, is no place for them.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,8 @@ class Found:
     Attributes:
         directory: absolute.
         files: path within it → bytes.
-        left_out: links that lead out of it, and what is no regular file.
+        left_out: links to directories or out of it, what is no regular file, and names that are
+            no UTF-8, which Ray cannot pack.
         whole: whether all of it was looked at.
     """
 
@@ -94,15 +95,15 @@ def look(directory: Path, wanted: Sequence[Path] = (), without: Sequence[Path] =
     files: dict[str, int] = {}
     left: list[str] = []
     looked = 0
-    with storage_errors(directory, InputError):
+    with _reading(directory):
         for path in _walk(directory, wanted, without):
             looked += 1
             if looked > _LOOKED_AT:
                 return Found(directory, files, tuple(left), whole=False)
             name = str(path.relative_to(directory))
             size = _size(path, directory)
-            if size is None:
-                left.append(name)
+            if size is None or not _is_text(name):
+                left.append(name.encode(errors="backslashreplace").decode())
             else:
                 files[name] = size
     return Found(directory, files, tuple(left), whole=True)
@@ -118,11 +119,13 @@ def pack(found: Found, job: dict[str, object], name: str, target: Path) -> None:
     Raises:
         InputError: a file cannot be read, or there is no room.
     """
-    with storage_errors(target, InputError):
+    with storage_errors(target, InputError, "set TMPDIR to another place"):
         for file in found.files:
             place = target / file
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found.directory / file, place)
+            with _reading(found.directory / file), open(found.directory / file, "rb") as source:
+                content = source.read()
+            place.write_bytes(content)
         (target / name).write_text(write_yaml(job), encoding="utf-8")
 
 
@@ -173,6 +176,8 @@ def _walk(directory: Path, wanted: Sequence[Path], without: Sequence[Path]) -> I
                 if not any(_related(path, each) for each in wanted):
                     folders.remove(folder)
         for name in names:
+            if name in _IGNORE_FILES:
+                continue  # Ray would leave out by it what we have chosen
             path = here / name
             if any(path.is_relative_to(each) for each in wanted) or not (
                 here in ignored or _matches(path, directory, rules[here])
@@ -182,6 +187,26 @@ def _walk(directory: Path, wanted: Sequence[Path], without: Sequence[Path]) -> I
 
 def _related(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"it cannot be read: {error.strerror or error}",
+            where=str(error.filename or path),
+            remedy="make it readable for this user, or leave it out with a .rayignore",
+        ) from error
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _raise(error: OSError) -> None:
@@ -206,7 +231,10 @@ def _matches(
 
 def _size(path: Path, directory: Path) -> int | None:
     """Bytes of a regular file that lies within the directory; None for all else."""
-    real = path.resolve()
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # a link to nothing, or to itself
+        return None
     if not real.is_relative_to(directory.resolve()) or not real.is_file():
         return None
     return real.stat().st_size

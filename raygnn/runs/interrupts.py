@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IMPATIENT = 3.0  # seconds
 
 
@@ -32,7 +32,7 @@ def stoppable() -> Iterator[None]:
             last = now
             raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in _STOPS}
+    handlers = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in handlers.items():
         if handler not in (signal.SIG_IGN, None):  # by nohup, or for a shell's background job
             signal.signal(number, interrupt)

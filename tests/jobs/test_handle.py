@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.job_submission import JobDetails, JobStatus, JobType
 from rich.console import Console
 
 from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
 from raygnn.jobs import server
 from raygnn.jobs.handle import error_of, said_error
 from raygnn.jobs.server import unencrypted
+from raygnn.jobs.tail import tail
 from raygnn.runs.display import Display
 from raygnn.runs.listing import age, metric, progress
 from raygnn.runs.progress import Progress, Told
@@ -105,7 +110,9 @@ def test_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://other:8265")
     assert server._url(None) == "http://other:8265"
     assert server._url("head:8265") == "http://head:8265"
-    for wrong in ("ftp://a", "http://", "http://a:b", "http://u:secret@a:8265", "ray://a:10001"):
+    assert server._url(" http://head:8265/\n") == "http://head:8265"
+    others = ["http://:secret@a:8265", "http://a:8265/?token=secret", "http://a b:8265"]
+    for wrong in ("ftp://a", "http://", "http://a:b", "http://u:secret@a", "ray://a:1", *others):
         with pytest.raises(InputError) as error:
             server._url(wrong)
         assert "secret" not in str(error.value)
@@ -127,6 +134,72 @@ def test_a_token_that_lies_there_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # said on purpose
     server._use_token()
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "state", "told"),
+    [
+        ("SUCCEEDED", None, "done", 0),
+        ("FAILED", 2, "failed", 2),
+        ("FAILED", -9, "failed", 137),
+        ("FAILED", None, "failed", 4),
+        ("FAILED", 130, "interrupted", 130),  # by a signal, not by the server
+        ("STOPPED", 0, "interrupted", 130),
+        ("RUNNING", None, "running", None),
+    ],
+)
+def test_what_became_of_a_job(status: str, code: int | None, state: str, told: int | None) -> None:
+    details = JobDetails(
+        type=JobType.SUBMISSION, status=JobStatus(status), entrypoint="x", driver_exit_code=code
+    )
+    info = server._info(details)
+    assert (info.state, info.code) == (state, told)
+
+
+def test_a_job_named_404() -> None:
+    failed = RuntimeError("Request failed with status code 500: job a-20260404-140404 is ill.")
+    assert isinstance(server._error(failed, "http://a", "a-20260404-140404"), PreflightError)
+    missing = RuntimeError("Request failed with status code 404: Job b does not exist.")
+    assert isinstance(server._error(missing, "http://a", "b"), InputError)
+
+
+class Cut:
+    """A job server whose connections end at odd places, each after a text."""
+
+    address = "http://there"
+
+    def __init__(self, *texts: str, log: str | None = None):
+        self.texts = list(texts)
+        self._log = log
+
+    def info(self, job: str) -> SimpleNamespace:
+        return SimpleNamespace(over=not self.texts)
+
+    async def tail(self, job: str) -> AsyncIterator[str]:
+        text = self.texts.pop(0) if self.texts else None
+        if text is None:
+            raise RuntimeError("a message too large")
+        yield text
+        if self.texts:
+            raise RuntimeError("lost")
+
+    def log(self, job: str) -> str:
+        if self._log is None:
+            raise PreflightError("no UTF-8")
+        return self._log
+
+
+@pytest.mark.parametrize(
+    ("cut", "shown"),
+    [
+        (Cut("one\ntw", "one\ntwo\nthr", "one\ntwo\nthree"), ["one", "two", "three"]),
+        (Cut(log="one\n\nhuge\n"), ["one", "", "huge"]),
+        (Cut(), ["(the job server cannot read the rest of what it printed)"]),
+    ],
+    ids=["cut", "too-large", "unreadable"],
+)
+def test_each_line_once_and_whole(cut: Any, shown: list[str]) -> None:
+    assert [line for line in tail(cut, "job") if line is not None] == shown
 
 
 def test_rows() -> None:

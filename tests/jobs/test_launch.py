@@ -115,6 +115,25 @@ def test_a_killed_training_is_told(tmp_path: Path) -> None:
     assert isinstance(job, LocalJob)
 
 
+def test_a_stop_before_it_began(tmp_path: Path) -> None:
+    job = raygnn.launch(config_of(tmp_path), display=False)
+    job.stop()
+    assert job.status == "interrupted"
+    with pytest.raises(raygnn.Interrupted):
+        job.wait(timeout=LIMIT)
+    assert job.run is None
+
+
+def test_a_long_error_comes_whole(tmp_path: Path) -> None:
+    """More of it than a pipe holds."""
+    wrong = {f"unknown_{i:05}": i for i in range(9000)}
+    request = {"config": wrong, "overwrite": False, "resume": False, "verbose": False, "profile": 0}
+    job = LocalJob(config_of(tmp_path), request, display=False)
+    with pytest.raises(raygnn.InputError) as error:
+        job.wait(timeout=LIMIT)
+    assert len(str(error.value)) > 2**16
+
+
 def test_it_ends_with_who_began_it(tmp_path: Path) -> None:
     """As when a notebook's kernel is killed: a checkpoint is left, and no process."""
     import yaml

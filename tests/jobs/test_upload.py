@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray._private.runtime_env.packaging import create_package
 
 from raygnn.errors import ConfigError, InputError
 from raygnn.jobs.submit import prepare
@@ -44,11 +46,48 @@ def names(work: Path, **options: list[Path]) -> set[str]:
 
 
 def test_what_travels(work: Path) -> None:
-    always = {".gitignore", "job.yaml", "models/mine.py", "models/.rayignore", "notes/keep.txt"}
+    always = {"job.yaml", "models/mine.py", "notes/keep.txt"}
     assert names(work, without=[work / "runs"]) == always
     assert names(work) == always | {"runs/r/x"}
     wanted = names(work, wanted=[work / "data" / "graph.dgl"], without=[work / "runs"])
     assert wanted == always | {"data/graph.dgl"}
+
+
+def test_ray_leaves_out_nothing_of_it(work: Path, tmp_path: Path) -> None:
+    """Ray reads ignore files of what it packs, too: they name the data, and perhaps the job."""
+    (work / ".gitignore").write_text("/data/\n*.yaml\n")
+    (work / "data" / ".rayignore").write_text("*\n")
+    package = prepare("job.yaml")
+    target = tmp_path / "target"
+    target.mkdir()
+    pack(package.found, package.document(), package.file, target)
+    create_package(str(target), tmp_path / "package.zip", include_gitignore=True)
+    with zipfile.ZipFile(tmp_path / "package.zip") as packed:
+        assert {"small.yaml", "data/graph.dgl", "models/mine.py"} <= set(packed.namelist())
+
+
+def test_odd_names_are_left_out(work: Path) -> None:
+    (work / "round").symlink_to("round")
+    (work / "nothing").symlink_to("nowhere")
+    (Path(os.fsdecode(os.fsencode(work) + b"/odd\xff.txt"))).write_text("")
+    found = look(work)
+    assert {"round", "nothing", "odd\\udcff.txt"} <= set(found.left_out)
+    assert not [name for name in found.files if "odd" in name]
+
+
+def test_a_file_that_cannot_be_read(work: Path, tmp_path: Path) -> None:
+    found = look(work)
+    (work / "models" / "mine.py").unlink()
+    target = tmp_path / "target"
+    target.mkdir()
+    with pytest.raises(InputError, match="cannot be read") as error:
+        pack(found, {}, "small.yaml", target)
+    assert error.value.where == str(work / "models" / "mine.py")
+
+
+def test_a_directory_above(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work / "models")
+    assert "models/mine.py" in prepare("../job.yaml", working_dir="..").found.files
 
 
 def test_links_lead_nowhere(work: Path, tmp_path: Path) -> None:
@@ -115,11 +154,13 @@ def test_data_travels_by_relative_names_only(work: Path) -> None:
         (["fault.mirror=copies"], "fault.mirror is a relative path"),
         (["graph.path=../elsewhere.dgl"], "leads out of the working directory"),
         (["graph.path=data/none.dgl"], "there is no"),
+        (["graph.path=linked/graph.dgl"], "a link to a directory"),
         (["comm.env.DB_PASSWORD=hunter2"], "comm.env.DB_PASSWORD is a secret"),
         (["train.lr=much"], "much"),
     ],
 )
 def test_what_cannot_travel(work: Path, overrides: list[str], told: str) -> None:
+    (work / "linked").symlink_to("data")
     with pytest.raises(ConfigError) as error:
         prepare("job.yaml", overrides)
     assert told in error.value.what
