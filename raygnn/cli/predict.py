@@ -30,12 +30,6 @@ def add(verbs: Any) -> None:
     _split(evaluate, ("train", "val", "test"), "test")
 
     for verb in (predict, evaluate):
-        verb.add_argument(
-            "--checkpoint",
-            choices=("selected",),
-            default="selected",
-            help="which weights: those that were tested (the default)",
-        )
         overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
