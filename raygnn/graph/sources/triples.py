@@ -61,15 +61,14 @@ def read(graph: TriplesGraph) -> GraphData:
         lines = file.name.removesuffix(".gz").endswith((".txt", ".tsv"))
         reader = Reader([file], _COLUMNS, header=_COLUMNS if lines else None)
         for chunk in reader.chunks(entities.batch):
-            text = reader.is_text(chunk)
-            entities.learn(chunk, ("head", "tail"), text=text)
-            relations.learn(chunk, ("relation",), text=text)
+            entities.learn(chunk, ("head", "tail"))
+            relations.learn(chunk, ("relation",))
             if len(relations) > MAX_RELATIONS:
                 what = f"there are more than {MAX_RELATIONS:,} relations"
                 raise chunk.error(0, "relation", what, "see that the columns are in order")
             for column, growing in (("head", ends[0]), ("tail", ends[1])):
-                growing.append(entities.numbers(chunk, column, "refuse", text=text)[0])
-            kinds.append(relations.numbers(chunk, "relation", "refuse", text=text)[0])
+                growing.append(entities.numbers(chunk, column, "refuse")[0])
+            kinds.append(relations.numbers(chunk, "relation", "refuse")[0])
         counts[split] = reader.num
     last = np.cumsum(list(counts.values()))
     at = np.arange(last[-1])

@@ -44,12 +44,12 @@ def read_edges(
     kept: list[Array] = []  # where rows are dropped
     for chunk in reader.chunks(lambda: max(ids.batch() for _, ids in ends)):
         keep = np.ones(chunk.num, bool)
-        both, text = [], reader.is_text(chunk)
+        both = []
         if table.missing == "add":
             for new in {id(ids): ids for _, ids in ends}.values():
-                new.learn(chunk, [column for column, ids in ends if ids is new], text=text)
+                new.learn(chunk, [column for column, ids in ends if ids is new])
         for column, ids in ends:
-            places, dropped = ids.numbers(chunk, column, table.missing, text=text)
+            places, dropped = ids.numbers(chunk, column, table.missing)
             both.append(places)
             if dropped is not None:
                 keep &= ~dropped

@@ -56,14 +56,11 @@ class Ids:
         what = f"the id {shown(self.values[row])} is there already, in {before}"
         raise reader.error(row, column, what, "give each node one row")
 
-    def numbers(
-        self, chunk: Chunk, column: str, missing: str, *, text: bool
-    ) -> tuple[Array, Array | None]:
+    def numbers(self, chunk: Chunk, column: str, missing: str) -> tuple[Array, Array | None]:
         """Numbers of the nodes in a column of ends of edges, int64 ``[n]``.
 
         Args:
             missing: whether to ``drop`` ids that no node has; else they are refused.
-            text: whether text may stand for whole numbers, as in CSV.
 
         Returns:
             The numbers, and which rows are to be dropped (bool ``[n]``); None = none.
@@ -71,7 +68,7 @@ class Ids:
         Raises:
             DataError: an end is missing or not of the kind of the ids, or there is no such node.
         """
-        wanted = self._end(chunk, column, missing, text)
+        wanted = self._end(chunk, column, missing)
         found = self._find(wanted)
         unknown = pc.is_null(found)
         if not found.null_count:
@@ -86,13 +83,13 @@ class Ids:
             )
         return _numpy(pc.fill_null(found, 0)), unknown.to_numpy(zero_copy_only=False)
 
-    def learn(self, chunk: Chunk, columns: Sequence[str], *, text: bool) -> None:
+    def learn(self, chunk: Chunk, columns: Sequence[str]) -> None:
         """Number the ids in columns of ends that no node has yet, row by row.
 
         Raises:
             DataError: as `numbers` does.
         """
-        ends = [self._end(chunk, column, "add", text) for column in columns]
+        ends = [self._end(chunk, column, "add") for column in columns]
         by_row = np.arange(len(ends) * chunk.num).reshape(len(ends), -1).T.reshape(-1)
         wanted = pa.concat_arrays(ends).take(pa.array(by_row))
         new = pc.unique(wanted.filter(pc.is_null(self._find(wanted))))
@@ -107,7 +104,7 @@ class Ids:
             return pa.nulls(len(wanted), pa.int32())
         return pc.index_in(wanted, value_set=self.values)
 
-    def _end(self, chunk: Chunk, column: str, missing: str, text: bool) -> pa.Array:
+    def _end(self, chunk: Chunk, column: str, missing: str) -> pa.Array:
         """Ends as the ids are: all whole numbers, or all text."""
         wanted = refuse_nulls(chunk, column, "an edge has two ends: fill it in, or drop the row")
         numeric = pa.types.is_int64(self.values.type if len(self) else wanted.type)
@@ -120,10 +117,10 @@ class Ids:
         if not numeric:
             return wanted
         good = pc.match_substring_regex(wanted, INTEGER)
-        if text and missing == "drop":
+        if chunk.csv and missing == "drop":
             wanted = pc.if_else(good, wanted, pa.scalar(None, wanted.type))
-        elif not text or not pc.all(good, min_count=0).as_py():
-            row = first(pc.invert(good)) if text else 0
+        elif not chunk.csv or not pc.all(good, min_count=0).as_py():
+            row = first(pc.invert(good)) if chunk.csv else 0
             what = f"{shown(wanted[row])} is text, and the ids of {self.ntype} are whole numbers"
             raise chunk.error(row, column, what, _ALIKE)
         return pc.cast(wanted, pa.int64())
@@ -136,7 +133,7 @@ def _ids(chunk: Chunk, column: str) -> pa.Array:
     empty = pc.equal(array, "")
     if pc.any(empty).as_py():
         raise chunk.error(first(empty), column, "the id is empty text", "give each node an id")
-    if pc.all(pc.match_substring_regex(array, INTEGER)).as_py():
+    if chunk.csv and pc.all(pc.match_substring_regex(array, INTEGER)).as_py():
         return pc.cast(array, pa.int64())
     return array
 

@@ -72,11 +72,13 @@ class Chunk:
     Attributes:
         columns: name → array.
         first: number of the first row, over all files, from 0.
+        csv: whether the rows are of CSV, whose values are all text.
     """
 
     reader: Reader
     columns: dict[str, pa.Array]
     first: int
+    csv: bool
 
     @property
     def num(self) -> int:
@@ -125,20 +127,23 @@ class Reader:
             DataError: a file is missing, damaged, of another kind, or lacks a column.
         """
         held: list[pa.RecordBatch] = []
-        for batch in self._batches():
-            if held and held[0].schema != batch.schema:
-                yield self._chunk(held)
-                held = []
-            held.append(batch)
-            if sum(each.num_rows for each in held) >= rows():
-                yield self._chunk(held)
-                held = []
+        csv = False
+        for file in self.files:
+            check_file(file)
+            self._starts.append(self.num + sum(each.num_rows for each in held))
+            for batch in self._text(file) if _is_text(file) else self._parquet(file):
+                if not batch.num_rows:
+                    continue
+                if held and (csv != _is_text(file) or held[0].schema != batch.schema):
+                    yield self._chunk(held, csv)
+                    held = []
+                csv = _is_text(file)
+                held.append(batch)
+                if sum(each.num_rows for each in held) >= rows():
+                    yield self._chunk(held, csv)
+                    held = []
         if held:
-            yield self._chunk(held)
-
-    def is_text(self, chunk: Chunk) -> bool:
-        """Whether a chunk begins in a file whose values are all text."""
-        return _is_text(self.files[bisect.bisect_right(self._starts, chunk.first) - 1])
+            yield self._chunk(held, csv)
 
     def error(self, row: int, column: str, what: str, remedy: str) -> DataError:
         """What is wrong with a row, by its number over all files."""
@@ -153,22 +158,12 @@ class Reader:
         line = csv_text.line_of(file, self._separator(file), number, named=self._header is None)
         return f"{file}, row {number}" + (f" (line {line})" if line else "")
 
-    def _chunk(self, batches: list[pa.RecordBatch]) -> Chunk:
+    def _chunk(self, batches: list[pa.RecordBatch], csv: bool) -> Chunk:
         table = pa.Table.from_batches(batches)
         columns = {name: _joined(table[name]) for name in self.columns}
-        chunk = Chunk(self, columns, self.num)
+        chunk = Chunk(self, columns, self.num, csv)
         self.num += table.num_rows
         return chunk
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        done = 0
-        for file in self.files:
-            check_file(file)
-            self._starts.append(done)
-            for batch in self._text(file) if _is_text(file) else self._parquet(file):
-                if batch.num_rows:
-                    done += batch.num_rows
-                    yield batch
 
     def _text(self, file: Path) -> Iterator[pa.RecordBatch]:
         separator = self._separator(file)
