@@ -12,7 +12,7 @@ from typing import Any
 _BESIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(?:#[^)]*)?\)")
 
 
-_FENCE = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
+_FENCE = re.compile(r"^(```\w+) \S+$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -44,6 +44,7 @@ LIGHT = {
     "cli": (*HEAVY, "numpy", "pydantic", "rich"),
     "__init__": (*HEAVY, "numpy", "pydantic", "rich"),
     "graph.sources": HEAVY,
+    "graph.tables": HEAVY,
     "graph.data": HEAVY,
     "graph.dglfile": HEAVY,
     "graph.collection.data": HEAVY,

@@ -19,6 +19,7 @@ from raygnn.cli import parser
 from raygnn.config.graphs import FORMATS
 from raygnn.config.load import load_config
 from raygnn.config.schema import SECTIONS
+from raygnn.graph.sources import load_graph
 from tests.pages import CHECKOUT, PAGES, blocks, commands_of
 
 README = (CHECKOUT / "README.md").read_text()
@@ -117,6 +118,28 @@ def test_reference_is_up_to_date() -> None:
     assert reference["markdown"]() == (CHECKOUT / "docs" / "config.md").read_text(), (
         "run python docs/reference.py"
     )
+
+
+def test_tables_of_the_page(tmp_path: Path) -> None:
+    """The worked example, as it stands there."""
+    page = CHECKOUT / "docs" / "data.md"
+    named = re.findall(
+        r"^```\w+ (\S+\.\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    for name, content in named:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (job,) = blocks("yaml job", page)
+    (tmp_path / "job.yaml").write_text(job)
+    config = load_config(tmp_path / "job.yaml")
+    assert config.graph is not None
+    data = load_graph(config.graph)
+    assert data.ids["user"].to_pylist() == ["anna", "ben", "carl", "dora"]
+    assert data.ids["item"].to_pylist() == [1001, 1002]
+    assert data.names["user/label"] == ["no", "yes"]
+    assert data.nodes["user"].data["label"].tolist() == [0, 1, 1, -1]
+    assert data.nodes["item"].data["feat"].tolist() == [[9.5], [0.0]]
+    assert data.edges["item", "bought_by", "user"].dst.tolist() == [0, 1, 2, 3]
 
 
 def test_links_to_files_exist() -> None:

@@ -45,6 +45,23 @@ class DglGraph(_Graph):
     index: int = Field(0, ge=0, le=10**6, description="Which of the file's graphs, from 0.")
 
 
+class TablesGraph(_Graph):
+    """Tables of nodes and edges, CSV or Parquet, as a YAML of their own describes them."""
+
+    format: Literal["tables"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(description="The YAML that describes the tables: see docs/data.md.")
+
+
+class TriplesGraph(_Graph):
+    """A knowledge graph: files of head, relation and tail."""
+
+    format: Literal["triples"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(
+        description="A directory with train, valid and test files, or one file to train on: .txt "
+        "or .tsv, .csv or .parquet."
+    )
+
+
 class PlantedGraph(_Graph):
     """A generated graph: power-law degrees, communities, features that need the neighbourhood."""
 
@@ -97,11 +114,15 @@ class ManyGraphs(_Graph):
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
 
-GraphConfig: TypeAlias = PlanetoidGraph | NpzGraph | DglGraph | PlantedGraph | ManyGraphs
+GraphConfig: TypeAlias = (
+    PlanetoidGraph | NpzGraph | DglGraph | TablesGraph | TriplesGraph | PlantedGraph | ManyGraphs
+)
 FORMATS: dict[str, type[Section]] = {
     "planetoid": PlanetoidGraph,
     "npz": NpzGraph,
     "dgl": DglGraph,
+    "tables": TablesGraph,
+    "triples": TriplesGraph,
     "planted": PlantedGraph,
     "graphs": ManyGraphs,
 }

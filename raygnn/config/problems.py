@@ -125,18 +125,40 @@ def _problem(detail: ErrorDetails) -> Problem:
     if kind == "extra_forbidden":
         return Problem(key, f"unknown key {show(key[-1])}", _for_unknown(str(key[-1]), key, fields))
     if kind == "missing":
-        return Problem(
-            key,
-            f"{show(key[-1])} is missing",
-            f"add {key[-1]}: {field.description if field else ''}",
-        )
+        return missing_key(key, field)
     if kind == "invalid_key":
         return Problem(key, "expected text as the key", "put the key in quotes")
-    template = _EXPECTATIONS.get(kind)
-    wanted = template.format(**detail.get("ctx", {})) if template else detail["msg"]
     if key[:2] in _SECRETIVE and detail["loc"][-1] != "[key]" and _hidden(key, value):
-        return Problem(key, f"{wanted}, got {HIDDEN}", f"correct it: {field and field.description}")
-    return Problem(key, f"{wanted}, got {show(value)}", _for_value(detail, field))
+        what = f"{_wanted(detail)}, got {HIDDEN}"
+        return Problem(key, what, f"correct it: {field and field.description}")
+    return wrong_value(key, detail, field)
+
+
+def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
+    """A key that its section does not have."""
+    names = list(known)
+    if close := nearest(key[-1], names):
+        remedy = f"did you mean {dotted((*key[:-1], close))}? known here: {', '.join(names)}"
+    else:
+        remedy = f"remove it; known here: {', '.join(names)}"
+    return Problem(key, f"unknown key {show(key[-1])}", remedy)
+
+
+def missing_key(key: KeyPath, field: FieldInfo | None) -> Problem:
+    """A key that its section needs."""
+    meaning = field.description if field else ""
+    return Problem(key, f"{show(key[-1])} is missing", f"add {key[-1]}: {meaning}")
+
+
+def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:
+    """A value that is not what its key takes."""
+    what = f"{_wanted(detail)}, got {show(detail['input'])}"
+    return Problem(key, what, _for_value(detail, field))
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    template = _EXPECTATIONS.get(detail["type"])
+    return template.format(**detail.get("ctx", {})) if template else detail["msg"]
 
 
 def _hidden(key: KeyPath, value: Any) -> bool:
@@ -165,8 +187,9 @@ def _one_of(word: Any, known: Iterable[str]) -> str:
 
 def _for_unknown(word: str, key: KeyPath, known: Iterable[str]) -> str:
     """Where the key belongs: a near name in its section, else the same name in another."""
-    if close := nearest(word, known):
-        return f"did you mean {dotted((*key[:-1], close))}? known here: {', '.join(known)}"
+    here = unknown_key(key, known).remedy
+    if nearest(word, known):
+        return here
     others = [form for form, section in FORMATS.items() if word in section.model_fields]
     if key[0] == "graph" and others:
         return f"remove it: only the formats {', '.join(others)} have it, unlike this one"
@@ -174,7 +197,7 @@ def _for_unknown(word: str, key: KeyPath, known: Iterable[str]) -> str:
     for prefix, names in places:
         if word in names:
             return f"did you mean {prefix}{word}? known here: {', '.join(known)}"
-    return f"remove it; known here: {', '.join(known)}"
+    return here
 
 
 def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from raygnn.config import comm_rules, logging_rules, train_rules
 from raygnn.config.graph_rules import many_graphs
-from raygnn.config.graphs import DglGraph, ManyGraphs, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.config.graphs import (
+    DglGraph,
+    ManyGraphs,
+    NpzGraph,
+    PlanetoidGraph,
+    PlantedGraph,
+    TablesGraph,
+    TriplesGraph,
+)
 from raygnn.config.model import ModelConfig, TaskConfig
 from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
@@ -304,9 +312,9 @@ def _input_paths(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition.path
     if isinstance(graph, PlanetoidGraph):
         yield from _input(("graph", "path"), graph.path, directory=True)
-    elif isinstance(graph, (NpzGraph, DglGraph)):
+    elif isinstance(graph, (NpzGraph, DglGraph, TablesGraph)):
         yield from _input(("graph", "path"), graph.path, directory=False)
-    elif isinstance(graph, ManyGraphs) and graph.path is not None:
+    elif isinstance(graph, (TriplesGraph, ManyGraphs)) and graph.path is not None:
         yield from _input(("graph", "path"), graph.path, directory=None)
     if not isinstance(partition, Path):
         return  # null, or a URI: looked at by whoever can open it

@@ -59,12 +59,17 @@ class GraphData:
         origin: ``"<type>/<array>"`` (edge types joined by ``:``; arrays ``src``/``dst`` for the
             ends) → the file it was read from, with the array's name in it where that differs;
             ``""`` → the file or directory as a whole. Used to name the file in errors.
+        ids: node type → what the user calls its nodes, a pyarrow array of int64 or large_string
+            ``[num]``; of types without one, the numbers are all there is.
+        names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
     """
 
     name: str
     nodes: dict[str, NodeFrame]
     edges: dict[EdgeType, EdgeFrame]
     origin: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:

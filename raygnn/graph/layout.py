@@ -89,6 +89,11 @@ class PartitionMeta:
         assert name is not None  # seen to when the json was read
         return name
 
+    def id_file(self, ntype: str) -> AnyPath | None:
+        """Where the user's ids of a node type lie; None where the numbers are all there is."""
+        known = (self.manifest or {}).get("ids", ())
+        return self.directory / "ids" / f"{ntype}.arrow" if ntype in known else None
+
     def num_nodes(self, ntype: str) -> int:
         """Nodes of one type, over all parts."""
         return int(self.node_ranges[ntype][-1, 1])

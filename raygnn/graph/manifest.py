@@ -113,7 +113,7 @@ def table(meta: PartitionMeta) -> list[dict[str, Any]]:
 
 
 def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
-    """Check presence, size and SHA-256 of the files (of all parts, or of those named).
+    """Check presence, size and SHA-256 of the files (all, or those of the parts named).
 
     Raises:
         DataError: naming the first file that is missing or has changed. A partition without a
@@ -124,7 +124,10 @@ def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
         for number in numbers:
             load_part(meta, number)
         return
-    for path in (meta.config_file, *(path for n in numbers for path in meta.files[n].all())):
+    paths = [meta.config_file, *(path for n in numbers for path in meta.files[n].all())]
+    if parts is None:
+        paths += [path for ntype in meta.ntypes if (path := meta.id_file(ntype)) is not None]
+    for path in paths:
         with checked(meta, path) as file, file.open() as stream:
             while stream.read(_CHUNK):
                 pass

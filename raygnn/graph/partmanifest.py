@@ -83,6 +83,8 @@ def _wrong_alone(manifest: Mapping[str, Any]) -> str | None:
         splits = part.get("splits")
         if not isinstance(splits, dict) or not all(map(_are_counts, splits.values())):
             return f"parts, {number}, splits"
+    if not _are_names(manifest.get("ids", [])):
+        return "ids"
     source = manifest["source"]
     if not all(isinstance(source.get(key, {}), dict) for key in ("made_from", "options")):
         return "source"
@@ -103,6 +105,9 @@ def _wrong_beside(manifest: Mapping[str, Any], meta: PartitionMeta) -> str | Non
     for path in paths:
         if meta.name_of(path) not in manifest["files"]:
             return f"files, {meta.name_of(path)} is missing"
+    for ntype in manifest.get("ids", []):
+        if ntype not in meta.ntypes or f"ids/{ntype}.arrow" not in manifest["files"]:
+            return f"ids, {ntype}"
     nodes = {ntype: meta.node_ranges[ntype] for ntype in meta.ntypes}
     edges = {etype_str(etype): meta.edge_ranges[etype] for etype in meta.etypes}
     masks: dict[str, set[str]] = {}
@@ -124,6 +129,10 @@ def _is_inside(name: str) -> bool:
     """Whether it can be the name of a file in the partition's directory, or below."""
     parts = name.split("/")
     return "\0" not in name and not {"", ".", ".."} & {*parts} and max(map(len, parts)) < _LONGEST
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _is_count(value: Any) -> bool:

@@ -16,6 +16,7 @@ from raygnn.graph.arrays import storable
 from raygnn.graph.assemble import Assembly
 from raygnn.graph.data import GraphData, etype_str
 from raygnn.graph.dglfile import Written, write_graph, write_tensors
+from raygnn.graph.idfile import write_ids
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
 from raygnn.graph.manifest import feature, splits
 
@@ -81,6 +82,7 @@ def write_parts(
         files |= own
         features |= kinds
         parts.append(graph_facts | array_facts | {"bytes": sum(each.size for each in own.values())})
+    files |= write_ids(data.ids, directory)
     config = _dgl_json(data, assembly, method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
@@ -90,6 +92,8 @@ def write_parts(
         "num_parts": assembly.parts,
         "method": method,
         "features": features,
+        "ids": list(data.ids),
+        "names": data.names,
         "parts": parts,
         "files": {
             name: {"bytes": each.size, "sha256": each.sha256} for name, each in files.items()

@@ -7,7 +7,7 @@ checked without a second copy of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ def check(data: GraphData) -> None:
 
     Checked: arrays with as many rows as nodes or edges; edge ends int64 and in range; matrices
     of features finite; labels int64, from -1 (unknown) to below the number of nodes; masks
-    bool and disjoint, with a label under each of their nodes; some nodes, edges and training
-    nodes. The error names the file (``data.origin``), the first bad row and its value.
+    bool and disjoint, with a label under each of their nodes; some nodes, edges and training nodes
+    (or, where no node type has masks, training edges). The error names the file
+    (``data.origin``), the first bad row and its value.
     """
     if not data.num_nodes:
         keys = [f"{ntype}/{name}" for ntype, frame in data.nodes.items() for name in frame.data]
@@ -48,17 +49,31 @@ def check(data: GraphData) -> None:
         for name, array in edges.data.items():
             _check_rows(data, f"{key}/{name}", array, edges.num, "edges")
             _check_finite(data, f"{key}/{name}", array)
-    for ntype in data.nodes:
+    for ntype, frame in data.nodes.items():
         _check_labels(data, ntype)
-        _check_masks(data, ntype)
+        _check_masks(data, ntype, frame.data, "node")
+    _check_training(data)
+
+
+def _check_training(data: GraphData) -> None:
+    """Some nodes, or edges, to train on. In a graph whose nodes have masks those of edges are
+    arrays like others."""
+    of = "nodes"
     masked = [ntype for ntype, frame in data.nodes.items() if "train_mask" in frame.data]
-    if not any(data.nodes[ntype].data["train_mask"].any() for ntype in masked):
+    masks = [data.nodes[ntype].data["train_mask"] for ntype in masked]
+    with_masks = [etype for etype, edges in data.edges.items() if "train_mask" in edges.data]
+    if not masked and with_masks:
+        of, masked = "edges", [etype_str(etype) for etype in with_masks]
+        for key, etype in zip(masked, with_masks, strict=True):
+            _check_masks(data, key, data.edges[etype].data, "edge")
+        masks = [data.edges[etype].data["train_mask"] for etype in with_masks]
+    if not any(mask.any() for mask in masks):
         raise _error(
             data,
             f"{(masked or list(data.nodes))[0]}/train_mask",
-            "there are no training nodes: "
+            f"there are no training {of}: "
             + ("train_mask is nowhere true" if masked else "no node type has a train_mask"),
-            "Give an array train_mask that is true for the nodes to train on.",
+            f"Give an array train_mask that is true for the {of} to train on.",
         )
 
 
@@ -137,30 +152,30 @@ def _check_labels(data: GraphData, ntype: str) -> None:
         )
 
 
-def _check_masks(data: GraphData, ntype: str) -> None:
-    frame = data.nodes[ntype]
-    label = frame.data.get("label")
+def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str) -> None:
+    """``kind`` is a node or edge type, whose arrays they are; ``of`` says ``node`` or ``edge``."""
+    label = arrays.get("label") if of == "node" else None
     seen: list[str] = []
     for name in MASKS:
-        mask = frame.data.get(name)
+        mask = arrays.get(name)
         if mask is None:
             continue
-        key = f"{ntype}/{name}"
+        key = f"{kind}/{name}"
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.ndim != 1:
             raise _error(
                 data,
                 key,
                 f"it has shape {tuple(mask.shape)} and dtype {mask.dtype}",
-                "A mask is one bool for each node.",
+                f"A mask is one bool for each {of}.",
             )
         for other in seen:
-            both = _first(mask & frame.data[other])
+            both = _first(mask & arrays[other])
             if both is not None:
                 raise _error(
                     data,
                     key,
-                    f"the node is in {other} and in {name}",
-                    "Each node belongs to one of train, val and test at most.",
+                    f"the {of} is in {other} and in {name}",
+                    f"Each {of} belongs to one of train, val and test at most.",
                     row=both,
                 )
         seen.append(name)

@@ -171,10 +171,18 @@ class PartitionInput:
     known = facts
 
     def check(self, config: Config) -> None:
-        """See `Input`: fanouts and weights of edges that there are."""
+        """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
+        arrays = self._edge_arrays()
+        if "train_mask" in (arrays or ()) and not self._nodes_are_split:
+            raise ConfigError(
+                f"{config.task.kind} trains on nodes, and here only edges are for training",
+                where="task.kind",
+                remedy="give nodes labels and a split: no task predicts edges or triples yet; "
+                "`raygnn partition` divides the graph all the same",
+            )
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))
-        weight, arrays = sampling.edge_weight, self._edge_arrays()
+        weight = sampling.edge_weight
         if weight is not None and arrays is not None and weight not in arrays:
             known = ", ".join(sorted(arrays)) or "none"
             raise ConfigError(
@@ -186,6 +194,14 @@ class PartitionInput:
             for etype, frame in self.data.edges.items():
                 if weight in frame.data:
                     check_weights(weight, etype, frame.data[weight])
+
+    @property
+    def _nodes_are_split(self) -> bool:
+        if self.data is not None:
+            return any("train_mask" in frame.data for frame in self.data.nodes.values())
+        assert self.meta is not None
+        parts = (self.meta.manifest or {}).get("parts", [])
+        return any(part["splits"] for part in parts)
 
     def _edge_arrays(self) -> set[str] | None:
         """Names of arrays of edges; None where only reading the parts would tell."""

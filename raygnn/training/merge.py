@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,11 +17,12 @@ _FEWEST = 2**6  # rows of each
 _BUFFER = 2**20  # bytes that a column of a file is read in
 
 
-def merge(files: Sequence[Path], out: BinaryIO, key: str) -> int:
+def merge(files: Sequence[Path], out: BinaryIO, key: str, names: Any = None) -> int:
     """Merge Parquet files with one schema, each ascending by the column ``key``.
 
     Args:
         out: takes the Parquet file.
+        names: pyarrow array, what to write in place of each id; None = the ids.
 
     Returns:
         The number of rows. Of no files there are none, and nothing is written.
@@ -38,13 +39,20 @@ def merge(files: Sequence[Path], out: BinaryIO, key: str) -> int:
         inputs = [_Input(source.iter_batches(batch_size=batch), key) for source in sources]
         if not sources:
             return 0
-        writer = opened.enter_context(pq.ParquetWriter(out, sources[0].schema_arrow))
+        schema = sources[0].schema_arrow
+        place = schema.get_field_index(key)
+        if names is not None:
+            schema = schema.set(place, pa.field(key, names.type))
+        writer = opened.enter_context(pq.ParquetWriter(out, schema))
         rows = 0
         while pending := [source for source in inputs if source.fill()]:
             # whatever a file still has is above the last id that it has in memory
             bound = min(source.last for source in pending)
             table = pa.concat_tables(source.up_to(bound) for source in pending)
-            writer.write_table(table.take(pc.sort_indices(table[key])))
+            table = table.take(pc.sort_indices(table[key]))
+            if names is not None:
+                table = table.set_column(place, schema.field(place), names.take(table[key]))
+            writer.write_table(table)
             rows += table.num_rows
         return rows
 

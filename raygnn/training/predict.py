@@ -15,6 +15,7 @@ from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, TrainingError
 from raygnn.graph.atomic import is_vacant
+from raygnn.graph.layout import read_meta
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json, replacing, storage_errors
 from raygnn.runs.metrics import MetricsTail
@@ -86,9 +87,10 @@ def predict(
         verbose, display, started: see `raygnn.train`.
 
     Returns:
-        The file. Columns: ``node`` (its id in the user's graph) or ``graph``, ``prediction`` (a
+        The file. Columns: ``node`` (its id in the user's graph: a number, or of
+        tables what they call it) or ``graph``, ``prediction`` (a
         class, a number or a list of them), ``probability`` (of the class), ``split``, ``label``
-        (null where unknown), and ``scores``; rows in order of the id.
+        (null where unknown), and ``scores``; rows in order of the number.
 
     Raises:
         InputError: ``out`` cannot be written, or the run has no weights or not its data.
@@ -99,8 +101,9 @@ def predict(
     file = _free(Path(out).expanduser().absolute(), overwrite)
     asked = _ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
     purpose = f"split {split} → {file}"
-    with asked.answered(purpose, rows=True, scores=scores) as (found, place):
-        _merge(place / ROWS, found, asked.config, file, overwrite, asked.show)
+    with asked.answered(purpose, rows=True, scores=scores) as (found, place, plan):
+        ids = _ids(plan)
+        _merge(place / ROWS, found, asked.config, file, overwrite, asked.show, ids)
     made = Predicted(file, found["rows"], split, found["workers"])
     asked.show.note(f"{made.rows:,} rows in {file}")
     return made
@@ -129,7 +132,7 @@ def evaluate(
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
     asked = _ask(run, SPLITS, split, storage, overrides, verbose, display, started)
-    with asked.answered(f"metrics of split {split}", rows=False) as (found, _):
+    with asked.answered(f"metrics of split {split}", rows=False) as (found, _, _):
         metrics: dict[str, float] = found["metrics"]
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
@@ -147,15 +150,21 @@ class _Asked:
     started: float
 
     @contextmanager
-    def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path]]:
-        """Run the job; see `run_aside`."""
+    def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
+        """Run the job; see `run_aside`. Yields also what it was planned as."""
+        plans: list[Plan] = []
+
+        def watching(config: Config, plan: Plan, *more: Any) -> int:
+            plans.append(plan)
+            return _watch(config, plan, *more)
+
         if self.weights.data is None:
             self.show.note("of what data it was trained on there is no record: not compared")
         with run_aside(
             self.config,
             _PLACE,
             self.show,
-            _watch,
+            watching,
             lambda run: "interrupted; nothing was written",
             verbose=self.verbose,
             started=self.started,
@@ -169,7 +178,7 @@ class _Asked:
                     where=f"--split {self.split}",
                     remedy="choose another split",
                 )
-            yield answer
+            yield (*answer, plans[-1])
 
 
 def _ask(
@@ -252,6 +261,19 @@ def _free(file: Path, overwrite: bool) -> Path:
     return file
 
 
+def _ids(plan: Plan) -> Any:
+    """What the user calls the nodes that are predicted; None where that is their numbers.
+
+    Raises:
+        DataError: the partition's file of them is damaged.
+    """
+    if plan.ntype is None or plan.input.place is None:
+        return None
+    from raygnn.graph.idfile import read_ids
+
+    return read_ids(read_meta(plan.input.place), plan.ntype)
+
+
 def _merge(
     place: Path,
     found: dict[str, Any],
@@ -259,8 +281,9 @@ def _merge(
     file: Path,
     overwrite: bool,
     show: Display,
+    ids: Any = None,
 ) -> None:
-    """Put the ranks' rows into one file, sorted."""
+    """Put the ranks' rows into one file, sorted, with the user's ids where there are some."""
     from raygnn.training.merge import merge
 
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
@@ -271,7 +294,7 @@ def _merge(
         storage_errors(file, InputError, "choose another --out"),
         replacing(file) as out,
     ):
-        rows = merge(files, out, key)
+        rows = merge(files, out, key, ids)
         if rows != found["rows"]:
             raise TrainingError(
                 f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",

@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "reserved name": (GOOD.replace("small", "partitions"), ("name", "'partitions'")),
     "unknown choice": (GOOD + "task: {metric: acuracy}\n", ("'acuracy'", "did you mean accuracy?")),
     "unknown precision": (GOOD + "precision: fp64\n", ("precision (line 7)", "'fp64'", "bf16")),
-    "unknown format": (graph("{format: tables}"), ("graph.format", "'tables'", "planetoid, npz")),
+    "unknown format": (graph("{format: rdf}"), ("graph.format", "'rdf'", "planetoid, npz")),
     "unknown model": (model("{kind: transformer}"), ("model.kind", "'transformer'", "gatv2")),
     "parts": (GOOD + "partition: {parts: all}\n", ("partition.parts", "auto or", "'all'")),
     "duration without unit": (GOOD + "comm: {timeout: '30'}\n", ("comm.timeout", "30m", "'30'")),

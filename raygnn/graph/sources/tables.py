@@ -1,0 +1,64 @@
+"""Tables of nodes and of edges, in CSV or Parquet, as a YAML of their own describes them.
+
+Nodes are numbered in the order of their rows, edges too. The user's ids are kept beside the
+graph, and predictions are written by them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raygnn.config.graphs import TablesGraph
+from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
+from raygnn.graph.tables.description import edge_type, read_spec
+from raygnn.graph.tables.edges import read_edges
+from raygnn.graph.tables.nodes import Nodes
+from raygnn.graph.tables.reader import resolve
+
+VERSION = 1
+DEFAULT_NORMALIZE = "none"
+
+
+def files(graph: TablesGraph) -> list[Path]:
+    """The description, and the tables in its order.
+
+    Raises:
+        ConfigError, DataError: the description is wrong, or there is no such file.
+    """
+    file, spec = Path(graph.path), read_spec(Path(graph.path))
+    tables = (*spec.nodes.values(), *spec.edges.values())
+    return [file, *(each for table in tables for each in resolve(file.parent, table.files))]
+
+
+def read(graph: TablesGraph) -> GraphData:
+    """The graph with the types, arrays and ids that the description gives.
+
+    Features are float32 ``[N, F]``, ``label`` int64 ``[N]`` (classes in sorted order, -1 =
+    unknown), categories int64 ``[N]``, masks bool ``[N]``; of edges ``weight`` float32 ``[E]`` and
+    ``time`` int64 ``[E]``. Memory is that of the arrays, and of a chunk.
+
+    Raises:
+        ConfigError: the description is wrong; its keys and lines are named.
+        DataError: a table is; its file, row and column are named.
+    """
+    file, spec = Path(graph.path), read_spec(Path(graph.path))
+    origin = {"": str(file)}
+    nodes: dict[str, Nodes] = {}
+    for ntype, table in spec.nodes.items():
+        found = resolve(file.parent, table.files)
+        nodes[ntype] = Nodes(ntype, table, found)
+        origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in table.features}
+        origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in ("label", "train_mask")}
+        nodes[ntype].read()
+    edges: dict[EdgeType, EdgeFrame] = {}
+    for key, edge_table in spec.edges.items():
+        etype = edge_type(key, spec)
+        assert etype is not None  # seen to by read_spec
+        edges |= read_edges(etype, edge_table, resolve(file.parent, edge_table.files), nodes)
+        origin |= {f"{etype_str(etype)}/{end}": f"{file}: edges.{key}" for end in ("src", "dst")}
+    frames = {ntype: each.frame() for ntype, each in nodes.items()}
+    names = {
+        f"{t}/{name}": known for t, each in nodes.items() for name, known in each.names.items()
+    }
+    ids = {ntype: each.ids.values for ntype, each in nodes.items()}
+    return GraphData(file.stem, frames, edges, origin, ids, names)

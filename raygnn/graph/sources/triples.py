@@ -1,0 +1,111 @@
+"""Knowledge graphs: files of ``head<TAB>relation<TAB>tail``, as FB15k-237 and others come.
+
+All triples are edges of one type with their relation as an int64 array, not an edge type for each
+relation: there are hundreds to thousands of relations, many with few triples. What samples,
+partitions and exchanges works edge type by edge type, with a cost for each that is there; models
+of links (DistMult, RotatE, R-GCN with bases, CompGCN) look a relation up in a table by its
+number, which is what the array holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raygnn.config.graphs import TriplesGraph
+from raygnn.errors import DataError
+from raygnn.graph.data import SPLITS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.tables.growing import Growing
+from raygnn.graph.tables.ids import Ids
+from raygnn.graph.tables.reader import Reader, resolve
+
+VERSION = 1
+DEFAULT_NORMALIZE = "none"
+NTYPE = "entity"
+ETYPE: EdgeType = (NTYPE, "triple", NTYPE)
+MAX_RELATIONS = 1 << 20
+
+_COLUMNS = ("head", "relation", "tail")
+_NAMES = {"train": ("train",), "val": ("valid", "val", "dev"), "test": ("test",)}
+_KINDS = (".txt", ".tsv", ".csv", ".parquet", ".txt.gz", ".tsv.gz", ".csv.gz")
+
+
+def files(graph: TriplesGraph) -> list[Path]:
+    """The files of train, val and test, as far as they are there.
+
+    Raises:
+        DataError: none to train on, two for one split, or a file of no known kind.
+    """
+    return list(_files(Path(graph.path)).values())
+
+
+def read(graph: TriplesGraph) -> GraphData:
+    """Nodes ``entity``, edges ``entity:triple:entity`` in the order of the files.
+
+    Edges have ``relation`` int64 ``[E]`` and ``train_mask``, ``val_mask``, ``test_mask`` bool
+    ``[E]``. Entities and relations are numbered as they appear, heads before tails; ``ids`` and
+    ``names`` keep what they are called.
+
+    Files that end in .txt or .tsv have lines of three columns; .csv and .parquet have columns
+    ``head``, ``relation`` and ``tail``.
+
+    Raises:
+        DataError: a file is missing, damaged or empty; it is named, with the row.
+    """
+    place = Path(graph.path)
+    entities, relations = Ids(NTYPE), Ids("relation")
+    ends, kinds = [Growing(np.int64), Growing(np.int64)], Growing(np.int64)
+    counts = dict.fromkeys(SPLITS, 0)
+    for split, file in _files(place).items():
+        lines = file.name.removesuffix(".gz").endswith((".txt", ".tsv"))
+        reader = Reader([file], _COLUMNS, header=_COLUMNS if lines else None)
+        for chunk in reader.chunks(entities.batch):
+            entities.learn(chunk, ("head", "tail"))
+            relations.learn(chunk, ("relation",))
+            if len(relations) > MAX_RELATIONS:
+                what = f"there are more than {MAX_RELATIONS:,} relations"
+                raise chunk.error(0, "relation", what, "see that the columns are in order")
+            for column, growing in (("head", ends[0]), ("tail", ends[1])):
+                growing.append(entities.numbers(chunk, column, "refuse")[0])
+            kinds.append(relations.numbers(chunk, "relation", "refuse")[0])
+        counts[split] = reader.num
+    last = np.cumsum(list(counts.values()))
+    at = np.arange(last[-1])
+    data = {"relation": kinds.take()} | {
+        f"{split}_mask": (at >= end - num) & (at < end)
+        for (split, num), end in zip(counts.items(), last, strict=True)
+    }
+    edges = EdgeFrame(ends[0].take(), ends[1].take(), data)
+    return GraphData(
+        place.name.split(".")[0] or "triples",
+        {NTYPE: NodeFrame(len(entities))},
+        {ETYPE: edges},
+        {"": str(place)},
+        {NTYPE: entities.values},
+        {f"{etype_str(ETYPE)}/relation": relations.values.to_pylist()},
+    )
+
+
+def _files(place: Path) -> dict[str, Path]:
+    if not place.is_dir():
+        return {"train": resolve(place.parent, [place.name])[0]}
+    found: dict[str, Path] = {}
+    for split, names in _NAMES.items():
+        wanted = [place / f"{name}{kind}" for name in names for kind in _KINDS]
+        there = [file for file in wanted if file.exists()]
+        if len(there) > 1:
+            raise DataError(
+                f"{there[0].name} and {there[1].name} are both for {split}",
+                where=str(place),
+                remedy="keep one of them in the directory",
+            )
+        if there:
+            found[split] = there[0]
+    if "train" not in found:
+        raise DataError(
+            "there is no file to train on",
+            where=str(place),
+            remedy=f"call it train.txt, or with one of {', '.join(_KINDS[1:])}",
+        )
+    return found

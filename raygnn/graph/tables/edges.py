@@ -1,0 +1,92 @@
+"""One table of edges: ends, weights, times, features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.graph.data import EdgeFrame, EdgeType
+from raygnn.graph.tables.columns import Array, Features, Times, numbers
+from raygnn.graph.tables.growing import Growing
+from raygnn.graph.tables.nodes import Nodes
+from raygnn.graph.tables.reader import Chunk, Reader
+from raygnn.graph.tables.spec import EdgeTable
+
+
+def read_edges(
+    etype: EdgeType, table: EdgeTable, files: Sequence[Path], nodes: Mapping[str, Nodes]
+) -> dict[EdgeType, EdgeFrame]:
+    """The edges of a table, and the reversed ones if it asks for them.
+
+    ``weight`` is float32 ``[E]``, ``time`` int64 ``[E]``, features float32 ``[E, F]``.
+
+    Args:
+        nodes: by type, read; ids that they lack are added where the table says so.
+
+    Raises:
+        DataError: naming file, row and column.
+    """
+    ends = [(table.source, nodes[etype[0]].ids), (table.target, nodes[etype[2]].ids)]
+    features = {name: Features(columns, table.fill) for name, columns in table.features.items()}
+    single: dict[str, Growing] = {}
+    if table.weight is not None:
+        single["weight"] = Growing(np.float32)
+    if table.time is not None:
+        single["time"] = Growing(np.int64)
+    times = Times()
+    columns = [table.source, table.target, table.weight, table.time]
+    columns += [column for each in features.values() for column in each.columns]
+    reader = Reader(files, [c for c in columns if c is not None], table.delimiter)
+    found = [Growing(np.int64), Growing(np.int64)]
+    kept: list[Array] = []  # where rows are dropped
+    for chunk in reader.chunks(lambda: max(ids.batch() for _, ids in ends)):
+        keep = np.ones(chunk.num, bool)
+        both = []
+        if table.missing == "add":
+            for new in {id(ids): ids for _, ids in ends}.values():
+                new.learn(chunk, [column for column, ids in ends if ids is new])
+        for column, ids in ends:
+            places, dropped = ids.numbers(chunk, column, table.missing)
+            both.append(places)
+            if dropped is not None:
+                keep &= ~dropped
+        if table.weight is not None:
+            single["weight"].append(_weights(chunk, table.weight)[keep])
+        if table.time is not None:
+            single["time"].append(times.of(chunk, table.time)[keep])
+        for each in features.values():
+            each.add(chunk)
+        for growing, places in zip(found, both, strict=True):
+            growing.append(places[keep])
+        kept.append(keep)
+    data: dict[str, Any] = {name: growing.take() for name, growing in single.items()}
+    for name, each in features.items():
+        rows = each.take()
+        whole = all(keep.all() for keep in kept)
+        data[name] = rows if whole else rows[np.concatenate(kept)]
+    return _directions(etype, table, EdgeFrame(found[0].take(), found[1].take(), data))
+
+
+def _directions(etype: EdgeType, table: EdgeTable, edges: EdgeFrame) -> dict[EdgeType, EdgeFrame]:
+    if table.reverse is not None:
+        back = EdgeFrame(edges.dst, edges.src, dict(edges.data))
+        return {etype: edges, (etype[2], table.reverse, etype[0]): back}
+    if not table.undirected:
+        return {etype: edges}
+    back = edges.src != edges.dst  # a loop stays one edge
+    source = np.concatenate((edges.src, edges.dst[back]))
+    target = np.concatenate((edges.dst, edges.src[back]))
+    data = {name: np.concatenate((rows, rows[back])) for name, rows in edges.data.items()}
+    return {etype: EdgeFrame(source, target, data)}
+
+
+def _weights(chunk: Chunk, column: str) -> Array:
+    found = numbers(chunk, column, None)
+    if (found < 0).any():
+        row = int(np.argmax(found < 0))
+        what = f"the weight is {found[row]:g}"
+        raise chunk.error(row, column, what, "weights are numbers from 0")
+    return found

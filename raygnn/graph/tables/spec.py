@@ -1,0 +1,104 @@
+"""What a description of tables may hold: which columns are ids, features, labels, ends."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field
+
+from raygnn.config.section import Section
+from raygnn.config.types import Fraction, Names, Text, expected
+
+NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
+
+
+def is_name(text: str) -> bool:
+    """Whether a type or array may be called so: names are part of file names, and of keys that
+    ``:`` and ``/`` join."""
+    return re.fullmatch(r"[^\W\d][\w.-]{0,99}", text) is not None
+
+
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise expected(NAMES)
+    return value
+
+
+def _delimiter(value: str) -> str:
+    if len(value) != 1 or value in '"\r\n' or not value.isascii():
+        raise expected("one character, such as ';'")
+    return value
+
+
+Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+Columns: TypeAlias = dict[Name, Names]
+Delimiter: TypeAlias = Annotated[str, AfterValidator(_delimiter)]
+Split: TypeAlias = Literal["train", "val", "test"]
+
+
+class RandomSplit(Section):
+    """Shares of the nodes, drawn by a keyed hash of the node's number."""
+
+    train: Fraction = Field(gt=0, description="Share of the nodes with a label to train on.")
+    val: Fraction = Field(0.0, description="Share to validate on.")
+    test: Fraction | None = Field(None, description="Share to test on; null: all others.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+
+
+class Masks(Section):
+    """One column of truth values for each split."""
+
+    train: Text = Field(description="Column that is true for the nodes to train on.")
+    val: Text | None = Field(None, description="Column of those to validate on.")
+    test: Text | None = Field(None, description="Column of those to test on.")
+
+
+class _Table(Section):
+    files: Names = Field(description="A file or pattern such as users/*.parquet, or several.")
+    delimiter: Delimiter | None = Field(
+        None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
+    )
+    features: Columns = Field({}, description="Array name → column or columns of numbers.")
+    fill: float | None = Field(None, description="Number in place of missing features.")
+
+
+class NodeTable(_Table):
+    """The nodes of one type, a row each."""
+
+    id: Text = Field(description="Column of ids: whole numbers or text, each once.")
+    label: Text | None = Field(None, description="Column of classes; empty = unknown.")
+    categories: dict[Name, Text] = Field(
+        {}, description="Array name → column of words or whole numbers, for model.categories."
+    )
+    split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
+    split_words: dict[str, Split] = Field(
+        {}, description="Other words of that column → train, val or test."
+    )
+    masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
+    splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
+
+
+class EdgeTable(_Table):
+    """The edges of one type, a row each."""
+
+    source: Text = Field(description="Column with the id of the source node.")
+    target: Text = Field(description="Column with the id of the target node.")
+    weight: Text | None = Field(None, description="Column of numbers from 0: array weight.")
+    time: Text | None = Field(
+        None, description="Column of whole numbers, or of points in time: array time."
+    )
+    missing: Literal["refuse", "drop", "add"] = Field(
+        "refuse", description="What an end that no node table has does: refuse, drop or add."
+    )
+    reverse: Name | None = Field(None, description="Also the reversed edges, as this relation.")
+    undirected: bool = Field(False, description="Each row is an edge in both directions.")
+
+
+class Spec(Section):
+    """A graph as tables."""
+
+    nodes: dict[Name, NodeTable] = Field(min_length=1, description="Node type → its table.")
+    edges: dict[Text, EdgeTable] = Field(
+        min_length=1, description="source:relation:target → its table."
+    )

@@ -1,0 +1,367 @@
+"""Tables that must be refused: exit 2, with file, row and column, and nothing written."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables_builder import SPEC, TABLES, changed, write_shop
+
+from raygnn.config.graphs import TablesGraph, TriplesGraph
+from raygnn.errors import InputError
+from raygnn.graph.sources import load_graph
+
+Build = Callable[[Path], Any]
+MANY = 70_001  # more rows than a chunk has
+
+
+def raw(name: str, content: bytes) -> Build:
+    """The shop, with the bytes of one of its files given."""
+
+    def build(directory: Path) -> TablesGraph:
+        graph = write_shop(directory)
+        (directory / name).write_bytes(content)
+        return graph
+
+    return build
+
+
+def text(content: str) -> Build:
+    return raw("shop.yaml", content.encode())
+
+
+def users(**columns: Any) -> Build:
+    return lambda directory: write_shop(directory, users=columns)
+
+
+def bought(**columns: Any) -> Build:
+    return lambda directory: write_shop(directory, bought=columns)
+
+
+def parquet(**tables: Any) -> Build:
+    return lambda directory: write_shop(directory, "parquet", **tables)
+
+
+def spec(path: str, value: Any, **tables: Any) -> Build:
+    return lambda directory: write_shop(directory, spec=changed(path, value), **tables)
+
+
+def gone(directory: Path) -> TablesGraph:
+    graph = write_shop(directory)
+    (directory / "users.csv").unlink()
+    return graph
+
+
+def other(make: Callable[[Path], Any]) -> Build:
+    def build(directory: Path) -> TablesGraph:
+        graph = gone(directory)
+        make(directory / "users.csv")
+        return graph
+
+    return build
+
+
+def late(directory: Path) -> TablesGraph:
+    """A word among numbers, beyond the first chunk."""
+    graph = write_shop(directory, spec=changed("nodes user split", None))
+    rows = "".join(f"u{i},{i},1,no\n" for i in range(1, MANY))
+    (directory / "users.csv").write_text(f"name,age,income,class\n{rows}last,old,1,no\n")
+    return graph
+
+
+def truncated_parquet(directory: Path) -> TablesGraph:
+    graph = write_shop(directory, "parquet")
+    file = directory / "users.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    return graph
+
+
+def flipped_parquet(directory: Path) -> TablesGraph:
+    graph = write_shop(directory, "parquet")
+    file = directory / "bought.parquet"
+    data = bytearray(file.read_bytes())
+    data[4:60] = bytes(56)
+    file.write_bytes(bytes(data))
+    return graph
+
+
+def lists(values: list[Any]) -> Build:
+    def build(directory: Path) -> TablesGraph:
+        graph = write_shop(directory, "parquet", items={"price": values})
+        return graph
+
+    return build
+
+
+def cut_gz(directory: Path) -> TablesGraph:
+    graph = write_shop(directory, "csv.gz")
+    file = directory / "users.csv.gz"
+    rows = "".join(f"u{i},{i},1,no,train\n" for i in range(100_000))
+    whole = gzip.compress(f"name,age,income,class,fold\n{rows}".encode())
+    file.write_bytes(whole[: len(whole) // 2])
+    return graph
+
+
+def half_ids(directory: Path) -> TablesGraph:
+    """Ids as whole numbers in the nodes, as text in the edges."""
+    return write_shop(directory, "parquet", bought={"sku": ["1002", "1002", "1001"]})
+
+
+def triples(content: bytes, name: str = "train.txt") -> Build:
+    def build(directory: Path) -> TriplesGraph:
+        (directory / "kg").mkdir()
+        (directory / "kg" / name).write_bytes(content)
+        return TriplesGraph(format="triples", path=directory / "kg")
+
+    return build
+
+
+USERS = b"name,age,income,class,fold\n"
+MALFORMED: dict[str, tuple[Build, list[str]]] = {
+    "missing file": (gone, ["users.csv", "does not exist"]),
+    "empty glob": (spec("nodes user files", "u/*.csv"), ["'u/*.csv'", "no file matches"]),
+    "unknown kind": (spec("nodes user files", "users.xls"), ["users.xls", "tables end in"]),
+    "empty file": (raw("users.csv", b""), ["users.csv", "empty"]),
+    "blank file": (raw("users.csv", b"\n\n"), ["users.csv", "no line with the names"]),
+    "no header": (raw("users.csv", b"anna,3,2,no,train\n"), ["users.csv", "'name'", "'anna'"]),
+    "missing column": (users(age=None), ["users.csv", "no column 'age'", "'income'"]),
+    "missing column of parquet": (parquet(users={"age": None}), ["users.parquet", "'age'"]),
+    "duplicate column": (
+        raw("users.csv", b"name,age,age,income,class,fold\n"),
+        ["users.csv", "2 columns 'age'"],
+    ),
+    "ragged row": (
+        raw("users.csv", USERS + b"anna,3,2,no,train\nben,3\n"),
+        ["users.csv, row 2 (line 3)", "2 columns, expected 5", "ben,3"],
+    ),
+    "not UTF-8": (
+        raw("users.csv", USERS + b"anna,3,2,no,train\nb\xff,3,2,no,train\n"),
+        ["users.csv, row 2 (line 3)", "not UTF-8"],
+    ),
+    "unclosed quote": (
+        raw("users.csv", USERS + b'anna,3,2,"no,train\nben,3,2,no,train\n'),
+        ["users.csv", "quote is not closed"],
+    ),
+    "unclosed quote in an unread column": (
+        raw("items.csv", b'sku,price,brand,note\n1001,1,a,"x\n1002,2,b,y\n'),
+        ["items.csv", "quote is not closed"],
+    ),
+    "wrong type in row 70,001": (late, [f"row {MANY} (line {MANY + 1})", "'age'", "'old'"]),
+    "line after a quoted line end": (
+        raw("users.csv", USERS + b'"an\nna",3,2,no,train\nben,x,2,no,train\n'),
+        ["row 2 (line 4), column 'age'", "'x'"],
+    ),
+    "NaN": (users(age=[1.0, "nan", 2.0]), ["users.csv, row 2 (line 3), column 'age'", "nan"]),
+    "infinity": (parquet(users={"income": [1.0, 2.0, float("inf")]}), ["row 3, column 'income'"]),
+    "too large for float32": (users(age=[1, 2, 1e39]), ["row 3", "1e+39"]),
+    "feature missing": (users(age=[1, None, 2]), ["row 2 (line 3), column 'age'", "fill"]),
+    "feature of words": (parquet(users={"age": ["a", "b", "c"]}), ["row 1, column 'age'", "'a'"]),
+    "value cut": (users(age=["x" * 200, 1, 2]), ["'" + "x" * 59 + "…"]),
+    "null id": (users(name=["anna", None, "carl"]), ["row 2 (line 3), column 'name'", "no value"]),
+    "duplicate id": (
+        users(name=["anna", "ben", "anna"]),
+        ["users.csv, row 3 (line 4), column 'name'", "'anna'", "row 1 (line 2)"],
+    ),
+    "fractional id": (parquet(items={"sku": [1.5, 2.5]}), ["items.parquet", "'sku'", "double"]),
+    "unknown end": (
+        bought(name=["anna", "zoe", "ben"]),
+        ["bought.csv, row 2 (line 3), column 'name'", "'zoe' is no user", "missing"],
+    ),
+    "null end": (bought(sku=[1002, None, 1001]), ["row 2 (line 3), column 'sku'", "two ends"]),
+    "ids int and text": (half_ids, ["bought.parquet, row 1, column 'sku'", "'1002' is text"]),
+    "end of words, ids int": (bought(sku=["1002", "x", "1"]), ["row 2", "'x' is text"]),
+    "ids text, ends int": (parquet(bought={"name": [1, 2, 3]}), ["row 1", "1 is a number"]),
+    "negative weight": (bought(amount=[1, -2, 1]), ["row 2 (line 3), column 'amount'", "-2"]),
+    "no weight": (bought(amount=[1, 2, None]), ["row 3 (line 4), column 'amount'"]),
+    "bad time": (bought(at=["2024-01-01", "soon", "2024-01-02"]), ["row 2", "'soon'"]),
+    "mixed times": (bought(at=[1, 2, "2024-01-01"]), ["row 3", "'2024-01-01'", "not both"]),
+    "time of truth": (parquet(bought={"at": [True, False, True]}), ["'at'", "bool"]),
+    "bad split word": (
+        users(fold=["train", "valid", None]),
+        ["row 2 (line 3), column 'fold'", "'valid' is no split", "split_words"],
+    ),
+    "split without label": (
+        users(fold=["train", "val", "test"]),
+        ["users.csv, row 3 (line 4), column 'class'", "in test and has no label"],
+    ),
+    "no training nodes": (users(fold=["val", "val", None]), ["no training nodes"]),
+    "two splits at once": (
+        lambda p: write_shop(
+            p,
+            spec={
+                **SPEC,
+                "nodes": {
+                    **SPEC["nodes"],
+                    "user": {
+                        "files": "users.csv",
+                        "id": "name",
+                        "masks": {"train": "age", "val": "income"},
+                    },
+                },
+            },
+            users={"age": [1, 0, 1], "income": [0, 0, 1]},
+        ),
+        ["row 3 (line 4), column 'income'", "in val and in train"],
+    ),
+    "mask of numbers": (
+        spec("nodes user", {"files": "users.csv", "id": "name", "masks": {"train": "age"}}),
+        ["row 1 (line 2), column 'age'", "34.0"],
+    ),
+    "fractional class": (
+        parquet(users={"class": [0.0, 1.5, None]}),
+        ["row 2, column 'class'", "1.5"],
+    ),
+    "too many classes": (
+        lambda p: _many(p, "label", "class"),
+        ["row 65537 (line 65538), column 'class'", "65,536 classes"],
+    ),
+    "category missing": (
+        lambda p: write_shop(p, items={"brand": ["a", None]}),
+        ["items.csv, row 2 (line 3), column 'brand'"],
+    ),
+    "lists of unequal length": (
+        lists([[1.0, 2.0], [1.0]]),
+        ["items.parquet, row 2, column 'price'", "1 numbers, expected 2"],
+    ),
+    "list with NaN": (lists([[1.0, 2.0], [1.0, float("nan")]]), ["row 2, column 'price'", "nan"]),
+    "list missing": (lists([[1.0, 2.0], None]), ["row 2, column 'price'", "list in every row"]),
+    "empty lists": (lists([[], []]), ["row 1, column 'price'", "0 numbers"]),
+    "lists in csv": (
+        lambda p: write_shop(p, items={"price": ["[1, 2]", "[3, 4]"]}),
+        ["items.csv, row 1 (line 2), column 'price'", "'[1, 2]'"],
+    ),
+    "truncated parquet": (truncated_parquet, ["users.parquet", "not a whole Parquet file"]),
+    "garbled parquet": (flipped_parquet, ["bought.parquet"]),
+    "csv called parquet": (
+        lambda p: (write_shop(p, "parquet"), (p / "users.parquet").write_bytes(USERS))[0],
+        ["users.parquet"],
+    ),
+    "a directory": (other(Path.mkdir), ["users.csv", "directory"]),
+    "a FIFO": (other(lambda file: os.mkfifo(file)), ["users.csv", "not a regular file"]),
+    "truncated gz": (cut_gz, ["users.csv.gz", "unpacked"]),
+    "not gz": (
+        lambda p: (write_shop(p, "csv.gz"), (p / "items.csv.gz").write_bytes(b"sku\n1\n"))[0],
+        ["items.csv.gz", "names cannot be read"],
+    ),
+    "no edges": (raw("bought.csv", b"name,sku,amount,at\n"), ["no edges"]),
+    "no nodes": (
+        lambda p: (
+            write_shop(p, users={column: [] for column in TABLES["users"]}),
+            (p / "items.csv").write_text("sku,price,brand\n"),
+            (p / "bought.csv").write_text("name,sku,amount,at\n"),
+        )[0],
+        ["no nodes"],
+    ),
+    "yaml syntax": (text("nodes: [\n"), ["shop.yaml", "line 2"]),
+    "yaml of a list": (text("- a\n"), ["shop.yaml", "expected sections"]),
+    "yaml empty": (raw("shop.yaml", b"# nothing\n"), ["shop.yaml", "expected sections"]),
+    "yaml binary": (raw("shop.yaml", b"\xff\xfe\x00"), ["shop.yaml", "UTF-8"]),
+    "unknown key": (
+        spec("nodes user lable", "class"),
+        ["shop.yaml", "nodes.user.lable (line 11)", "did you mean nodes.user.label?"],
+    ),
+    "unknown section": (spec("edge", {}), ["edge (line", "did you mean edges?"]),
+    "missing key": (spec("nodes user id", None), ["'id' is missing", "add id"]),
+    "no nodes section": (spec("nodes", None), ["'nodes' is missing"]),
+    "wrong type": (spec("nodes user id", 3), ["nodes.user.id", "expected text, got 3"]),
+    "no edge type": (spec("edges bought", SPEC["edges"]["user:bought:item"]), ["no edge type"]),
+    "unknown node type": (
+        spec("edges usr:saw:item", SPEC["edges"]["user:bought:item"]),
+        ["edges.usr:saw:item (line", "'usr'", "did you mean user?"],
+    ),
+    "a slash in a type": (spec("nodes ../user", SPEC["nodes"]["user"]), ["'../user' is no name"]),
+    "a slash in an array": (spec("nodes item features", {"a/b": "price"}), ["'a/b' is no name"]),
+    "a feature called label": (spec("nodes user features", {"label": "age"}), ["'label' already"]),
+    "split and splits": (spec("nodes user splits", {"train": 0.5}), ["split and splits"]),
+    "shares above 1": (
+        spec(
+            "nodes item splits",
+            {"train": 0.8, "val": 0.3},
+        ),
+        ["nodes.item.splits (line", "more than 1"],
+    ),
+    "undirected between types": (
+        spec("edges user:bought:item undirected", True),
+        ["undirected", "two types"],
+    ),
+    "reverse that is there": (
+        lambda p: write_shop(
+            p,
+            spec={
+                "nodes": SPEC["nodes"],
+                "edges": {
+                    "user:a:item": {**SPEC["edges"]["user:bought:item"], "reverse": "b"},
+                    "item:b:user": {"files": "bought.csv", "source": "sku", "target": "name"},
+                },
+            },
+        ),
+        ["item:b:user is there already, by user:a:item"],
+    ),
+    "add without fill": (spec("edges user:bought:item missing", "add"), ["fill", "missing (line"]),
+    "triples: none": (triples(b"", "readme.md"), ["kg", "no file to train on"]),
+    "triples: two columns": (
+        triples(b"a\tr\tb\nc\tr\n"),
+        ["train.txt, row 2 (line 2)", "2 columns, expected 3"],
+    ),
+    "triples: empty end": (triples(b"a\tr\tb\n\tr\tc\n"), ["row 2 (line 2), column 'head'"]),
+    "triples: not UTF-8": (triples(b"a\tr\tb\na\tr\t\xff\n"), ["row 2 (line 2)", "not UTF-8"]),
+    "triples: empty": (triples(b""), ["train.txt", "empty"]),
+}
+
+
+def _many(directory: Path, key: str, column: str) -> TablesGraph:
+    graph = write_shop(directory, spec=changed("nodes user split", None))
+    rows = "".join(f"u{i},1,1,c{i}\n" for i in range(2**16 + 5))
+    (directory / "users.csv").write_text(f"name,age,income,{column}\n{rows}")
+    return graph
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_tables_are_refused(name: str, tmp_path: Path) -> None:
+    build, fragments = MALFORMED[name]
+    graph = build(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError) as caught:
+        load_graph(graph)
+    message = str(caught.value)
+    assert all(fragment in message for fragment in fragments), message
+    assert caught.value.exit_code == 2
+    assert "→" in message
+    assert len(message) < 1500
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_damage_anywhere_is_refused_or_harmless(
+    kind: str, damage: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("damage")
+    graph = write_shop(directory, kind)
+    whole = {file: file.read_bytes() for file in sorted(directory.iterdir())}
+
+    @settings(max_examples=100, deadline=None, database=None)
+    @given(
+        st.sampled_from(sorted(whole)),
+        st.floats(0, 1, exclude_max=True),
+        st.binary(min_size=1, max_size=8),
+    )
+    def run(file: Path, where: float, garbage: bytes) -> None:
+        data = whole[file]
+        at = int(len(data) * where)
+        rest = garbage + data[at + len(garbage) :] if damage == "flip" else b""
+        file.write_bytes(data[:at] + rest)
+        try:
+            load_graph(graph)
+        except InputError as error:
+            assert str(directory) in str(error)  # noqa: PT017
+        finally:
+            file.write_bytes(data)
+
+    run()

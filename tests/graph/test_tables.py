@@ -1,0 +1,412 @@
+"""Tables give the graph that one would build of them by hand, however they are written."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables_builder import SPEC, changed, write_shop, write_table
+
+from raygnn.config.graphs import TablesGraph, TriplesGraph
+from raygnn.errors import DataError
+from raygnn.graph.data import GraphData
+from raygnn.graph.idfile import read_ids
+from raygnn.graph.manifest import verify
+from raygnn.graph.partition import partition_graph
+from raygnn.graph.sources import digest, load_graph
+from raygnn.graph.tables import ids as numbering
+from raygnn.graph.tables import reader
+from raygnn.graph.tables.columns import INTEGER
+from raygnn.graph.tables.shares import draw
+from raygnn.graph.tables.spec import RandomSplit
+
+BOUGHT = ("user", "bought", "item")
+KINDS = ("csv", "csv.gz", "tsv", "parquet")
+
+
+def arrays(data: GraphData) -> dict[str, Any]:
+    """All that a graph holds, by name."""
+    found: dict[str, Any] = {f"ids {t}": ids.to_pylist() for t, ids in data.ids.items()}
+    for kind, frame in (*data.nodes.items(), *data.edges.items()):
+        found |= {f"{kind}/{name}": array for name, array in frame.data.items()}
+    for etype, edges in data.edges.items():
+        found |= {f"{etype}/src": edges.src, f"{etype}/dst": edges.dst}
+    return found
+
+
+def assert_same(one: GraphData, other: GraphData) -> None:
+    left, right = arrays(one), arrays(other)
+    assert left.keys() == right.keys()
+    for name, array in left.items():
+        assert getattr(array, "dtype", None) == getattr(right[name], "dtype", None), name
+        np.testing.assert_array_equal(array, right[name], err_msg=name)
+    assert one.names == other.names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shop(kind: str, tmp_path: Path) -> None:
+    data = load_graph(write_shop(tmp_path, kind, changed("edges user:bought:item reverse", "by")))
+    user, item, edges = data.nodes["user"], data.nodes["item"], data.edges[BOUGHT]
+    assert data.ids["user"].to_pylist() == ["anna", "ben", "carl"]
+    assert data.ids["item"].to_pylist() == [1001, 1002]
+    assert user.data["feat"].tolist() == [[34, 2.5], [51, 1.5], [28, 3.5]]
+    assert user.data["feat"].dtype == np.float32
+    assert user.data["label"].tolist() == [0, 1, -1]
+    assert user.data["train_mask"].tolist() == [True, False, False]
+    assert user.data["val_mask"].tolist() == [False, True, False]
+    assert not user.data["test_mask"].any()
+    assert item.data["feat"].tolist() == [[9.5], [1.0]]
+    assert item.data["brand"].tolist() == [1, 0]
+    assert data.names == {"user/label": ["no", "yes"], "item/brand": ["a", "b"]}
+    assert edges.src.tolist() == [0, 2, 1]
+    assert edges.dst.tolist() == [1, 1, 0]
+    assert edges.data["weight"].tolist() == [1, 2, 0.5]
+    assert edges.data["time"].tolist() == [3, 1, 2]
+    back = data.edges["item", "by", "user"]
+    assert back.src.tolist() == edges.dst.tolist()
+    assert back.data["weight"].tolist() == [1, 2, 0.5]
+
+
+IDS = {
+    "whole numbers": st.integers(-(10**17), 10**17),
+    "words": st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1),
+    "codes": st.from_regex(r"[0-9]{1,3}|00[0-9]|-0", fullmatch=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ids", IDS)
+def test_random_tables(
+    kind: str, ids: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any ids, files of any length, chunks of any size."""
+    place = tmp_path_factory.mktemp("random")
+
+    @settings(max_examples=25, deadline=None, database=None)
+    @given(st.data())
+    def run(draw: st.DataObject) -> None:
+        keys = draw.draw(st.lists(IDS[ids], min_size=1, max_size=20, unique=True))
+        number = st.integers(0, len(keys) - 1)
+        ends = draw.draw(st.lists(st.tuples(number, number), min_size=1, max_size=40))
+        rows = draw.draw(st.integers(1, 50))
+        monkeypatch.setattr(reader, "ROWS", rows)
+        monkeypatch.setattr(numbering, "ROWS", rows)
+        monkeypatch.setattr(reader, "_BLOCK", 1 << 10)
+        for old in place.iterdir():
+            old.unlink()
+        cut = draw.draw(st.integers(0, len(keys)))
+        labels = [f"c{i % 3}" for i in range(len(keys))]
+        feat = [i / 8 for i in range(len(keys))]
+        for name, span in (("n0", slice(0, cut)), ("n1", slice(cut, None))):
+            columns = {"key": keys[span], "x": feat[span], "y": labels[span]}
+            if columns["key"]:
+                write_table(place / f"{name}.{kind}", columns)
+        source, target = ([keys[pair[end]] for pair in ends] for end in (0, 1))
+        write_table(place / f"edges.{kind}", {"a": source, "b": target})
+        (place / "graph.yaml").write_text(
+            f"nodes: {{paper: {{files: 'n*.{kind}', id: key, features: {{feat: x}}, label: y, "
+            f"splits: {{train: 1.0}}}}}}\n"
+            f"edges: {{cites: {{files: edges.{kind}, source: a, target: b}}}}\n"
+        )
+        data = load_graph(TablesGraph(format="tables", path=place / "graph.yaml"))
+        expected = keys
+        if kind != "parquet" and all(re.match(INTEGER, str(key)) for key in keys):
+            expected = [int(key) for key in keys]
+        assert data.ids["paper"].to_pylist() == expected
+        etype = ("paper", "cites", "paper")
+        assert list(zip(data.edges[etype].src, data.edges[etype].dst)) == ends
+        np.testing.assert_array_equal(data.nodes["paper"].data["feat"][:, 0], feat)
+        names = data.names["paper/label"]
+        assert [names[code] for code in data.nodes["paper"].data["label"]] == labels
+
+    run()
+
+
+def test_csv_and_parquet_give_one_graph(tmp_path: Path) -> None:
+    shops = []
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        shops.append(load_graph(write_shop(tmp_path / kind, kind)))
+    for other in shops[1:]:
+        assert_same(shops[0], other)
+
+
+def test_many_rows_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several blocks, in both formats, against pandas."""
+    random = np.random.default_rng(0)
+    names = [f"u{i}" for i in random.permutation(5000)]
+    users = {
+        "name": names,
+        "age": random.integers(1, 99, 5000).tolist(),
+        "income": random.random(5000).astype(np.float32).tolist(),
+        "class": random.choice(["a", "b", "c"], 5000).tolist(),
+        "fold": random.choice(["train", "val", "test"], 5000).tolist(),
+    }
+    buyers, skus = random.choice(names, 20_000).tolist(), random.choice([1001, 1002], 20_000)
+    bought = {"name": buyers, "sku": skus.tolist(), "amount": [1] * 20_000, "at": [7] * 20_000}
+    monkeypatch.setattr(reader, "_BLOCK", 1 << 14)
+    monkeypatch.setattr(reader, "ROWS", 777)
+    monkeypatch.setattr(numbering, "ROWS", 777)
+    found = []
+    for kind in ("csv", "parquet"):
+        (tmp_path / kind).mkdir()
+        graph = write_shop(tmp_path / kind, kind, users=users, bought=bought)
+        found.append(load_graph(graph))
+    assert_same(*found)
+    place = pd.Index(names)
+    np.testing.assert_array_equal(found[0].edges[BOUGHT].src, place.get_indexer(buyers))
+    np.testing.assert_array_equal(found[0].edges[BOUGHT].dst, skus - 1001)
+
+
+@pytest.mark.parametrize(
+    ("missing", "source"), [("drop", [0, 1]), ("add", [0, 3, 1])], ids=["drop", "add"]
+)
+def test_ends_that_are_no_node(missing: str, source: list[int], tmp_path: Path) -> None:
+    spec = changed("edges user:bought:item missing", missing)
+    spec["nodes"]["user"]["fill"] = 0.5
+    del spec["nodes"]["item"]["categories"]
+    spec["nodes"]["item"]["fill"] = 0.0
+    spec["edges"]["user:bought:item"]["features"] = {"count": "at"}
+    graph = write_shop(tmp_path, spec=spec, bought={"name": ["anna", "zoe", "ben"]})
+    data = load_graph(graph)
+    edges, users = data.edges[BOUGHT], data.nodes["user"]
+    assert edges.src.tolist() == source
+    assert len(edges.data["weight"]) == len(edges.data["time"]) == len(source)
+    assert edges.data["count"][:, 0].tolist() == edges.data["time"].tolist()
+    if missing == "add":
+        assert data.ids["user"].to_pylist() == ["anna", "ben", "carl", "zoe"]
+        assert users.data["feat"][3].tolist() == [0.5, 0.5]
+        assert users.data["label"][3] == -1
+        assert not users.data["train_mask"][3]
+
+
+def test_added_nodes_are_numbered_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source before target, row by row, whatever the size of a chunk."""
+    write_table(tmp_path / "n.csv", {"id": [1], "y": ["a"], "s": ["train"]})
+    write_table(tmp_path / "e.csv", {"a": [5, 4, 5, 9], "b": [4, 3, 1, 8]})
+    (tmp_path / "g.yaml").write_text(
+        "nodes: {v: {files: n.csv, id: id, label: y, split: s}}\n"
+        "edges: {to: {files: e.csv, source: a, target: b, missing: add}}\n"
+    )
+    for rows in (1, 3, 100):
+        monkeypatch.setattr(numbering, "ROWS", rows)
+        data = load_graph(TablesGraph(format="tables", path=tmp_path / "g.yaml"))
+        assert data.ids["v"].to_pylist() == [1, 5, 4, 3, 9, 8]
+
+
+def test_undirected_edges(tmp_path: Path) -> None:
+    write_table(tmp_path / "n.csv", {"id": [1, 2, 3], "y": [5, 5, 7], "s": ["train"] * 3})
+    write_table(tmp_path / "e.csv", {"a": [1, 2, 3], "b": [2, 2, 1], "w": [1, 2, 3]})
+    (tmp_path / "g.yaml").write_text(
+        "nodes: {v: {files: n.csv, id: id, label: y, split: s}}\n"
+        "edges: {to: {files: e.csv, source: a, target: b, weight: w, undirected: true}}\n"
+    )
+    data = load_graph(TablesGraph(format="tables", path=tmp_path / "g.yaml"))
+    edges = data.edges["v", "to", "v"]
+    assert edges.src.tolist() == [0, 1, 2, 1, 0]
+    assert edges.dst.tolist() == [1, 1, 0, 0, 2]
+    assert edges.data["weight"].tolist() == [1, 2, 3, 1, 3]
+    assert data.nodes["v"].data["label"].tolist() == [0, 0, 1]
+    assert data.names["v/label"] == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["2024-01-01", "1970-01-01 00:00:01", "1970-01-01T00:00:00.5"], 10**6),
+        (["2024-01-01T01:00:00+01:00", "1970-01-01T00:00:01Z", "1970-01-01T00:00:00Z"], 10**6),
+        ([10, -1, 12], -1),
+    ],
+)
+def test_times(values: list[Any], expected: int, tmp_path: Path) -> None:
+    data = load_graph(write_shop(tmp_path, bought={"at": values}))
+    time = data.edges[BOUGHT].data["time"]
+    assert time.dtype == np.int64
+    assert time[1] == expected
+    if isinstance(values[0], str):
+        assert time[0] == 1_704_067_200 * 10**6
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_parquet(unit: str, tmp_path: Path) -> None:
+    at = pa.array([1000, 2000, 3000], pa.timestamp("ms")).cast(pa.timestamp(unit))
+    data = load_graph(write_shop(tmp_path, "parquet", bought={"at": at}))
+    assert data.edges[BOUGHT].data["time"].tolist() == [10**6, 2 * 10**6, 3 * 10**6]
+
+
+def test_lists_and_fill(tmp_path: Path) -> None:
+    spec = changed("nodes item fill", -1.0)
+    spec["nodes"]["item"]["features"] = {"feat": ["price", "vector"], "fixed": "fixed"}
+    fixed = pa.array([[1, 2], [3, None]], pa.list_(pa.int16(), 2))
+    items = {"price": [None, 2.0], "vector": [[0.5, None, 1.5], [1.0, 2.0, 3.0]], "fixed": fixed}
+    data = load_graph(write_shop(tmp_path, "parquet", spec, items=items)).nodes["item"].data
+    assert data["feat"].tolist() == [[-1, 0.5, -1, 1.5], [2, 1, 2, 3]]
+    assert data["fixed"].tolist() == [[1, 2], [3, -1]]
+
+
+@pytest.mark.parametrize(
+    ("split", "columns"),
+    [
+        (
+            {"split": "fold", "split_words": {"1": "train", "2": "test", "0": "val"}},
+            {"fold": [1, 2, None]},
+        ),
+        (
+            {"masks": {"train": "a", "test": "b"}},
+            {"a": ["True", "False", "false"], "b": [0, 1, 0]},
+        ),
+    ],
+    ids=["words", "masks"],
+)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ways_to_split(
+    split: dict[str, Any], columns: dict[str, list[Any]], kind: str, tmp_path: Path
+) -> None:
+    spec = copy.deepcopy(SPEC)
+    del spec["nodes"]["user"]["split"]
+    spec["nodes"]["user"] |= split
+    data = load_graph(write_shop(tmp_path, kind, spec, users=columns)).nodes["user"].data
+    assert data["train_mask"].tolist() == [True, False, False]
+    assert data["test_mask"].tolist() == [False, True, False]
+    assert data["val_mask"].tolist() == [False, False, False]
+
+
+def test_random_splits_are_of_the_seed_and_the_number() -> None:
+    shares = RandomSplit(train=0.6, val=0.1, test=0.2)
+    many = draw(shares, 3 << 19)
+    for code, share in ((0, 0.6), (1, 0.1), (2, 0.2), (-1, 0.1)):
+        assert (many == code).mean() == pytest.approx(share, abs=0.005)
+    np.testing.assert_array_equal(draw(shares, 1000), many[:1000])
+    other = draw(RandomSplit(train=0.6, val=0.1, seed=1), 1000)
+    assert (other != many[:1000]).mean() > 0.3
+    assert not (other == -1).any()
+    assert many[:12].tolist() == [1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0]
+
+
+def test_digest_is_of_the_contents(tmp_path: Path) -> None:
+    """Not of where they lie; of all files, and of the description."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, two = write_shop(tmp_path / "a"), write_shop(tmp_path / "b")
+    assert digest(one) == digest(two)
+    for name in ("users.csv", "items.csv", "bought.csv", "shop.yaml"):
+        file = tmp_path / "b" / name
+        before = file.read_bytes()
+        file.write_bytes(before + b"\n")
+        assert digest(one) != digest(two), name
+        file.write_bytes(before)
+    assert digest(one) == digest(two)
+
+
+def test_a_partition_keeps_ids_and_words(tmp_path: Path) -> None:
+    data = load_graph(write_shop(tmp_path))
+    meta = partition_graph(data, tmp_path / "p", parts=2, method="random", digest="d", source={})
+    assert meta.manifest is not None
+    assert meta.manifest["names"]["user/label"] == ["no", "yes"]
+    assert read_ids(meta, "user").to_pylist() == ["anna", "ben", "carl"]
+    assert read_ids(meta, "item").to_pylist() == [1001, 1002]
+    verify(meta)
+    file = tmp_path / "p" / "ids" / "user.arrow"
+    file.write_bytes(file.read_bytes().replace(b"carl", b"karl"))
+    for look in (lambda: verify(meta), lambda: read_ids(meta, "user")):
+        with pytest.raises(DataError, match=r"user\.arrow.*changed"):
+            look()
+
+
+@pytest.mark.parametrize("kind", ["txt", "tsv", "csv", "parquet", "txt.gz"])
+def test_triples(kind: str, tmp_path: Path) -> None:
+    rows = {
+        "train": [("/m/a", "/r/of", '"b"'), ("c", "/r/in", "/m/a")],
+        "valid": [("d", "/r/of", "c")],
+        "test": [('"b"', "/r/new", "/m/a")],
+    }
+    for name, triples in rows.items():
+        file = tmp_path / f"{name}.{kind}"
+        columns = dict(zip(("head", "relation", "tail"), map(list, zip(*triples)), strict=True))
+        if kind in ("csv", "parquet"):
+            write_table(file, columns)
+        else:
+            text = "".join("\t".join(triple) + "\n" for triple in triples).encode()
+            file.write_bytes(gzip.compress(text) if kind == "txt.gz" else text)
+    data = load_graph(TriplesGraph(format="triples", path=tmp_path))
+    (edges,) = data.edges.values()
+    entities = data.ids["entity"].to_pylist()
+    relations = data.names["entity:triple:entity/relation"]
+    assert entities == ["/m/a", '"b"', "c", "d"]
+    assert relations == ["/r/of", "/r/in", "/r/new"]
+    found = [
+        (entities[h], relations[r], entities[t])
+        for h, r, t in zip(edges.src, edges.data["relation"], edges.dst)
+    ]
+    assert found == [triple for triples in rows.values() for triple in triples]
+    assert edges.data["train_mask"].tolist() == [True, True, False, False]
+    assert edges.data["val_mask"].tolist() == [False, False, True, False]
+    assert edges.data["test_mask"].tolist() == [False, False, False, True]
+    meta = partition_graph(data, tmp_path / "p", parts=2, method="random", digest="d", source={})
+    assert read_ids(meta, "entity").to_pylist() == entities
+
+
+MEASURE = """
+import resource, sys
+import numpy as np, pyarrow.parquet, pyarrow.csv, pyarrow.compute
+from raygnn.config.graphs import TablesGraph
+from raygnn.graph.sources import load_graph
+high = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+graph = TablesGraph(format="tables", path=sys.argv[1])
+before = high()
+data = load_graph(graph)
+peak = high() - before
+frames = [*data.nodes.values(), *data.edges.values()]
+arrays = [a for frame in frames for a in frame.data.values()]
+arrays += [a for edges in data.edges.values() for a in (edges.src, edges.dst)]
+size = sum(a.nbytes for a in arrays) + sum(ids.nbytes for ids in data.ids.values())
+print(peak / size, size)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_memory_is_that_of_the_arrays(kind: str, tmp_path: Path) -> None:
+    """At most three times, with two million edges and 300,000 nodes called by words."""
+    random = np.random.default_rng(0)
+    num, edges = 300_000, 2_000_000
+    names = np.array([f"user-{i}" for i in random.permutation(num)])
+    columns = {f"x{i}": random.random(num).astype(np.float32) for i in range(16)}
+    nodes = pd.DataFrame({"id": names, **columns, "y": random.integers(0, 5, num)})
+    ends = {"a": random.choice(names, edges), "b": random.choice(names, edges)}
+    pairs = pd.DataFrame({**ends, "w": random.random(edges)})
+    write: Callable[[pd.DataFrame, Path], Any] = (
+        (lambda frame, file: frame.to_csv(file, index=False))
+        if kind == "csv"
+        else (lambda frame, file: frame.to_parquet(file, index=False))
+    )
+    write(nodes, tmp_path / f"n.{kind}")
+    write(pairs, tmp_path / f"e.{kind}")
+    listed = ", ".join(columns)
+    (tmp_path / "g.yaml").write_text(
+        f"nodes: {{v: {{files: n.{kind}, id: id, label: y, features: {{feat: [{listed}]}}, "
+        "splits: {train: 0.5}}}\n"
+        f"edges: {{to: {{files: e.{kind}, source: a, target: b, weight: w}}}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "g.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    ratio, size = map(float, done.stdout.split())
+    assert size > 60e6
+    assert ratio <= 3, done.stdout
