@@ -21,7 +21,9 @@ def add(verbs: Any) -> None:
         "they are, a metric, and how long ago they began",
     )
     runs.add_argument(
-        "--address", metavar="URL", help="of a cluster's job server: list its jobs, too"
+        "--address",
+        metavar="URL",
+        help="of a cluster's job server: list its jobs, too (default: RAY_API_SERVER_ADDRESS)",
     )
     runs.add_argument(
         "--storage", default="runs", metavar="DIR", help="where they are (default: runs)"
@@ -40,7 +42,8 @@ def _runs(args: argparse.Namespace) -> int:
     from raygnn.runs.run import list_runs
 
     runs = list_runs(args.storage)
-    if not args.address:
+    address = args.address or os.environ.get("RAY_API_SERVER_ADDRESS")
+    if not address:
         if args.json:
             print_json(args, [run.to_dict() for run in runs])
         else:
@@ -49,7 +52,7 @@ def _runs(args: argparse.Namespace) -> int:
     from raygnn.jobs.listing import rows_of
     from raygnn.jobs.server import JobServer
 
-    server = JobServer(args.address)
+    server = JobServer(address)
     jobs = rows_of(server)
     if args.json:
         print_json(args, {"runs": [run.to_dict() for run in runs], "jobs": jobs})

@@ -15,6 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.config.yaml_text import read_yaml
 from raygnn.errors import ConfigError
 
+Source = Config | str | Path | Mapping[str, Any]  # what a configuration is made of, or one
 Overrides = Sequence[str] | Mapping[str, Any]
 
 
@@ -47,6 +48,15 @@ def load_config(
     if problems := [*contradictions(config), *missing_paths(config)]:
         raise document.error(problems)
     return config
+
+
+def as_config(config: Source) -> Config:
+    """The configuration itself, or what `load_config` makes of it.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return config if isinstance(config, Config) else load_config(config)
 
 
 def load_for_elsewhere(

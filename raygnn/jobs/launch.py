@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections import deque
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import raygnn
+from raygnn.config.load import Source, as_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.jobs.handle import Handle, error_of, opened
@@ -23,7 +26,13 @@ from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
 from raygnn.runs.store import CONFIG
 
-_INSTALLED = tuple({sys.prefix, sys.base_prefix})
+# of Python itself and of what is installed, which the child finds by itself
+_INSTALLED = {
+    *site.getsitepackages(),
+    *sysconfig.get_paths().values(),
+    *(str(Path(sysconfig.get_path("stdlib"), name)) for name in ("lib-dynload", "site-packages")),
+    str(Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip")),
+}
 _OF_TERMINALS = {"FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 _MOST_LINES = 10_000
 _POLL = 0.2  # seconds
@@ -32,7 +41,7 @@ _END = 30.0  # seconds for what was killed to be gone
 
 
 def launch(
-    config: Config,
+    config: Source,
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -47,6 +56,7 @@ def launch(
     used.
 
     Args:
+        config: or what `raygnn.load_config` makes one of.
         overwrite, resume, verbose, profile: as of `raygnn.train`.
         display: show it while it goes on: a card that is kept up to date in a notebook, lines on
             standard output elsewhere.
@@ -55,8 +65,10 @@ def launch(
         The handle: ``status``, ``metrics()``, ``logs()``, ``wait()``, ``stop()``.
 
     Raises:
-        InputError: these options contradict each other. Whatever else is wrong, ``wait`` raises.
+        InputError: these options contradict each other, or the configuration is wrong. Whatever
+            else is wrong, ``wait`` raises.
     """
+    config = as_config(config)
     if overwrite and resume:
         raise InputError("overwrite and resume together", remedy="choose one of them")
     document = config.to_dict()
@@ -214,6 +226,6 @@ def _environment() -> dict[str, str]:
     """Ours, with the places where we find modules that are not installed, for the child and its
     ranks; without what a notebook's kernel asks of programs, colours for a terminal."""
     ours = str(Path(raygnn.__file__).parents[1])
-    own = [entry for entry in sys.path if entry and not entry.startswith(_INSTALLED)]
+    own = [entry for entry in sys.path if entry not in _INSTALLED and os.path.exists(entry)]
     kept = {name: value for name, value in os.environ.items() if name not in _OF_TERMINALS}
     return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*own, ours]))}

@@ -157,18 +157,17 @@ class JobServer:
         return sorted(found, key=lambda job: -(job.started or 0))
 
     def find(self, name: str) -> JobInfo:
-        """The job of this id, or the latest one of a run of this name.
+        """The job of this id, or of a run of this name: the one that is not over, else the latest.
 
         Raises:
             InputError: there is none.
         """
         jobs = self.jobs()
-        for job in jobs:
-            if job.id == name:
-                return job
-        for job in jobs:
-            if job.run == name:
-                return job
+        found = [job for job in jobs if job.id == name]
+        found += [job for job in jobs if job.run == name and not job.over]
+        found += [job for job in jobs if job.run == name]
+        if found:
+            return found[0]
         raise InputError(
             f"there is no job or run {name!r}",
             where=self.address,

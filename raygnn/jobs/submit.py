@@ -7,13 +7,13 @@ import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raygnn import __version__
-from raygnn.config.load import Overrides, load_for_elsewhere
+from raygnn.config.load import Overrides, Source, load_for_elsewhere
 from raygnn.config.schema import Config
 from raygnn.config.secret import is_secret
 from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError
@@ -61,7 +61,7 @@ class Package:
 
 
 def prepare(
-    config: str | Path | Mapping[str, Any] | Config,
+    config: Source,
     overrides: Overrides | None = None,
     working_dir: str | Path = ".",
 ) -> Package:
@@ -104,7 +104,7 @@ def prepare(
 
 
 def submit(
-    config: str | Path | Mapping[str, Any] | Config,
+    config: Source,
     overrides: Overrides | None = None,
     *,
     address: str | None = None,
@@ -145,8 +145,19 @@ def send(
 
     Args:
         width: of the terminal that will show what the job prints.
+
+    Raises:
+        InputError: a job of this run has not ended.
+        PreflightError: the job server refuses.
     """
     config = package.config
+    for other in server.jobs():
+        if not other.over and (other.run, other.storage) == (config.name, config.storage):
+            raise InputError(
+                f"a job of the run {config.name!r} is {other.state}: {other.id}",
+                where=server.address,
+                remedy=f"raygnn stop {other.id}, or choose another name (--set name=…)",
+            )
     job = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     command = ["python", "-m", "raygnn", "train", package.file]
     command += ["--overwrite"] * overwrite + ["--resume"] * resume

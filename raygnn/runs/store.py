@@ -248,5 +248,6 @@ def _check(path: Path, mode: Mode) -> None:
         raise InputError(
             f"the name {path.name!r} is taken by an earlier run",
             where=where,
-            remedy="choose another name, or pass --overwrite to replace it, --resume to go on",
+            remedy="choose another name, or pass --overwrite to replace it, --resume to go on "
+            "(in Python overwrite=True, resume=True)",
         )

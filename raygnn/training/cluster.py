@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine, nvml
@@ -35,6 +37,7 @@ _OBJECT_STORE_BYTES = 200 * 2**20
 
 _START = 180.0  # seconds for a Ray to start, or to let us in
 _END = 60.0  # seconds for it to end
+_LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
 
 _PREFIX, _OWNER = "raygnn-", ".owner"  # of a local Ray's directory, and in it
@@ -160,7 +163,9 @@ class RayCluster:
             if self.ours:
                 import ray
 
+                processes = _processes(self._directory)
                 ray.shutdown()
+                _see_off(processes)
         finally:
             self._unmute()
             if self._directory and self._error is None:
@@ -313,6 +318,28 @@ def _sweep() -> None:
                 continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use
             shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _processes(directory: str | None) -> list[psutil.Process]:
+    """All that a local Ray has started, by the directory that it was given."""
+    if directory is None:
+        return []
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has gone
+                if any(directory in word for word in child.cmdline()):
+                    found += [child, *child.children(recursive=True)]
+    return found
+
+
+def _see_off(processes: list[psutil.Process]) -> None:
+    """Kill what is still there some seconds after Ray has ended: now and then one of its actors
+    misses that its node has gone, and would sleep for ever."""
+    _, left = psutil.wait_procs(processes, timeout=_LEAVE)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _remove(directory: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.config.graphs import PlantedGraph
-from raygnn.config.load import load_config
+from raygnn.config.load import Source, as_config, load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
@@ -60,7 +60,7 @@ _NO_CAUSES = ("none", "running", "interrupted", "command_gone", "unknown")  # of
 
 
 def train(
-    config: Config,
+    config: Source,
     *,
     overwrite: bool = False,
     resume: bool = False,
@@ -75,6 +75,7 @@ def train(
     a local Ray or connects to one, trains on every worker, and tests the selected weights.
 
     Args:
+        config: or what `raygnn.load_config` makes one of.
         overwrite: replace an earlier run of this name.
         resume: go on with the earlier run of this name, from its newest checkpoint.
         verbose: show Ray's and Lightning's output, too.
@@ -90,7 +91,7 @@ def train(
     """
     if type(profile) is not int or not 0 <= profile <= MOST_PROFILED:
         raise InputError(f"profile {profile!r}", remedy=f"a whole number to {MOST_PROFILED}")
-    started = time.time() if started is None else started
+    config, started = as_config(config), time.time() if started is None else started
     show = display_of(display, verbose)
     check_packages(config)
     with (
@@ -144,7 +145,7 @@ def train(
     return Run(run.path)
 
 
-def partition(config: Config, *, verbose: bool = False, display: bool = True) -> Stored:
+def partition(config: Source, *, verbose: bool = False, display: bool = True) -> Stored:
     """Partition the graph, or store the graphs, unless that has been done, and show the outcome.
 
     With ``partition.parts: auto`` there is a part for each worker that fits.
@@ -152,7 +153,7 @@ def partition(config: Config, *, verbose: bool = False, display: bool = True) ->
     Raises:
         InputError: bad input; nothing was written.
     """
-    show = display_of(display, verbose)
+    config, show = as_config(config), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
         given = read_input(config, count_workers(config, cluster), show).made(show)
     meta = given.meta
@@ -168,7 +169,7 @@ def partition(config: Config, *, verbose: bool = False, display: bool = True) ->
     return meta
 
 
-def check(config: Config, *, verbose: bool = False, display: bool = True) -> Report:
+def check(config: Source, *, verbose: bool = False, display: bool = True) -> Report:
     """Validate the input and whether the job can run here; nothing is written or started.
 
     A graph that has not been partitioned is read and judged as it is.
@@ -180,7 +181,7 @@ def check(config: Config, *, verbose: bool = False, display: bool = True) -> Rep
         InputError: bad input.
         PreflightError: no connection to the cluster.
     """
-    show = display_of(display, verbose)
+    config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)

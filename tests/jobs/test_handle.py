@@ -17,7 +17,8 @@ from rich.console import Console
 from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
 from raygnn.jobs import server
 from raygnn.jobs.handle import error_of, said_error
-from raygnn.jobs.server import unencrypted
+from raygnn.jobs.server import JobInfo, JobServer, unencrypted
+from raygnn.jobs.submit import prepare, send
 from raygnn.jobs.tail import tail
 from raygnn.runs.display import Display
 from raygnn.runs.listing import age, metric, progress
@@ -211,3 +212,32 @@ def test_rows() -> None:
     assert metric({"done": True}) == ""
     assert age(None) == ""
     assert age(1.0).endswith(" d")
+
+
+def test_a_name_means_the_job_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that was refused while another trained into that run."""
+
+    def job(name: str, state: str, started: float) -> JobInfo:
+        return JobInfo(name, state, None, "cora", "/mnt/runs", "raygnn", "", started, None)
+
+    jobs = [job("b", "failed", 3.0), job("a", "running", 2.0), job("c", "done", 1.0)]
+    here = JobServer.__new__(JobServer)
+    here.address = "http://127.0.0.1:8265"
+    monkeypatch.setattr(here, "jobs", lambda: jobs)
+    assert here.find("cora").id == "a"
+    assert here.find("c").id == "c"
+    with pytest.raises(InputError, match="no job or run 'none'"):
+        here.find("none")
+
+    package = prepare(
+        {
+            "name": "cora",
+            "storage": "/mnt/runs",
+            "graph": {"format": "planted", "nodes": 100},
+            "model": {"kind": "gcn"},
+        }
+    )
+    with pytest.raises(InputError, match="a job of the run 'cora' is running: a"):
+        send(package, here)
+    jobs[1] = job("a", "interrupted", 2.0)
+    assert here.find("cora").id == "b"

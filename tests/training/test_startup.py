@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.train import ControllerError, WorkerGroupError
@@ -228,3 +230,29 @@ def test_directories_of_commands_that_were_killed_go(
     owned.close()
     cluster_module._sweep()
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_what_stays_when_ray_has_ended_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not hear that its node has gone, and what it started; nobody else's."""
+    monkeypatch.setattr(cluster_module, "_LEAVE", 0.2)
+    place = str(tmp_path / "raygnn-here")
+    script = "trap '' TERM; sleep 1000 & wait"
+    raylet = subprocess.Popen(["sh", "-c", script, place], start_new_session=True)
+    other = subprocess.Popen(["sleep", "1000"])
+    try:
+        while not psutil.Process(raylet.pid).children():
+            time.sleep(0.01)
+        found = cluster_module._processes(place)
+        assert len(found) == 2
+        cluster_module._see_off(found)
+        psutil.wait_procs(found, timeout=10)
+        assert not [each for each in found if each.is_running()]
+        assert other.poll() is None
+        assert cluster_module._processes(None) == []
+    finally:
+        other.kill()
+        other.wait()
+        raylet.kill()
+        raylet.wait()
