@@ -44,7 +44,7 @@ class Doomed(nn.Module):
         if self.moment == "time":
             threading.Thread(target=self._after, args=(self.n / 1000,), daemon=True).start()
         elif self.moment == "write":
-            checkpoint._Hashed.write = self._before(checkpoint._Hashed.write)
+            checkpoint.Hashed.write = self._before(checkpoint.Hashed.write)
         elif self.moment == "sync":
             checkpoint.sync = self._before(checkpoint.sync)
         elif self.moment == "rename":

@@ -215,6 +215,7 @@ class Reader:
                 for name, array in columns.items():
                     if len(array) != batch.num_rows:
                         raise DataError(f"column {name!r} is cut short", where=str(file))
+                    array.validate(full=True)  # lengths, and that text is UTF-8
                 yield pa.RecordBatch.from_pydict(columns)
 
     def _check_columns(self, file: Path, names: list[str]) -> None:
@@ -259,7 +260,7 @@ def _is_text(file: Path) -> bool:
 def _saying(file: Path) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _damaged(file, error) from None
 
 
