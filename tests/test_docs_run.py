@@ -160,7 +160,9 @@ def test_what_is_only_parsed_is_there() -> None:
 def test_commands_for_a_cloud_are_marked() -> None:
     """What needs a cluster is in blocks of their own kind, which are not run."""
     kinds = {kind for page in PAGES for kind in re.findall(r"^```(\S.*)$", page.read_text(), re.M)}
-    kinds = {kind for kind in kinds if not kind.startswith(("csv ", "yaml "))}  # files of an example
+    kinds = {
+        kind for kind in kinds if not kind.startswith(("csv ", "yaml "))
+    }  # files of an example
     assert kinds <= {"sh", "sh cloud", "sh install", "yaml", "python", "py", "py own", "py pyg"}
     for page in PAGES:
         for command in commands_of(page):

@@ -66,9 +66,9 @@ def _of_job(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
 
 
 def _submit(args: argparse.Namespace) -> int:
+    from raygnn.config.units import size
     from raygnn.jobs.server import JobServer
     from raygnn.jobs.submit import prepare, send
-    from raygnn.jobs.upload import size_text
 
     here()
     package = prepare(args.config, args.set, args.working_dir)
@@ -77,7 +77,7 @@ def _submit(args: argparse.Namespace) -> int:
     for warning in server.warnings:
         tell(f"warning: {warning}")
     found = package.found
-    tell(f"{len(found.files)} files, {size_text(found.size)}, travel from {found.directory}")
+    tell(f"{len(found.files)} files, {size(found.size)}, travel from {found.directory}")
     for name in found.left_out[:5]:
         tell(f"left out: {name}: a link elsewhere, or nothing that can be packed")
     shown = not args.detach and not args.json and sys.stdout.isatty()

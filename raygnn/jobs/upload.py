@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
+from raygnn.config import units
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.runs.files import storage_errors
@@ -68,11 +69,11 @@ class Found:
         if self.whole and self.size <= most and len(self.files) <= MOST_FILES:
             return
         largest = sorted(_shares(self.files).items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
-        shown = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
-        size = f"{'' if self.whole else 'more than '}{size_text(self.size)}"
+        shown = ", ".join(f"{name} {units.size(part)}" for name, part in largest)
+        whole = f"{'' if self.whole else 'more than '}{units.size(self.size)}"
         raise InputError(
-            f"the working directory is too large to travel with a job: {size} in "
-            f"{len(self.files):,} files, of {size_text(most)} and {MOST_FILES:,}; "
+            f"the working directory is too large to travel with a job: {whole} in "
+            f"{len(self.files):,} files, of {units.size(most)} and {MOST_FILES:,}; "
             f"the largest: {shown}",
             where=str(self.directory),
             remedy=_REMEDY,
@@ -140,21 +141,11 @@ def check_unpacked(directory: Path) -> None:
     git = sum(size for name, size in found.files.items() if ".git" in Path(name).parts[:-1])
     if git:
         raise InputError(
-            f"the job's package carries a .git of {size_text(git)}",
+            f"the job's package carries a .git of {units.size(git)}",
             where=str(directory),
             remedy="name .git in a .rayignore, or submit with raygnn submit",
         )
     found.check()
-
-
-def size_text(size: int) -> str:
-    """``512 B``, ``1.5 KiB``, ``10.0 GiB``."""
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _walk(directory: Path, wanted: Sequence[Path], without: Sequence[Path]) -> Iterator[Path]:

@@ -45,14 +45,3 @@ def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def some(number: int, noun: str) -> str:
     """``1 node``, ``2 nodes``."""
     return f"{number} {noun}" + ("s" if number != 1 else "")
-
-
-def size(count: float | None) -> str:
-    """Bytes as people read them: ``512 MiB``, ``1.4 GiB``; empty for None."""
-    if count is None:
-        return ""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit in ("B", "KiB", "MiB") else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from raygnn.preflight.findings import Finding, size
+from raygnn.config.units import size
+from raygnn.preflight.findings import Finding
 from raygnn.preflight.network import Link
 
 HIGH_LATENCY_MS = 5.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from raygnn.preflight.findings import Finding, size, some
+from raygnn.config.units import size
+from raygnn.preflight.findings import Finding, some
 from raygnn.preflight.job import Job
 
 # package → (oldest, first that is too new); the ranges of pyproject.toml

@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from raygnn.config.schema import Config
+from raygnn.config.units import size
 from raygnn.errors import PreflightError
 from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
-from raygnn.preflight.findings import Finding, size, some
+from raygnn.preflight.findings import Finding, some
 from raygnn.preflight.job import Check, Job
 from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype

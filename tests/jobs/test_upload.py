@@ -7,13 +7,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from ray._private.runtime_env.packaging import create_package
 
 from raygnn.errors import ConfigError, InputError
 from raygnn.jobs.submit import prepare
-from raygnn.jobs.upload import check_unpacked, look, pack, size_text
+from raygnn.jobs.upload import check_unpacked, look, pack
 
 JOB = """
 name: small
@@ -191,8 +189,3 @@ def test_a_mapping(work: Path) -> None:
     )
     assert package.file == "made.yaml"
     assert package.document()["cluster"]["address"] == "auto"
-
-
-@given(st.integers(min_value=0, max_value=2**60))
-def test_sizes_are_short(size: int) -> None:
-    assert len(size_text(size)) <= 14

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
+from raygnn.config.units import size
 from raygnn.errors import PreflightError
 from raygnn.preflight.checks import check
 from raygnn.preflight.comm_plan import make_comm_plan
 from raygnn.preflight.facts import Column, Gpu, NodeFacts, PartitionFacts
-from raygnn.preflight.findings import Finding, size
+from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
 from raygnn.preflight.node_checks import SUPPORTED, supported
 from raygnn.preflight.report import Report, resolve_workers, verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raygnn.clusters.facts import Cluster, Remark
-from raygnn.preflight.findings import size
+from raygnn.config.units import size
 
 CARRIED = 100 << 20  # bytes
 

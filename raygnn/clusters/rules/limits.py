@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from raygnn.clusters.facts import Cluster, Remark, section
-from raygnn.preflight.findings import size
+from raygnn.config.units import size
 
 SHM = 1 << 30  # bytes; of less, Ray puts its objects on a disk
 _OPEN_FILES = re.compile(r"\bulimit\s+(-\S{1,20}\s+){0,9}-[SH]*n\b|--nofile\b|\bnofile=")

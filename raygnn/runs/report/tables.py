@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from raygnn.config import units
 from raygnn.config.yaml_text import write_yaml
 from raygnn.runs.metrics import Record
 from raygnn.runs.progress import clock
@@ -244,13 +245,7 @@ def text(value: Any) -> str:
 def size(value: Any) -> str:
     """Bytes with a unit."""
     count = number(value)
-    if not math.isfinite(count):
-        return ""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:,.1f} {unit}" if unit == "GiB" else f"{count:,.0f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
+    return units.size(count) if math.isfinite(count) else ""
 
 
 def _thousand(value: Any) -> str:
