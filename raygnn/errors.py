@@ -7,6 +7,7 @@ way from a worker to the driver. ``exit_code`` is what the command line exits wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -109,3 +110,19 @@ class Interrupted(RaygnnError):
     """The user stopped the command (Ctrl-C or SIGTERM)."""
 
     exit_code = 130
+
+
+def error_of(code: int, facts: Mapping[str, Any]) -> RaygnnError:
+    """The error that a command raised in another process.
+
+    Args:
+        code: its exit code.
+        facts: its ``what``, ``where``, ``remedy``, ``rank`` and ``run``, as far as they are known.
+    """
+    kinds: tuple[type[RaygnnError], ...] = (InputError, PreflightError, Interrupted)
+    kind = next((kind for kind in kinds if kind.exit_code == code), TrainingError)
+    what = facts.get("what") or f"it ended with exit code {code}"
+    error = kind(what, where=facts.get("where"), remedy=facts.get("remedy"))
+    if isinstance(error, TrainingError):
+        error.rank, error.run = facts.get("rank"), facts.get("run")
+    return error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from raygnn.config.document import read_text
 from raygnn.config.problems import dotted
 from raygnn.config.yaml_text import KeyPath, read_documents
 from raygnn.errors import ConfigError
-from raygnn.preflight.findings import Finding, by_severity, some
+from raygnn.preflight.findings import Finding, by_severity, counted
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,8 @@ class Report:
     @property
     def verdict(self) -> str:
         """One line: what was looked at, and how many findings there are of each kind."""
-        counts = Counter[str](finding.severity for finding in self.findings)
-        nouns = {"error": "error", "warn": "warning", "info": "note"}
-        told = ", ".join(some(counts[s], noun) for s, noun in nouns.items() if counts[s])
-        return f"{self.file}: {', '.join(self.kinds)}: {told or 'nothing to say'}"
+        told = counted(self.findings) or "nothing to say"
+        return f"{self.file}: {', '.join(self.kinds)}: {told}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

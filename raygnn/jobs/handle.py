@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raygnn.errors import (
-    DataError,
-    InputError,
-    Interrupted,
-    PreflightError,
-    RaygnnError,
-    TrainingError,
-)
+from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
 
@@ -123,23 +115,6 @@ class Handle(ABC):
             return card(self)
         except RaygnnError:
             return None  # a notebook shows the plain text instead
-
-
-_KINDS = {kind.exit_code: kind for kind in (TrainingError, PreflightError, InputError, Interrupted)}
-
-
-def error_of(code: int, facts: Mapping[str, Any]) -> RaygnnError:
-    """The error of a command that ended with an exit code.
-
-    Args:
-        facts: its ``what``, ``where``, ``remedy``, ``rank`` and ``run``, as far as they are known.
-    """
-    kind = _KINDS.get(code, TrainingError)
-    what = facts.get("what") or f"it ended with exit code {code}"
-    error = kind(what, where=facts.get("where"), remedy=facts.get("remedy"))
-    if isinstance(error, TrainingError):
-        error.run, error.rank = facts.get("run"), facts.get("rank")
-    return error
 
 
 def said_error(text: str) -> dict[str, str]:

@@ -18,8 +18,8 @@ from typing import Any
 import raygnn
 from raygnn.config.load import Source, as_config
 from raygnn.config.schema import Config
-from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
-from raygnn.jobs.handle import Handle, error_of, opened
+from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
+from raygnn.jobs.handle import Handle, opened
 from raygnn.jobs.view import View, view
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress import Told

@@ -54,7 +54,7 @@ class JobInfo:
         run, storage: the name of its run and where it lies, for jobs of `raygnn submit`.
         command: what it runs.
         message: what Ray says of it.
-        started, ended: seconds since the epoch.
+        started: seconds since the epoch.
     """
 
     id: str
@@ -65,7 +65,6 @@ class JobInfo:
     command: str
     message: str
     started: float | None
-    ended: float | None
 
     @property
     def trains(self) -> bool:
@@ -290,7 +289,6 @@ def _info(job: JobDetails) -> JobInfo:
         command=job.entrypoint,
         message=job.message or "",
         started=None if job.start_time is None else job.start_time / 1000,
-        ended=None if not job.end_time else job.end_time / 1000,
     )
 
 

@@ -16,9 +16,9 @@ from raygnn import __version__
 from raygnn.config.load import Overrides, Source, load_for_elsewhere
 from raygnn.config.schema import Config
 from raygnn.config.secret import is_secret
-from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError
+from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError, error_of
 from raygnn.jobs import upload
-from raygnn.jobs.handle import Handle, begun_by, error_of, opened, said_error
+from raygnn.jobs.handle import Handle, begun_by, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
 from raygnn.jobs.tail import states, tail
 from raygnn.runs.display import WIDTH
@@ -195,7 +195,7 @@ class SubmittedJob(Handle):
 
     @classmethod
     def of(cls, server: JobServer, name: str) -> SubmittedJob:
-        """The job of this id, or the latest one of a run of this name.
+        """The job of this id, or of a run of this name; see `JobServer.find`.
 
         Raises:
             InputError: there is none.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,3 +46,10 @@ def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def some(number: int, noun: str) -> str:
     """``1 node``, ``2 nodes``."""
     return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """How many there are of each kind, errors first: ``1 error, 2 warnings``; empty for none."""
+    counts = Counter[str](finding.severity for finding in findings)
+    nouns = {"error": "error", "warn": "warning", "info": "note"}
+    return ", ".join(some(counts[s], noun) for s, noun in nouns.items() if counts[s])

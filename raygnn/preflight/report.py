@@ -14,7 +14,7 @@ from raygnn.errors import PreflightError
 from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
-from raygnn.preflight.findings import Finding, some
+from raygnn.preflight.findings import Finding, counted
 from raygnn.preflight.job import Check, Job
 from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype
@@ -52,9 +52,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """One line: ``ready`` or ``refused``, and how many findings there are of each kind."""
-        counts = Counter[str](finding.severity for finding in self.findings)
-        told = {"error": "error", "warn": "warning", "info": "note"}
-        listed = ", ".join(some(counts[s], noun) for s, noun in told.items() if counts[s])
+        listed = counted(self.findings)
         return ("ready" if self.ok else "refused") + (f": {listed}" if listed else "")
 
     def to_dict(self) -> dict[str, Any]:

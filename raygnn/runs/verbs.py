@@ -9,12 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
-from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
+from raygnn.errors import TrainingError, error_of
 
 _LAST = 4000  # characters of what it said, where it left no result
 _GRACE = 90.0  # seconds to end Ray and its workers in
-
-_KINDS = {kind.exit_code: kind for kind in (InputError, PreflightError, Interrupted)}
 
 
 def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
@@ -54,18 +52,8 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
             trace=(said or out)[-_LAST:],
         ) from None
     if process.returncode:
-        raise _error(process.returncode, found.get("error") or {})
+        raise error_of(process.returncode, found.get("error") or {})
     return found
-
-
-def _error(code: int, facts: dict[str, Any]) -> RaygnnError:
-    """The error of a command, as it was raised there."""
-    what, where, remedy = (facts.get(name) for name in ("what", "where", "remedy"))
-    kind: type[RaygnnError] = _KINDS.get(code, TrainingError)
-    error = kind(str(what), where=where, remedy=remedy)
-    if isinstance(error, TrainingError):
-        error.rank, error.run = facts.get("rank"), facts.get("run")
-    return error
 
 
 def _end(process: subprocess.Popen[str]) -> None:

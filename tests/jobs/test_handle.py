@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from ray.job_submission import JobDetails, JobStatus, JobType
 from rich.console import Console
 
-from raygnn.errors import InputError, Interrupted, PreflightError, RaygnnError, TrainingError
+from raygnn.errors import (
+    InputError,
+    Interrupted,
+    PreflightError,
+    RaygnnError,
+    TrainingError,
+    error_of,
+)
 from raygnn.jobs import server
-from raygnn.jobs.handle import error_of, said_error
+from raygnn.jobs.handle import said_error
 from raygnn.jobs.server import JobInfo, JobServer, unencrypted
 from raygnn.jobs.submit import prepare, send
 from raygnn.jobs.tail import tail
@@ -218,7 +225,7 @@ def test_a_name_means_the_job_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
     """Not the one that was refused while another trained into that run."""
 
     def job(name: str, state: str, started: float) -> JobInfo:
-        return JobInfo(name, state, None, "cora", "/mnt/runs", "raygnn", "", started, None)
+        return JobInfo(name, state, None, "cora", "/mnt/runs", "raygnn", "", started)
 
     jobs = [job("b", "failed", 3.0), job("a", "running", 2.0), job("c", "done", 1.0)]
     here = JobServer.__new__(JobServer)
