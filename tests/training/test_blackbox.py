@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import multiprocessing
@@ -302,8 +303,12 @@ def test_a_batch_that_cannot_be_described(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in box(tmp_path)["batch"]
 
 
-def test_a_crash_leaves_a_native_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_crash_leaves_a_native_traceback(taken: bool, tmp_path: Path) -> None:
     def rank() -> None:
+        faulthandler.enable()
+        if taken:  # as Ray's core does when a process joins a cluster
+            signal.signal(signal.SIGABRT, lambda *_: None)
         recorder(tmp_path, 1)
         os.abort()
 

@@ -294,6 +294,9 @@ class Recorder:
             file = open(path, "a")  # noqa: SIM115
             file.write(f"start {self._start.attempt} pid {self._start.pid}\n")
             file.flush()
+            # Enabled twice, faulthandler only changes files: where another library (Ray's core)
+            # has put its own handler over it since, that one would stay.
+            faulthandler.disable()
             faulthandler.enable(file)
         except (OSError, ValueError):
             return None
