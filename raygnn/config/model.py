@@ -1,4 +1,4 @@
-"""What is learnt and by which network: the sections ``task`` and ``model``."""
+"""By which network is learnt: the section ``model``."""
 
 from __future__ import annotations
 
@@ -8,43 +8,6 @@ from pydantic import Field
 
 from raygnn.config.section import Section
 from raygnn.config.types import Count, JsonValues, ModelKind, Names, Text
-
-
-class TaskConfig(Section):
-    """What is predicted and how it is measured."""
-
-    kind: Literal["node_classification", "graph_classification", "graph_regression"] = Field(
-        "node_classification",
-        description="What is predicted: classes of nodes, or classes or numbers of whole graphs "
-        "(graph.format: graphs).",
-    )
-    target: Text = Field("label", description="Name of the array that holds the labels.")
-    metric: Literal["accuracy", "f1", "roc_auc", "mae", "rmse", "r2"] | None = Field(
-        None,
-        description="Metric that selects the best weights: accuracy, f1 or roc_auc of classes, "
-        "mae, rmse or r2 of numbers; null = accuracy, or mae.",
-    )
-    loss: Literal["mse", "l1"] | None = Field(
-        None, description="Loss of numbers; null = mse. That of classes is the cross entropy."
-    )
-    ntype: Text | None = Field(
-        None, description="Node type to classify; null = the only one that has the target."
-    )
-
-    @property
-    def of_graphs(self) -> bool:
-        """Whether whole graphs are the seeds."""
-        return self.kind in ("graph_classification", "graph_regression")
-
-    @property
-    def classifies(self) -> bool:
-        """Whether classes are predicted, rather than numbers."""
-        return self.kind != "graph_regression"
-
-    @property
-    def chosen_metric(self) -> str:
-        """The metric that selects the best weights."""
-        return self.metric or ("accuracy" if self.classifies else "mae")
 
 
 class ModelConfig(Section):
@@ -101,6 +64,17 @@ class ModelConfig(Section):
     )
     aggregator: Literal["mean", "sum", "max"] = Field(
         "mean", description="How neighbours are combined (sage)."
+    )
+    decoder: Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"] | None = Field(
+        None,
+        description="How the outputs for the two ends of an edge become its score, in tasks on "
+        "edges; null = mlp for classes and numbers; for links distmult where edges have "
+        "relations, else dot.",
+    )
+    relation: Text | None = Field(
+        None,
+        description="Edge array that holds each edge's relation; null = `relation` if there is "
+        "one, else the edge type alone.",
     )
     readout: Literal["sum", "mean", "max"] | None = Field(
         None,

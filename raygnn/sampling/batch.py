@@ -164,6 +164,9 @@ class Batch(Share):
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
         pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
             numbers of the last block's destinations of their types; else None.
+        relation: of each of these edges, int64 ``[B]``; None where they have none.
+        instead: ``"source"`` and ``"target"``, as far as such ends are to be replaced → int64
+            ``[K]``, the nodes that take their place, as ``pairs`` numbers them.
     """
 
     blocks: list[Block]
@@ -172,6 +175,8 @@ class Batch(Share):
     degree: dict[EdgeType, Tensor]
     categories: dict[str, dict[str, Tensor]]
     pairs: Tensor | None = None
+    relation: Tensor | None = None
+    instead: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.prefetch import Note, Prefetcher, silent
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import Seeds, Start
+from raygnn.sampling.seeds import Seeds, Start, Turn
 
 T = TypeVar("T", bound=Share, covariant=True)
 
@@ -69,11 +70,12 @@ class BatchMaker:
         begin, waited = time.perf_counter(), self.store.exchange.seconds
         self.note("sample", epoch=epoch, step=step)
         chosen = self.plan.batch(epoch, step)
-        mine = chosen[rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)]
+        mine = rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)
         weight = torch.ones(max(1, len(mine)))
         if not len(mine):  # a short last batch: keep the step, without influence
-            mine, weight = chosen[:1], torch.zeros(1)
-        start = self.seeds.start(mine)
+            mine, weight = np.zeros(1, np.int64), torch.zeros(1)
+        turn = Turn(chosen, mine, epoch, step)
+        start = self.seeds.start(turn)
         blocks, rows, combined, (sampled, asked) = self._blocks(start, epoch, step)
         x, categories = assemble(rows, self.inputs)
         end, fetched = time.perf_counter(), self.store.exchange.seconds
@@ -83,8 +85,10 @@ class BatchMaker:
             combined=combined,
             degree={e: rows[e[2]][degree_column(e)] for e in self.degree_etypes},
             categories=categories,
-            seeds=torch.from_numpy(self.seeds.ids(mine)),
+            seeds=torch.from_numpy(self.seeds.ids(turn.index)),
             pairs=start.pairs,
+            relation=start.relation,
+            instead=dict(start.instead),
             y=start.y,
             weight=weight,
             total=len(chosen),

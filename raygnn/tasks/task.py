@@ -91,6 +91,10 @@ class Task(pl.LightningModule, ABC):
             )
         return out
 
+    def losses(self, batch: Any) -> Tensor:
+        """The loss of each seed, float32 ``[B]``."""
+        return self.loss(self.checked(batch).float(), batch.y)
+
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
@@ -98,8 +102,7 @@ class Task(pl.LightningModule, ABC):
         self.clock.lap("rest")
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
-        losses = self.loss(self.checked(batch).float(), batch.y)
-        total = (losses * batch.weight).sum()
+        total = (self.losses(batch) * batch.weight).sum()
         self.window.add(float(total.detach()) / max(1, batch.total), batch)
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
