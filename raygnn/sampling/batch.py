@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.dgl import dgl, require
+from raygnn.sampling.routes import Routes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -164,6 +165,8 @@ class Batch(Share):
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
         pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
             numbers of the last block's destinations of their types; else None.
+        routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
+            None where no node type has some.
     """
 
     blocks: list[Block]
@@ -172,6 +175,7 @@ class Batch(Share):
     degree: dict[EdgeType, Tensor]
     categories: dict[str, dict[str, Tensor]]
     pairs: Tensor | None = None
+    routes: Routes | None = None
 
 
 @dataclass(kw_only=True)
