@@ -12,12 +12,17 @@ from raygnn.sampling.batch import Block
 
 
 class Direct(nn.Module):
-    """A linear layer on what the seeds' features and learned rows say of them."""
+    """What the nodes' features and learned rows say of them, and a linear layer on it.
 
-    def __init__(self, schema: Schema):
+    Args:
+        head: whether there is the linear layer, which `forward` needs.
+    """
+
+    def __init__(self, schema: Schema, *, head: bool = True):
         super().__init__()
         self.target = schema.target
-        self.out = nn.Linear(schema.widths[schema.target], schema.out_features)
+        if head:
+            self.out = nn.Linear(schema.widths[schema.target], schema.out_features)
 
     def forward(
         self,
@@ -28,6 +33,17 @@ class Direct(nn.Module):
         categories: Categories | None = None,
     ) -> Tensor:
         """Outputs of the seeds, ``[B, out_features]``; see `raygnn.models.network.Network`."""
-        assert not blocks
-        out: Tensor = self.out(x[self.target])
+        out: Tensor = self.out(self.represent(blocks, x, degree)[self.target])
         return out
+
+    def represent(
+        self,
+        blocks: Sequence[Block],
+        x: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Hidden:
+        """node type → what there is of the nodes, ``[B, F]``: ``x`` as it is."""
+        assert not blocks
+        return x
