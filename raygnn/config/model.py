@@ -6,16 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from raygnn.config.embedding import EmbeddingConfig
 from raygnn.config.section import Section
-from raygnn.config.types import Count, JsonValues, ModelKind, Names, Text
+from raygnn.config.types import NO_LAYERS, Count, JsonValues, ModelKind, Names, Text
 
 
 class ModelConfig(Section):
     """The network."""
 
     kind: ModelKind = Field(
-        description="gcn, sage, gat, gatv2, gin, or package.module:Class of your own "
-        "torch.nn.Module."
+        description="gcn, sage, gat, gatv2, gin, none (no message passing: a node is what its "
+        "features and learned rows say), or package.module:Class of your own torch.nn.Module."
     )
     hidden: Count = Field(
         64, description="Width of a hidden layer; for gat and gatv2 over all heads."
@@ -53,6 +54,9 @@ class ModelConfig(Section):
         "feat",
         description="Name of the node array that is the input, or a list of names; a node type "
         "takes those that it has. int8 arrays are scaled by NAME_scale if that is there.",
+    )
+    embedding: EmbeddingConfig | None = Field(
+        None, description="Rows that are learned for nodes, see below; null = none."
     )
     categories: dict[Text, Count] = Field(
         {},
@@ -94,6 +98,11 @@ class ModelConfig(Section):
     def feature_names(self) -> tuple[str, ...]:
         """The input arrays, categories left out."""
         return (self.features,) if isinstance(self.features, str) else self.features
+
+    @property
+    def depth(self) -> int:
+        """Message-passing layers that there are."""
+        return 0 if self.kind == NO_LAYERS else self.layers
 
     @property
     def first_dropout(self) -> float:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from raygnn.config import comm_rules, logging_rules, task_rules, train_rules
+from raygnn.config import (
+    comm_rules,
+    embedding_rules,
+    logging_rules,
+    task_rules,
+    train_rules,
+)
 from raygnn.config.graph_rules import many_graphs
 from raygnn.config.graphs import (
     DglGraph,
@@ -23,7 +29,7 @@ from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.schema import Config, SamplingConfig
 from raygnn.config.task import TaskConfig
-from raygnn.config.types import MODEL_FAMILIES
+from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
 from raygnn.config.user_class import class_problem
 
 ATTENTION = ("gat", "gatv2")
@@ -58,6 +64,7 @@ def contradictions(config: Config) -> list[Problem]:
         *_resources(config),
         *comm_rules.communication(config),
         *comm_rules.sharding(config),
+        *embedding_rules.embeddings(config),
         *comm_rules.allowed(config),
         *comm_rules.sizes(config),
         *logging_rules.loggers(config),
@@ -160,7 +167,7 @@ def _model(model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
             f"hidden {model.hidden} does not divide into {model.heads} heads",
             "make model.hidden a multiple of model.heads: it is the width over all heads",
         )
-    if model.kind in MODEL_FAMILIES:
+    if model.kind in (*MODEL_FAMILIES, NO_LAYERS):
         if model.args:
             yield Problem(
                 ("model", "args"),
@@ -186,7 +193,7 @@ def _whole(config: Config) -> Iterator[Problem]:
 
 def _sampling(sampling: SamplingConfig, model: ModelConfig) -> Iterator[Problem]:
     layers = model.layers
-    if len(sampling.fanout) != layers:
+    if model.kind != NO_LAYERS and len(sampling.fanout) != layers:
         yield Problem(
             ("sampling", "fanout"),
             f"{len(sampling.fanout)} fanouts {show(sampling.fanout)} for {layers} model.layers",

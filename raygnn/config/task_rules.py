@@ -20,6 +20,7 @@ from raygnn.config.task import (
     SplitConfig,
     TaskConfig,
 )
+from raygnn.config.types import NO_LAYERS
 
 DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
 RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
@@ -176,10 +177,13 @@ def _decoder(config: Config) -> Iterator[Problem]:
     elif decoder in COMPLEX and _is_odd(model):
         yield Problem(
             ("model", "decoder"),
-            f"{decoder} reads pairs of numbers, and model.hidden is {model.hidden}",
-            "make model.hidden even",
+            f"{decoder} reads pairs of numbers, and the nodes' vectors are odd",
+            "make model.hidden, or without layers model.embedding.dim, even",
         )
 
 
 def _is_odd(model: ModelConfig) -> bool:
-    return ":" not in model.kind and model.hidden % 2 == 1
+    width = model.hidden
+    if model.kind == NO_LAYERS and model.embedding is not None:
+        width = model.embedding.dim
+    return ":" not in model.kind and width % 2 == 1

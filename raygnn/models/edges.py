@@ -39,9 +39,10 @@ class EdgeModel(nn.Module):
         of the target's, which ``pairs`` and ``instead`` number."""
         encoder = cast("Encoder", self.encoder)
         h = encoder.represent(batch.blocks, batch.x, batch.degree, batch.combined, batch.categories)
-        counts = batch.blocks[-1].num_dst
+        blocks = batch.blocks
         for ntype in {self.etype[0], self.etype[2]}:
-            wanted = (counts[ntype], self.decoder.width)
+            seeds = blocks[-1].num_dst[ntype] if blocks else len(batch.x[ntype])
+            wanted = (seeds, self.decoder.width)
             if ntype not in h or h[ntype].shape != wanted:
                 found = list(h[ntype].shape) if ntype in h else "nothing"
                 raise TrainingError(
