@@ -57,8 +57,7 @@ class Predicting:
     def _write(self, plane: Plane, task: Any) -> int:
         """Write this rank's rows; returns how many all ranks have."""
         config, rank = self._job.config, self._ranks.world.rank
-        key = "graph" if config.task.of_graphs else "node"
-        form = Format(key, config.task.classifies, self._request.scores)
+        form = Format(config.task.unit, config.task.classifies, self._request.scores)
         file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)

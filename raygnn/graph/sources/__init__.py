@@ -20,8 +20,11 @@ from raygnn.graph.sources.files import update_digest
 from raygnn.graph.sources.normalize import normalize
 
 
-def load_graph(graph: GraphConfig) -> GraphData:
+def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
     """Read, check and normalise the graph that a config names.
+
+    Args:
+        needs_masks: whether there must be nodes or edges for training.
 
     Returns:
         The graph with ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label``
@@ -35,7 +38,7 @@ def load_graph(graph: GraphConfig) -> GraphData:
     module = _module(graph)
     data: GraphData = module.read(graph)
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
-    validate.check(data)
+    validate.check(data, needs_masks=needs_masks)
     normalize(data, graph.normalize or module.DEFAULT_NORMALIZE)
     return data
 
