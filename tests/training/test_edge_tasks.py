@@ -172,6 +172,24 @@ def test_numbers_of_edges_and_nodes(tmp_path: Path) -> None:
     assert rmse == pytest.approx(run.summary["metrics"]["test/rmse"], rel=1e-5)
 
 
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_sharded_training_is_the_same(shard: str, tmp_path: Path) -> None:
+    found = []
+    for comm in ({}, {"comm": {"shard": shard}}):
+        task = {**LINKS, "negatives": {"number": 20}}
+        config = config_of(tmp_path, f"sharded-{len(found)}", task=task, **comm)
+        found.append(train_on_ranks(config))
+    assert losses(found[1]) == pytest.approx(losses(found[0]), abs=1e-5)
+    metrics = found[0].summary["metrics"]
+    assert found[1].summary["metrics"] == pytest.approx(metrics, abs=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_other_precisions(precision: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "bf16", task=LINKS, model={"decoder": "mlp"}, precision=precision)
+    assert train_on_ranks(config).summary["metrics"]["test/mrr"] > 0.08
+
+
 def test_a_resume_goes_on_to_the_bit(tmp_path: Path) -> None:
     more: dict[str, Any] = {
         "task": {**LINKS, "negatives": {"number": 40}},
