@@ -93,28 +93,38 @@ def test_first_rows_are_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.abs(ordered - np.linspace(-0.5, 0.5, len(ordered))).max() < 5e-3
 
 
-def _sums(exchange: Exchange, optimizer: str) -> list[float]:
-    """Every rank reads some rows twice, as batches accumulate; the loss weighs them by rank."""
+IDS = ([29, 3, 20], [20, 1])  # that each rank reads, in two batches that accumulate
+
+
+def _weights(rank: int, part: int) -> torch.Tensor:
+    """How the loss of a rank weighs the rows of one of them."""
+    return (torch.tensor(IDS[part]) + rank + 1.0).unsqueeze(1)
+
+
+def _sums(exchange: Exchange, optimizer: str) -> list[list[float]]:
     rows, bounds = embeddings(exchange, optimizer)
     size, rank = exchange.world.size, exchange.world.rank
     weight = nn.Parameter(torch.ones(DIM))
-    for _ in range(3):
+    for number in range(3):
         weight.grad = None
-        for part, ids in enumerate(([3, 20, 29], [20, rank])):
-            joined = rows.join(batch(ids, bounds, exchange), torch.device("cpu"))
-            loss = ((joined.x["a"] * weight).sum(1) * (1 + rank + part) * size).sum()
-            loss.backward()
+        for part, ids in enumerate(IDS):
+            x = rows.join(batch(ids, bounds, exchange), torch.device("cpu")).x["a"]
+            if not number:
+                expected = torch.empty(len(ids), DIM)
+                first_rows(config(), 0, "a", np.array(ids), expected)
+                assert torch.equal(x, expected)
+            (x * weight * _weights(rank, part) * size).sum().backward()
             rows.send_back([weight])
         rows.update([weight], None, 0.1, None)
     assert rows.steps == 3
-    return rows.rows["a"].detach().flatten().tolist()
+    return [array.flatten().tolist() for array in rows.arrays("a").values()]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 def test_the_gradient_of_a_row_is_the_mean_over_ranks_of_all_that_read_it(optimizer: str) -> None:
     kinds = {"adam": torch.optim.SparseAdam, "adagrad": torch.optim.Adagrad}
     for size in (1, 2, 3):
-        found = list(itertools.chain(*run_ranks(size, _sums, optimizer)))
+        found = zip(*run_ranks(size, _sums, optimizer))
         table = torch.empty(NODES, DIM)
         first_rows(config(), 0, "a", np.arange(NODES), table)
         expected = nn.Embedding.from_pretrained(table, freeze=False, sparse=True)
@@ -122,10 +132,13 @@ def test_the_gradient_of_a_row_is_the_mean_over_ranks_of_all_that_read_it(optimi
         for _ in range(3):
             learn.zero_grad()
             for rank, part in itertools.product(range(size), range(2)):
-                ids = torch.tensor([[3, 20, 29], [20, rank]][part])
-                (expected(ids).sum() * (1 + rank + part)).backward()
+                (expected(torch.tensor(IDS[part])) * _weights(rank, part)).sum().backward()
             learn.step()
-        assert np.allclose(found, expected.weight.detach().flatten(), atol=1e-6)
+        state = learn.state[expected.weight]
+        names = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",)}[optimizer]
+        wanted = [expected.weight.detach(), *(state[name] for name in names)]
+        for each, values in zip(found, wanted):
+            assert np.allclose(list(itertools.chain(*each)), values.flatten(), rtol=1e-5), size
 
 
 def alone() -> tuple[Embeddings, np.ndarray, Exchange]:
