@@ -13,6 +13,7 @@ import torch
 from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.sampling import kernels
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.sampler import Banned
 from raygnn.sampling.seeds import Start
@@ -36,7 +37,7 @@ class EdgeSeeds:
         exchange: Exchange,
         etype: EdgeType,
         bounds: np.ndarray,
-        positions: np.ndarray | None = None,
+        positions: Ids | None = None,
         *,
         exclude: Literal["self", "reverse"] | None = None,
         reverse: EdgeType | None = None,
@@ -46,20 +47,22 @@ class EdgeSeeds:
         self._shard = shard
         self._exchange = exchange
         self._bounds = bounds
-        self._positions = positions
+        self._positions = None if positions is None else as_ids(positions)
         self._exclude = exclude
         self._reverse = reverse or etype
 
-    def ids(self, index: np.ndarray) -> np.ndarray:
-        return index if self._positions is None else self._positions[index]
+    def ids(self, index: Ids) -> np.ndarray:
+        found = as_ids(index)
+        return found if self._positions is None else self._positions[found]
 
     def start(self, index: np.ndarray) -> Start:
         src, dst = self.ends(self.ids(index))
         nodes, pairs = _end_nodes(self.etype, src, dst)
         return Start(nodes, torch.ones(len(index)), torch.from_numpy(pairs), self._banned(src, dst))
 
-    def ends(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def ends(self, positions: Ids) -> tuple[np.ndarray, np.ndarray]:
         """Source and destination ids (int64 ``[B]`` each), asked of the owners. Collective."""
+        positions = as_ids(positions)
         exchange = self._exchange
         size = exchange.world.size
         owner = np.searchsorted(self._bounds, positions, side="right") - 1

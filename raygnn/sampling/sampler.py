@@ -16,6 +16,7 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Adjacency, Block
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.keys import derive_key
@@ -32,14 +33,14 @@ class Banned:
     """Edges that must not be drawn: those between the two ends of each pair, in one direction.
 
     Attributes:
-        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each.
+        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each, on any device.
     """
 
-    pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    pairs: Mapping[EdgeType, tuple[Ids, Ids]] = field(default_factory=dict)
 
     def of(self, etype: EdgeType, nodes: np.ndarray) -> Lists:
         """The banned sources of each of ``nodes`` (distinct)."""
-        src, dst = self.pairs[etype]
+        src, dst = map(as_ids, self.pairs[etype])
         order = np.argsort(nodes, kind="stable")
         at = np.searchsorted(nodes[order], dst)
         at[at == len(nodes)] = 0
@@ -88,7 +89,7 @@ class NeighborSampler:
 
     def sample(
         self,
-        seeds: Mapping[str, np.ndarray],
+        seeds: Mapping[str, Ids],
         fanouts: Sequence[Fanout],
         *,
         epoch: int,
@@ -98,8 +99,8 @@ class NeighborSampler:
         """The blocks for ``seeds``, from the input nodes to the seeds.
 
         Args:
-            seeds: node type → int64 ``[B]``, distinct global ids; the last block's destinations,
-                in the given order.
+            seeds: node type → int64 ``[B]``, distinct global ids, on any device; the last block's
+                destinations, in the given order.
             fanouts: neighbours per edge type, from the seeds outward.
             banned: edges that no hop may draw. Collective: all ranks give some, or none does.
 
@@ -116,7 +117,7 @@ class NeighborSampler:
 
     def sample_open(
         self,
-        seeds: Mapping[str, np.ndarray],
+        seeds: Mapping[str, Ids],
         fanouts: Sequence[Fanout],
         *,
         epoch: int,
@@ -142,12 +143,13 @@ class NeighborSampler:
 
     def hop(
         self,
-        frontier: Frontier,
+        nodes: Mapping[str, Ids],
         fanout: Fanout,
         key: int = 0,
         banned: Banned | None = None,
     ) -> tuple[Block, Frontier]:
-        """One block whose destinations are ``frontier``; returns it and its source nodes."""
+        """One block whose destinations are ``nodes``; returns it and its source nodes."""
+        frontier = {t: as_ids(ids) for t, ids in nodes.items()}
         draws = self._draw(frontier, fanout, key, banned)
         adj: dict[EdgeType, Adjacency] = {}
         sources: Frontier = {}
@@ -169,8 +171,8 @@ class NeighborSampler:
         )
         return block, sources
 
-    def _seeds(self, seeds: Mapping[str, np.ndarray]) -> Frontier:
-        return {t: seeds.get(t, np.empty(0, np.int64)) for t in self._shard.ntypes}
+    def _seeds(self, seeds: Mapping[str, Ids]) -> Frontier:
+        return {t: as_ids(seeds.get(t, np.empty(0, np.int64))) for t in self._shard.ntypes}
 
     def _draw(self, frontier: Frontier, fanout: Fanout, key: int, banned: Banned | None) -> Draws:
         bans: Draws = {}
