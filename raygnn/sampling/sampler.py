@@ -33,14 +33,19 @@ class Banned:
     """Edges that must not be drawn: those between the two ends of each pair, in one direction.
 
     Attributes:
-        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each, on any device.
+        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each; they may be given on
+            any device.
     """
 
-    pairs: Mapping[EdgeType, tuple[Ids, Ids]] = field(default_factory=dict)
+    pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = {e: (as_ids(src), as_ids(dst)) for e, (src, dst) in self.pairs.items()}
+        object.__setattr__(self, "pairs", found)  # once, however many hops there are
 
     def of(self, etype: EdgeType, nodes: np.ndarray) -> Lists:
         """The banned sources of each of ``nodes`` (distinct)."""
-        src, dst = map(as_ids, self.pairs[etype])
+        src, dst = self.pairs[etype]
         order = np.argsort(nodes, kind="stable")
         at = np.searchsorted(nodes[order], dst)
         at[at == len(nodes)] = 0
