@@ -215,3 +215,19 @@ def _not_finite(exchange: Exchange) -> list[bool]:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_what_is_not_finite_is_so_on_all_ranks(size: int) -> None:
     assert run_ranks(size, _not_finite) == [[True] * DIM] * size
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_rows_go_to_the_gpu_and_their_gradients_come_back() -> None:
+    device, found = torch.device("cuda"), []
+    for place in (torch.device("cpu"), device):
+        rows, bounds, exchange = alone()
+        weight = nn.Parameter(torch.ones(DIM, device=place))
+        joined = rows.join(batch([5, 6], bounds, exchange), place)
+        assert joined.x["a"].device.type == place.type
+        (joined.x["a"] * weight).sum().backward()
+        rows.send_back([weight])
+        rows.update([weight], 0.5, 0.1, None)
+        assert rows.rows["a"].device.type == "cpu"
+        found.append(rows.rows["a"].detach())
+    assert torch.allclose(*found, atol=1e-6)
