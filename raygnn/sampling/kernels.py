@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, uint64
+from llvmlite import ir
+from numba import njit, types, uint64
+from numba.extending import intrinsic
 
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
 ALL = -1  # a fanout that takes every neighbour
+
+_AHEAD = 16  # rows between asking for entries and reading them
+_LINE = 8  # entries of 8 bytes in a cache line
 
 
 @njit(inline="always")
@@ -38,6 +43,22 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
                 break
         out[i] = block
     return out
+
+
+@intrinsic
+def prefetch(context, array, index):  # type: ignore[no-untyped-def]
+    """Ask for the cache line that ``array[index]`` (contiguous) is in."""
+
+    def build(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        whole = context.make_array(signature.args[0])(context, builder, values[0])
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        place = builder.bitcast(builder.gep(whole.data, [values[1]]), byte)
+        builder.call(call, [place, flag(0), flag(3), flag(1)])  # to read, into all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), build
 
 
 @njit(inline="always")
@@ -87,27 +108,32 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
         if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
             degree = np.int64(fanout)
         out_indptr[i + 1] = out_indptr[i] + degree
+    # The places to read are drawn, and asked for, some rows before they are read: nearly every one
+    # is a cache miss.
     out = np.empty(out_indptr[n], np.int64)
-    for i in range(n):
-        row = rows[i]
-        if row < 0:
-            continue
-        start = indptr[row]
-        degree = indptr[row + 1] - start
-        at = out_indptr[i]
-        take = out_indptr[i + 1] - at
-        if fanout < 0 or (degree <= fanout and not replace):
-            for j in range(degree):
-                out[at + j] = src[start + j]
-            continue
-        state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
-        if replace:
-            for j in range(take):
-                out[at + j] = src[start + _below(_mix(state + uint64(j)), degree)]
-            continue
-        _floyd(out, at, take, degree, state)  # positions, which become ids now
-        for j in range(take):
-            out[at + j] = src[start + out[at + j]]
+    for i in range(n + _AHEAD):
+        if i < n and out_indptr[i + 1] > out_indptr[i]:
+            at, take = out_indptr[i], out_indptr[i + 1] - out_indptr[i]
+            start = indptr[rows[i]]
+            degree = indptr[rows[i] + 1] - start
+            if fanout < 0 or (degree <= fanout and not replace):
+                for j in range(degree):
+                    out[at + j] = start + j
+                for j in range(0, degree, _LINE):
+                    prefetch(src, start + j)
+            else:
+                state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+                if replace:
+                    for j in range(take):
+                        out[at + j] = _below(_mix(state + uint64(j)), degree)
+                else:
+                    _floyd(out, at, take, degree, state)
+                for j in range(take):
+                    out[at + j] += start
+                    prefetch(src, out[at + j])
+        if i >= _AHEAD:
+            for j in range(out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1]):
+                out[j] = src[out[j]]
     return out_indptr, out
 
 
@@ -396,3 +422,26 @@ def take_lists(indptr, values, order):  # type: ignore[no-untyped-def]
         for j in range(out_indptr[i + 1] - out_indptr[i]):
             out[out_indptr[i] + j] = values[start + j]
     return out_indptr, out
+
+
+@njit(**_COMPILE)
+def scale_rows(bits, by):  # type: ignore[no-untyped-def]
+    """Multiply rows of bf16 numbers, in place, and round to the nearest (ties to even).
+
+    torch converts there and back in tensors of their own, at eight times the cost. Numbers that
+    are not finite stay so.
+
+    Args:
+        bits: uint16 ``[n, F]``, contiguous, the numbers as they lie.
+        by: float32 ``[n]``, finite.
+    """
+    for i in range(bits.shape[0]):
+        row = bits[i]
+        for j in range(row.shape[0]):
+            value = np.uint32(np.uint32(row[j]) << np.uint32(16)).view(np.float32) * by[i]
+            wide = np.float32(value).view(np.uint32)
+            odd = (wide >> np.uint32(16)) & np.uint32(1)
+            if (wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                wide = np.uint32(0x7FC00000)  # NaN, whose payload must not carry over
+                odd = np.uint32(0)
+            row[j] = np.uint16((wide + np.uint32(0x7FFF) + odd) >> np.uint32(16))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from raygnn.config.embedding import EmbeddingConfig
 from raygnn.sampling.batch import Batch
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.keys import derive_key
 from raygnn.sampling.routes import Routes
@@ -226,21 +227,20 @@ class Embeddings:
         return distinct, summed.div_(self.exchange.world.size * scale)
 
 
-def first_rows(
-    config: EmbeddingConfig, seed: int, ntype: str, ids: np.ndarray, out: Tensor
-) -> None:
+def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Tensor) -> None:
     """Fill rows as training begins with them: each number a function of (seed, node type, id,
     column) alone, uniform within ``config.bound``.
 
     Args:
-        ids: int64 ``[n]``, as in the user's graph, whatever the partition.
+        ids: int64 ``[n]``, as in the user's graph, whatever the partition; on any device.
         out: float32 ``[n, dim]``.
     """
+    there = as_ids(ids) if isinstance(ids, Tensor) else ids  # mapped, and read piece by piece
     columns = np.arange(1, config.dim + 1, dtype=np.uint64)
     key = np.uint64(derive_key(seed, *ntype.encode()))
     size = max(1, _AT_ONCE // config.dim)
-    for start in range(0, len(ids), size):
-        some = np.asarray(ids[start : start + size]).astype(np.uint64)
+    for start in range(0, len(there), size):
+        some = there[start : start + size].astype(np.uint64)
         mixed = _mix(_mix(some ^ key)[:, None] ^ columns)
         share = (mixed >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
         out[start : start + size] = torch.from_numpy((2 * share - 1) * np.float32(config.bound))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from raygnn.graph.shard import Shard
 from raygnn.models.network import Network
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import FEATURES, FeatureStore, Table, degree_column, with_room
 from raygnn.sampling.inputs import Inputs, assemble
@@ -59,13 +60,14 @@ class Inference:
         self._all = dict.fromkeys(shard.etypes, ALL)
 
     @torch.no_grad()
-    def outputs(self, model: nn.Module, ntype: str, owned: np.ndarray) -> Tensor:
+    def outputs(self, model: nn.Module, ntype: str, owned: Ids) -> Tensor:
         """Outputs (float32 ``[n, out_features]``, CPU) of nodes that this rank owns.
 
         Args:
             ntype: their type; the model's target.
-            owned: int64 ``[n]``, global ids within this rank's range.
+            owned: int64 ``[n]``, global ids within this rank's range, on any device.
         """
+        owned = as_ids(owned)
         training = model.training
         model.eval()
         try:
