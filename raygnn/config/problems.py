@@ -174,9 +174,11 @@ def _section(key: KeyPath) -> tuple[type[BaseModel], int]:
     if len(key) == 1 or key[0] not in SECTIONS:
         return Config, 0
     section: type[BaseModel] = SECTIONS[str(key[0])]
-    inner = section.model_fields.get(str(key[1]))
-    if len(key) > 2 and inner and isinstance(inner.default, BaseModel):
-        return type(inner.default), 2
+    field = section.model_fields.get(str(key[1]))
+    options = (field.annotation, *get_args(field.annotation)) if field else ()
+    for inner in options if len(key) > 2 else ():
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            return inner, 2
     return section, 1
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from raygnn.graph.shard import Shard
 from raygnn.sampling import kernels
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.fanout import Fanout
 
 Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
@@ -19,7 +20,7 @@ Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
 
 def inclusion(
     shard: Shard,
-    seeds: Mapping[str, np.ndarray],
+    seeds: Mapping[str, Ids],
     batch_size: int,
     fanouts: Sequence[Fanout],
     *,
@@ -34,14 +35,14 @@ def inclusion(
     replicated topology, else its own, which leaves out what remote nodes would draw.
 
     Args:
-        seeds: node type → ids of the seeds that this rank mostly computes.
+        seeds: node type → ids of the seeds that this rank mostly computes, on any device.
         batch_size: seeds of a batch.
         fanouts: neighbours per hop, from the seeds outward.
     """
     num = sum(len(ids) for ids in seeds.values())
     chance = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
     for ntype, ids in seeds.items():
-        chance[ntype][ids] = min(1.0, batch_size / max(num, 1))
+        chance[ntype][as_ids(ids)] = min(1.0, batch_size / max(num, 1))
     for fanout in fanouts:
         missed = {t: np.zeros(len(p), np.float32) for t, p in chance.items()}
         for etype, rows in shard.topology.items():

@@ -16,6 +16,7 @@ from torch import Tensor
 from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling import kernels
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.sampler import Banned
@@ -67,13 +68,14 @@ class Edges:
         """Which of the own edges are in a split (see `raygnn.graph.edge_target`), int64 ``[n]``."""
         return np.flatnonzero(self._data[SPLIT] == split)
 
-    def rows(self, positions: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[Tensor]]:
+    def rows(self, positions: Ids, names: list[str]) -> tuple[np.ndarray, list[Tensor]]:
         """What the owners know of some edges. Collective.
 
         Returns:
             Sources and destinations int64 ``[2, n]``, and the named arrays' rows.
         """
         exchange, size = self.exchange, self.exchange.world.size
+        positions = as_ids(positions)
         owner = np.searchsorted(self.bounds, positions, side="right") - 1
         order = np.argsort(owner, kind="stable")
         send = np.bincount(owner, minlength=size).reshape(size, 1)
@@ -103,7 +105,8 @@ class EdgeSeeds:
         positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
         exclude: which edges a batch may not sample, so that it does not see what it is to
             predict: None, "self" (the seeds of all ranks) or "reverse" (and the same pairs the
-            other way round). They are left out by their ends, so parallel edges do not give them away.
+            other way round). They are left out by their ends, so parallel edges do not give them
+            away.
         reverse: the edge type that holds the reverses, where it is not the seeds' own.
         target, relation: the arrays that hold what is to be predicted, and each edge's relation.
         negatives: draws nodes that take the place of ends.
@@ -112,7 +115,7 @@ class EdgeSeeds:
     def __init__(
         self,
         edges: Edges,
-        positions: np.ndarray | None = None,
+        positions: Ids | None = None,
         *,
         exclude: Literal["self", "reverse"] | None = None,
         reverse: EdgeType | None = None,
@@ -123,15 +126,16 @@ class EdgeSeeds:
         self.etype = edges.etype
         self.num = edges.num if positions is None else len(positions)
         self._edges = edges
-        self._positions = positions
+        self._positions = None if positions is None else as_ids(positions)
         self._exclude = exclude
         self._reverse = reverse or edges.etype
         self._target = target
         self._relation = relation
         self._negatives = negatives
 
-    def ids(self, index: np.ndarray) -> np.ndarray:
-        return index if self._positions is None else self._positions[index]
+    def ids(self, index: Ids) -> np.ndarray:
+        found = as_ids(index)
+        return found if self._positions is None else self._positions[found]
 
     def start(self, turn: Turn) -> Start:
         negatives = self._negatives

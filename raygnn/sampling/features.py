@@ -18,6 +18,7 @@ from torch import Tensor
 
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.sampling import kernels
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.sampler import Draws, Frontier
 
@@ -124,7 +125,7 @@ class FeatureStore:
             for column in self._tables[ntype].values()
         )
 
-    def fill_cache(self, chosen: Mapping[str, np.ndarray]) -> None:
+    def fill_cache(self, chosen: Mapping[str, Ids]) -> None:
         """Fetch rows and keep them; once in a store's life. Collective; any rank may choose none.
 
         Args:
@@ -132,13 +133,14 @@ class FeatureStore:
         """
         assert not self.filled
         self.filled = True
+        keep = {t: as_ids(ids) for t, ids in chosen.items()}
         nobody = np.empty(0, np.int64)
-        most = max((len(ids) for ids in chosen.values()), default=0)
+        most = max((len(ids) for ids in keep.values()), default=0)
         kept: dict[str, list[np.ndarray]] = {t: [] for t in self._tables}
         starts = dict(self._base)
         for number in range(-(-self.exchange.max(most) // _FILL_AT_ONCE)):
             piece = slice(number * _FILL_AT_ONCE, (number + 1) * _FILL_AT_ONCE)
-            wanted = {t: chosen.get(t, nobody)[piece] for t in self._tables}
+            wanted = {t: keep.get(t, nobody)[piece] for t in self._tables}
             counts = np.zeros((self.exchange.world.size, len(wanted)), np.int64)
             for column, (ntype, ids) in enumerate(wanted.items()):
                 found = kernels.locate(ids, self.bounds[ntype], *self._whose(ntype))
@@ -151,22 +153,23 @@ class FeatureStore:
             ids = np.concatenate([nobody, *lists])
             self._cache[ntype] = kernels.hash_slots(ids, starts[ntype])
 
-    def gather(self, ids: Frontier) -> Rows:
-        """Rows of every column for ``ids`` (node type → int64 ``[n]``), in that order.
+    def gather(self, ids: Mapping[str, Ids]) -> Rows:
+        """Rows of every column for ``ids`` (node type → int64 ``[n]``, on any device), in that
+        order.
 
         Collective: every rank calls it, or `combine`, the same number of times.
         """
-        return self._rows(self._place(ids))
+        return self._rows(self._place({t: as_ids(each) for t, each in ids.items()}))
 
     def combine(
-        self, nodes: Frontier, draws: Draws, how: str
+        self, nodes: Mapping[str, Ids], draws: Draws, how: str
     ) -> tuple[Rows, dict[EdgeType, Tensor]]:
         """Rows of ``nodes``, and their neighbours' features added up straight from the table.
 
         Neither the neighbours' rows nor messages are laid out anywhere. Collective.
 
         Args:
-            nodes: node type → distinct ids ``[D]``.
+            nodes: node type → distinct ids ``[D]``, on any device.
             draws: edge type → the sampled neighbours of its destination type's ``nodes``.
             how: "mean", "sum", "max", or "weighted": the sum, each row multiplied by its
                 ``weight_column``.
@@ -174,6 +177,7 @@ class FeatureStore:
         Returns:
             ``(rows, {edge type: [D, F]})``; 0 for a node without neighbours.
         """
+        nodes = {t: as_ids(each) for t, each in nodes.items()}
         ids = {
             t: np.concatenate([own, *(d.ids for e, d in draws.items() if e[0] == t)])
             for t, own in nodes.items()

@@ -13,19 +13,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from raygnn.sampling import kernels
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.keys import derive_key
 
 _ROUNDS = 6  # 4 give a pseudorandom permutation (Luby & Rackoff 1988); 2 more cost nothing here
 
 
-def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
+def permute(positions: Ids, size: int, key: int) -> np.ndarray:
     """The images of ``positions`` under a keyed permutation of ``0 … size-1``.
 
     A balanced Feistel network over the next power of four, walked until the image is in range
     (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002). O(len(positions)).
 
     Args:
-        positions: int64 ``[B]``, each in ``[0, size)``.
+        positions: int64 ``[B]``, each in ``[0, size)``, on any device.
         size: of the domain, at least 1.
         key: 64-bit.
 
@@ -34,7 +35,7 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     """
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     keys = np.array([derive_key(key, r) for r in range(_ROUNDS)], np.uint64)
-    return kernels.permuted(np.asarray(positions, dtype=np.int64), size, half, keys)
+    return kernels.permuted(as_ids(positions), size, half, keys)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class SeedPlan:
         return permute(positions, self.num_seeds, derive_key(self.seed, epoch))
 
 
-def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
+def rank_share(ids: Ids, rank: int, world: int) -> np.ndarray:
     """Which seeds of a global batch one rank computes.
 
     The batch is ordered by id and cut into ``world`` pieces whose sizes differ by at most one.
@@ -97,12 +98,12 @@ def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
     rank has more work than another however the seeds of a batch are spread over the parts.
 
     Args:
-        ids: int64 ``[B]``, reshuffled global ids, any order.
+        ids: int64 ``[B]``, reshuffled global ids, any order, on any device.
 
     Returns:
         int64 positions in ``ids``, ``B // world`` to ``ceil(B / world)`` of them; none for some
         ranks when ``B < world``, but never for rank 0, whose running statistics (of batch
         normalisation) the others are given.
     """
-    order = np.argsort(ids, kind="stable")
+    order = np.argsort(as_ids(ids), kind="stable")
     return order[-(-rank * len(ids) // world) : -(-(rank + 1) * len(ids) // world)]

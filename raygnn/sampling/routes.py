@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
-
-Ids = np.ndarray | Tensor
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,3 @@ def find_routes(
         },
         places={t: torch.from_numpy(np.flatnonzero(kinds == i)) for i, t in enumerate(found)},
     )
-
-
-def as_ids(ids: Ids) -> np.ndarray:
-    """Ids as look-ups take them, int64 ``[n]`` in the memory of the CPU: by one explicit transfer
-    where they are a tensor of another device."""
-    if isinstance(ids, Tensor):
-        ids = ids.detach().to("cpu").numpy()
-    return np.ascontiguousarray(ids, np.int64)

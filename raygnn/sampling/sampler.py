@@ -16,6 +16,7 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Adjacency, Block
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.keys import derive_key
@@ -32,10 +33,15 @@ class Banned:
     """Edges that must not be drawn: those between the two ends of each pair, in one direction.
 
     Attributes:
-        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each.
+        pairs: edge type → (source ids, destination ids), int64 ``[n]`` each; they may be given on
+            any device.
     """
 
     pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = {e: (as_ids(src), as_ids(dst)) for e, (src, dst) in self.pairs.items()}
+        object.__setattr__(self, "pairs", found)  # once, however many hops there are
 
     def of(self, etype: EdgeType, nodes: np.ndarray) -> Lists:
         """The banned sources of each of ``nodes`` (distinct)."""
@@ -88,7 +94,7 @@ class NeighborSampler:
 
     def sample(
         self,
-        seeds: Mapping[str, np.ndarray],
+        seeds: Mapping[str, Ids],
         fanouts: Sequence[Fanout],
         *,
         epoch: int,
@@ -98,8 +104,8 @@ class NeighborSampler:
         """The blocks for ``seeds``, from the input nodes to the seeds.
 
         Args:
-            seeds: node type → int64 ``[B]``, distinct global ids; the last block's destinations,
-                in the given order.
+            seeds: node type → int64 ``[B]``, distinct global ids, on any device; the last block's
+                destinations, in the given order.
             fanouts: neighbours per edge type, from the seeds outward.
             banned: edges that no hop may draw. Collective: all ranks give some, or none does.
 
@@ -116,7 +122,7 @@ class NeighborSampler:
 
     def sample_open(
         self,
-        seeds: Mapping[str, np.ndarray],
+        seeds: Mapping[str, Ids],
         fanouts: Sequence[Fanout],
         *,
         epoch: int,
@@ -142,12 +148,13 @@ class NeighborSampler:
 
     def hop(
         self,
-        frontier: Frontier,
+        nodes: Mapping[str, Ids],
         fanout: Fanout,
         key: int = 0,
         banned: Banned | None = None,
     ) -> tuple[Block, Frontier]:
-        """One block whose destinations are ``frontier``; returns it and its source nodes."""
+        """One block whose destinations are ``nodes``; returns it and its source nodes."""
+        frontier = {t: as_ids(ids) for t, ids in nodes.items()}
         draws = self._draw(frontier, fanout, key, banned)
         adj: dict[EdgeType, Adjacency] = {}
         sources: Frontier = {}
@@ -169,8 +176,8 @@ class NeighborSampler:
         )
         return block, sources
 
-    def _seeds(self, seeds: Mapping[str, np.ndarray]) -> Frontier:
-        return {t: seeds.get(t, np.empty(0, np.int64)) for t in self._shard.ntypes}
+    def _seeds(self, seeds: Mapping[str, Ids]) -> Frontier:
+        return {t: as_ids(seeds.get(t, np.empty(0, np.int64))) for t in self._shard.ntypes}
 
     def _draw(self, frontier: Frontier, fanout: Fanout, key: int, banned: Banned | None) -> Draws:
         bans: Draws = {}

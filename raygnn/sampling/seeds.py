@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.shard import Shard
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.sampler import Banned
 
@@ -73,18 +74,18 @@ class NodeSeeds:
     """Nodes of one type, in the order of their original ids.
 
     Args:
-        ids: int64 ``[n]``, reshuffled global ids.
+        ids: int64 ``[n]``, reshuffled global ids, on any device.
         targets: ``[n, …]``.
     """
 
-    def __init__(self, ntype: str, ids: np.ndarray, targets: Tensor):
+    def __init__(self, ntype: str, ids: Ids, targets: Tensor):
         self.ntype = ntype
         self.targets = targets
         self.num = len(ids)
-        self._ids = ids
+        self._ids = as_ids(ids)
 
-    def ids(self, index: np.ndarray) -> np.ndarray:
-        return self._ids[index]
+    def ids(self, index: Ids) -> np.ndarray:
+        return self._ids[as_ids(index)]
 
     def start(self, turn: Turn) -> Start:
         index = turn.index

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raygnn.sampling.batch import GraphBatch
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.tasks.task import Task
 
 
@@ -24,7 +25,7 @@ class GraphTask(Task):
 def graph_outputs(
     task: GraphTask,
     join: Callable[[np.ndarray], GraphBatch],
-    numbers: np.ndarray,
+    numbers: Ids,
     batch_size: int,
     device: torch.device,
     run: Callable[[GraphBatch], Tensor],
@@ -34,13 +35,14 @@ def graph_outputs(
     Args:
         join: numbers of graphs → a batch of them, of padding where there are none; it may leave
             some out.
-        numbers: int64 ``[n]``.
+        numbers: int64 ``[n]``, on any device.
         run: the task's model, or a part of it: a batch → ``[B, out_features]``.
 
     Returns:
         numbers int64 ``[m]``, outputs float32 ``[m, out_features]`` and targets ``[m, …]``, all on
         the CPU; m ≤ n.
     """
+    numbers = as_ids(numbers)
     training = task.training
     task.eval()
     there, outputs, targets = [], [], []

@@ -19,6 +19,7 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.models.edges import Encoder
 from raygnn.models.network import Network
+from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.features import FEATURES, FeatureStore, Rows, Table, degree_column, with_room
@@ -62,13 +63,14 @@ class Inference:
         self._all = dict.fromkeys(shard.etypes, ALL)
 
     @torch.no_grad()
-    def outputs(self, model: nn.Module, ntype: str, owned: np.ndarray) -> Tensor:
+    def outputs(self, model: nn.Module, ntype: str, owned: Ids) -> Tensor:
         """Outputs (float32 ``[n, out_features]``, CPU) of nodes that this rank owns.
 
         Args:
             ntype: their type; the model's target.
-            owned: int64 ``[n]``, global ids within this rank's range.
+            owned: int64 ``[n]``, global ids within this rank's range, on any device.
         """
+        owned = as_ids(owned)
         training = model.training
         model.eval()
         try:

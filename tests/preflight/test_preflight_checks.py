@@ -149,6 +149,20 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(make_config(model__features=["feat", "emb"])),
         *("inputs_exist", "error", ["'emb' (model.features)", "there are: feat, label"]),
     ),
+    "learned rows of no node type": (
+        lambda: make_job(make_config(model__embedding={"dim": 4, "ntypes": ["user"]})),
+        *("embeddings_usable", "error", ["'user' (model.embedding.ntypes)", "there are: _N"]),
+    ),
+    "nothing to learn": (
+        lambda: make_job(make_config(model__embedding={"dim": 4})),
+        *("embeddings_usable", "error", ["every node type has features"]),
+    ),
+    "no features, and rows for others": (
+        lambda: make_job(
+            make_config(model__features="emb", model__embedding={"dim": 4, "ntypes": ["user"]})
+        ),
+        *("arrays_usable", "error", ["'emb' (model.features)"]),
+    ),
     "categories that are no whole numbers": (
         lambda: make_job(
             make_config(model__categories={"brand": 4}),

@@ -1,0 +1,56 @@
+"""The ways of learned rows, against a look-up in one whole table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.routes import find_routes
+from tests.ranks import run_ranks
+
+COUNTS = {"a": 41, "b": 7}
+
+
+def bounds_of(size: int, seed: int) -> dict[str, np.ndarray]:
+    """Ranges of ids; some ranks may own nothing of a type."""
+    rng = np.random.default_rng(seed)
+    return {
+        t: np.concatenate([[0], np.sort(rng.integers(0, n + 1, size - 1)), [n]])
+        for t, n in COUNTS.items()
+    }
+
+
+def _everything(exchange: Exchange) -> None:
+    size, rank = exchange.world.size, exchange.world.rank
+    for seed in range(20):
+        bounds = bounds_of(size, seed)
+        rng = np.random.default_rng([seed, rank])
+        # distinct, in any order; now and then none
+        ids = {t: rng.permutation(n)[: rng.integers(0, n + 1)] for t, n in COUNTS.items()}
+        sent = exchange.sent_bytes
+        routes = find_routes(ids, bounds, exchange)
+        assert routes.num == {t: len(each) for t, each in ids.items()}
+        assert sum(routes.receive) == sum(map(len, ids.values())) == len(routes.order)
+        owned = {t: np.arange(b[rank], b[rank + 1]) for t, b in bounds.items()}
+        answer = torch.full((sum(routes.send), 1), -1.0)
+        for number, ntype in enumerate(COUNTS):
+            given = owned[ntype][routes.given[ntype].numpy()]  # none is of another rank
+            values = torch.from_numpy(given + 1000.0 * number).float().unsqueeze(1)
+            answer[routes.places[ntype]] = values
+        assert (answer >= 0).all()
+        before = exchange.messages
+        came = torch.empty(len(routes.order), 1)
+        exchange.rows(answer, routes.send, routes.receive, came)
+        assert exchange.messages - before == (size > 1)
+        named = torch.empty_like(came)
+        named[routes.order] = came
+        whole = [each + 1000.0 * number for number, each in enumerate(ids.values())]
+        assert named.flatten().tolist() == np.concatenate(whole).tolist()
+        assert size > 1 or exchange.sent_bytes == sent
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_row_comes_from_its_owner_to_where_it_was_named(size: int) -> None:
+    run_ranks(size, _everything)
