@@ -36,24 +36,32 @@ def read_spec(file: Path) -> Spec:
         DataError: there is no such file.
         ConfigError: it is no YAML, or says something that cannot be: all problems, with lines.
     """
-    check_file(file)
-    label = str(file)
-    data, lines = read_yaml(read_text(file, label), label)
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"expected sections (`key: value`), got {show(data)}",
-            where=label,
-            remedy="describe the tables in the sections nodes and edges",
-        )
-    document = Document(data, label, file, lines)
+    document = read_document(file, "describe the tables in the sections nodes and edges")
     try:
-        spec = Spec.model_validate(data)
+        spec = Spec.model_validate(document.data)
     except ValidationError as error:
         found = [_problem(detail) for detail in error.errors(include_url=False)]
         raise document.error(found) from None
     if problems := list(_contradictions(spec)):
         raise document.error(problems)
     return spec
+
+
+def read_document(file: Path, remedy: str) -> Document:
+    """A YAML of sections, with the lines of its keys.
+
+    Raises:
+        DataError: there is no such file.
+        ConfigError: it is no YAML, or holds no sections; ``remedy`` says what to do then.
+    """
+    check_file(file)
+    label = str(file)
+    data, lines = read_yaml(read_text(file, label), label)
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"expected sections (`key: value`), got {show(data)}", where=label, remedy=remedy
+        )
+    return Document(data, label, file, lines)
 
 
 def edge_type(key: str, spec: Spec) -> EdgeType | None:
