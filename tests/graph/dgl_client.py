@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from raygnn.graph.dgl import dgl
-from tests.elsewhere import elsewhere
+from tests.graph.elsewhere import elsewhere
 
 DGL = dgl()  # before any script of DGL's, and where its sampler processes come by, too
 

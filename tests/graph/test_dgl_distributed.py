@@ -17,7 +17,7 @@ from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import partition_graph
 from raygnn.graph.sources import load_graph
-from tests.elsewhere import elsewhere
+from tests.graph.elsewhere import elsewhere
 from tests.hosts import hosts, missing
 from tests.pages import blocks
 
