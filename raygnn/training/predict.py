@@ -92,7 +92,7 @@ def predict(
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
-    file = _free(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
     asked = ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
     request = {"scores": scores, **_few(asked.config, ids, fanout)}
     return _write(asked, file, overwrite, f"split {split} → {file}", **request)
@@ -128,7 +128,7 @@ def embed(
         InputError: the model has no such rows, or none for this type; and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    file = _free(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
     asked = ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
     if ntype is not None and asked.config.task.of_graphs:
         raise InputError(
@@ -222,8 +222,8 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
     return made
 
 
-def _free(file: Path, overwrite: bool) -> Path:
-    """The file, if it can be written.
+def free_file(file: Path, overwrite: bool) -> Path:
+    """The file of ``--out``, if it can be written.
 
     Raises:
         InputError: it cannot.
@@ -301,4 +301,4 @@ def _merge(
                 where=str(place),
                 remedy="see that all nodes mount the same storage",
             )
-        _free(file, overwrite)  # which may have changed meanwhile
+        free_file(file, overwrite)  # which may have changed meanwhile

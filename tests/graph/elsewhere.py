@@ -1,8 +1,8 @@
 """Tensors that are not on the CPU, on a machine where there is nothing else.
 
 They have no memory that anybody could read, and refuse what a CUDA tensor refuses: to become a
-NumPy array, and to meet a tensor of the CPU. ``.cpu()`` and ``.to("cpu")`` bring their values back. Unlike those of `tests.elsewhere`, which
-say that they are on a GPU, results can be moved to where they are.
+NumPy array, and to meet a tensor of the CPU. ``.cpu()`` and ``.to("cpu")`` bring their values back.
+Unlike those of `tests.elsewhere`, which say that they are on a GPU, they can be gone back to.
 """
 
 from __future__ import annotations

@@ -56,9 +56,12 @@ def read(graph: TablesGraph) -> GraphData:
         origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in ("label", "train_mask")}
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
+    reverses: dict[EdgeType, EdgeType] = {}
     for key, edge_table in spec.edges.items():
         etype = edge_type(key, spec)
         assert etype is not None  # seen to by read_spec
+        if edge_table.reverse is not None:
+            reverses[etype] = (etype[2], edge_table.reverse, etype[0])
         found = resolve(file.parent, edge_table.files)
         read_from, known = read_edges(etype, edge_table, found, nodes)
         edges |= read_from
@@ -69,4 +72,4 @@ def read(graph: TablesGraph) -> GraphData:
     for ntype, of in nodes.items():
         names |= {f"{ntype}/{name}": values for name, values in of.names.items()}
     ids = {ntype: each.ids.values for ntype, each in nodes.items()}
-    return GraphData(file.stem, frames, edges, origin, ids, names)
+    return GraphData(file.stem, frames, edges, origin, ids, names, reverses)
