@@ -17,9 +17,9 @@ from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import partition_graph
 from raygnn.graph.sources import load_graph
-from tests.graph.elsewhere import elsewhere
 from tests.hosts import hosts, missing
 from tests.pages import blocks
+from tests.unreadable import unreadable
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CLIENT = Path(__file__).with_name("dgl_client.py")
@@ -153,7 +153,7 @@ def test_two_hosts(tmp_path: Path) -> None:
 
 
 def test_the_stand_in_refuses_what_cuda_refuses() -> None:
-    there, here = elsewhere(torch.arange(3)), torch.arange(3)
+    there, here = unreadable(torch.arange(3)), torch.arange(3)
     for use in (there.numpy, lambda: np.asarray(there), lambda: there + here, lambda: here[there]):
         with pytest.raises((TypeError, RuntimeError)):
             use()

@@ -145,5 +145,5 @@ def _damaged(path: Path, what: str, *, row: int | None = None) -> DataError:
     return DataError(
         f"it holds {what}",
         where=str(path) if row is None else f"{path}: row {row}",
-        remedy="The file is damaged or not a Planetoid file: get it again.",
+        remedy="The file is damaged, or not of this dataset: get it again.",
     )
