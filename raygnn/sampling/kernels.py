@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types, uint64
-from numba.extending import intrinsic
+from numba import njit, uint64
+
+from raygnn.sampling.primitives import below, floyd, mix, prefetch, smallest
 
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
@@ -16,14 +16,6 @@ ALL = -1  # a fanout that takes every neighbour
 
 _AHEAD = 16  # rows between asking for entries and reading them
 _LINE = 8  # entries of 8 bytes in a cache line
-
-
-@njit(inline="always")
-def _mix(value):  # type: ignore[no-untyped-def]
-    value = uint64(value) + uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return value ^ (value >> uint64(31))
 
 
 @njit(**_COMPILE)
@@ -37,47 +29,12 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
         while True:
             left, right = block >> shift, block & mask
             for key in keys:
-                left, right = right, left ^ (_mix(right ^ key) & mask)
+                left, right = right, left ^ (mix(right ^ key) & mask)
             block = (left << shift) | right
             if block < uint64(size):
                 break
         out[i] = block
     return out
-
-
-@intrinsic
-def prefetch(context, array, index):  # type: ignore[no-untyped-def]
-    """Ask for the cache line that ``array[index]`` (contiguous) is in."""
-
-    def build(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        whole = context.make_array(signature.args[0])(context, builder, values[0])
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        place = builder.bitcast(builder.gep(whole.data, [values[1]]), byte)
-        builder.call(call, [place, flag(0), flag(3), flag(1)])  # to read, into all caches, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), build
-
-
-@njit(inline="always")
-def _below(random, bound):  # type: ignore[no-untyped-def]
-    """A number in [0, bound) from 64 random bits (bound < 2³², bias below 2⁻³²)."""
-    return np.int64(((random >> uint64(32)) * uint64(bound)) >> uint64(32))
-
-
-@njit(inline="always")
-def _floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
-    """Write ``take`` distinct numbers in [0, count) to ``out[at:]``."""
-    for j in range(take):
-        last = count - take + j
-        pick = _below(_mix(state + uint64(j)), last + 1)
-        for seen in range(j):
-            if out[at + seen] == pick:
-                pick = last
-                break
-        out[at + j] = pick
 
 
 @njit(**_COMPILE)
@@ -128,12 +85,12 @@ def sample_rows(  # type: ignore[no-untyped-def]
                 for j in range(0, degree, _LINE):
                     prefetch(src, start + j)
             else:
-                state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+                state = mix(uint64(key) ^ mix(uint64(node_keys[i])))
                 if replace:
                     for j in range(take):
-                        out[at + j] = _below(_mix(state + uint64(j)), degree)
+                        out[at + j] = below(mix(state + uint64(j)), degree)
                 else:
-                    _floyd(out, at, take, degree, state)
+                    floyd(out, at, take, degree, state)
                 for j in range(take):
                     out[at + j] += start
                     prefetch(src, out[at + j])
@@ -167,7 +124,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
     local = np.empty(ids.shape[0], np.int64)
     total = np.int64(0)
     for i in range(known.shape[0]):
-        at = _mix(known[i]) & mask
+        at = mix(known[i]) & mask
         while slots[at] >= 0:
             at = (at + uint64(1)) & mask
         slots[at] = total
@@ -175,7 +132,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
         total += 1
     for i in range(ids.shape[0]):
         node = ids[i]
-        at = _mix(node) & mask
+        at = mix(node) & mask
         while slots[at] >= 0 and nodes[slots[at]] != node:
             at = (at + uint64(1)) & mask
         if slots[at] < 0:
@@ -184,21 +141,6 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
             total += 1
         local[i] = slots[at]
     return nodes[:total].copy(), local
-
-
-@njit
-def _smallest(values, kept):  # type: ignore[no-untyped-def]
-    """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
-
-    By keeping the n smallest so far; numpy's partition takes numba too long to compile.
-    """
-    kept[:] = values[: kept.shape[0]]
-    worst = np.argmax(kept)
-    for j in range(kept.shape[0], values.shape[0]):
-        if values[j] < kept[worst]:
-            kept[worst] = values[j]
-            worst = np.argmax(kept)
-    return kept[worst]
 
 
 @njit(**_COMPILE)
@@ -251,7 +193,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                 if allowed:
                     at_list[count] = j
                     count += 1
-            state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+            state = mix(uint64(key) ^ mix(uint64(node_keys[i])))
             if count == 0:
                 pass
             elif fanout < 0 or (count <= fanout and not replace):
@@ -265,21 +207,21 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         total += weight[at_list[j]]
                         clock[j] = total
                 for j in range(fanout):
-                    random = _mix(state + uint64(j))
+                    random = mix(state + uint64(j))
                     if weighted:
                         mark = np.float64(random >> uint64(11)) * 2.0**-53 * total
                         pick = min(np.searchsorted(clock[:count], mark, side="right"), count - 1)
                     else:
-                        pick = _below(random, count)
+                        pick = below(random, count)
                     out[at + j] = at_list[pick]
                 at += fanout
             elif weighted:
                 for j in range(count):
                     # by place in the list, so that a ban does not change the others' clocks
-                    random = _mix(state + uint64(at_list[j] - start))
+                    random = mix(state + uint64(at_list[j] - start))
                     uniform = (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
                     clock[j] = -np.log(uniform) / weight[at_list[j]]
-                limit = _smallest(clock[:count], first)
+                limit = smallest(clock[:count], first)
                 taken = np.int64(0)
                 for j in range(count):
                     if clock[j] <= limit and taken < fanout:
@@ -287,7 +229,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         taken += 1
                 at += taken
             else:
-                _floyd(out, at, fanout, count, state)
+                floyd(out, at, fanout, count, state)
                 for j in range(fanout):
                     out[at + j] = at_list[out[at + j]]
                 at += fanout
@@ -341,7 +283,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     for i in range(n):
         if slots[i] < 0:
             node = ids[i]
-            at = _mix(node) & mask
+            at = mix(node) & mask
             while table[at] >= 0 and remote[table[at]] != node:
                 at = (at + uint64(1)) & mask
             if table[at] < 0:
@@ -353,7 +295,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     place = np.empty(found, np.int64)
     cache_mask = uint64(cache_ids.shape[0] - 1)
     for j in range(found):
-        at = _mix(remote[j]) & cache_mask
+        at = mix(remote[j]) & cache_mask
         while cache_ids[at] >= 0 and cache_ids[at] != remote[j]:
             at = (at + uint64(1)) & cache_mask
         if cache_ids[at] >= 0:
@@ -391,7 +333,7 @@ def hash_slots(ids, first):  # type: ignore[no-untyped-def]
     mask = uint64(size - 1)
     keys, slots = np.full(size, -1, np.int64), np.empty(size, np.int64)
     for i in range(ids.shape[0]):
-        at = _mix(ids[i]) & mask
+        at = mix(ids[i]) & mask
         while keys[at] >= 0:
             at = (at + uint64(1)) & mask
         keys[at] = ids[i]
