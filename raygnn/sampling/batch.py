@@ -43,10 +43,12 @@ class Adjacency:
     Attributes:
         indptr: int64 ``[D+1]``.
         src: int64 ``[E]``, numbers of the source nodes within the block.
+        relation: int64 ``[E]``, the relation of each edge, for models that ask for it; else None.
     """
 
     indptr: Tensor
     src: Tensor
+    relation: Tensor | None = None
 
     @cached_property
     def degree(self) -> Tensor:
@@ -74,7 +76,8 @@ class Adjacency:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Adjacency:
         """The same with each tensor replaced."""
-        return Adjacency(function(self.indptr), function(self.src))
+        relation = None if self.relation is None else function(self.relation)
+        return Adjacency(function(self.indptr), function(self.src), relation)
 
 
 @dataclass(frozen=True)
