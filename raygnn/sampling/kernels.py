@@ -60,7 +60,9 @@ def _floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
 
 
 @njit(**_COMPILE)
-def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ignore[no-untyped-def]
+def sample_rows(  # type: ignore[no-untyped-def]
+    indptr, src, values, rows, node_keys, fanout, replace, key
+):
     """Draw in-neighbours of ``rows``.
 
     Without replacement by Floyd's method (Bentley & Floyd, "A sample of brilliance", 1987), so
@@ -69,6 +71,7 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
 
     Args:
         indptr: ``[R+1]``; src: ``[E]`` global ids of sources.
+        values: int64 ``[E]``, a number of each edge; empty = none is wanted.
         rows: ``[B]`` row numbers in the CSC; a row that is negative has no edges.
         node_keys: ``[B]`` what identifies each node (its original id).
         fanout: neighbours per row, or -1 for all.
@@ -76,9 +79,11 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
         key: uint64, of (seed, epoch, step, hop, edge type).
 
     Returns:
-        ``(out_indptr [B+1], neighbours)``: global source ids, row after row.
+        ``(out_indptr [B+1], neighbours, values)``: global source ids, row after row, and the
+        numbers of the edges they were drawn by.
     """
     n = rows.shape[0]
+    valued = values.shape[0] > 0
     out_indptr = np.empty(n + 1, np.int64)
     out_indptr[0] = 0
     for i in range(n):
@@ -88,6 +93,7 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
             degree = np.int64(fanout)
         out_indptr[i + 1] = out_indptr[i] + degree
     out = np.empty(out_indptr[n], np.int64)
+    drawn = np.empty(out_indptr[n] if valued else 0, np.int64)
     for i in range(n):
         row = rows[i]
         if row < 0:
@@ -99,16 +105,22 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
         if fanout < 0 or (degree <= fanout and not replace):
             for j in range(degree):
                 out[at + j] = src[start + j]
+            if valued:
+                for j in range(degree):
+                    drawn[at + j] = values[start + j]
             continue
         state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
         if replace:
             for j in range(take):
-                out[at + j] = src[start + _below(_mix(state + uint64(j)), degree)]
-            continue
-        _floyd(out, at, take, degree, state)  # positions, which become ids now
+                out[at + j] = _below(_mix(state + uint64(j)), degree)
+        else:
+            _floyd(out, at, take, degree, state)
+        # positions, which become ids now
         for j in range(take):
+            if valued:
+                drawn[at + j] = values[start + out[at + j]]
             out[at + j] = src[start + out[at + j]]
-    return out_indptr, out
+    return out_indptr, out, drawn
 
 
 @njit(**_COMPILE)
@@ -169,7 +181,7 @@ def _smallest(values, kept):  # type: ignore[no-untyped-def]
 
 @njit(**_COMPILE)
 def draw_rows(  # type: ignore[no-untyped-def]
-    indptr, src, weight, rows, node_keys, fanout, replace, key, banned_indptr, banned
+    indptr, src, values, weight, rows, node_keys, fanout, replace, key, banned_indptr, banned
 ):
     """`sample_rows` for lists whose entries are not alike, or not all allowed.
 
@@ -178,13 +190,13 @@ def draw_rows(  # type: ignore[no-untyped-def]
     a reservoir", 2006), which is drawing one after the other in proportion to what is left.
 
     Args:
-        indptr, src, rows, node_keys, fanout, replace, key: as `sample_rows`; a row draws the
-            same there as here where nothing is banned and nothing weighted.
+        indptr, src, values, rows, node_keys, fanout, replace, key: as `sample_rows`; a row draws
+            the same there as here where nothing is banned and nothing weighted.
         weight: ``[E]`` of the edges, at least 0, entries with 0 are never drawn; empty = alike.
         banned_indptr, banned: ``[B+1]`` and source ids: for each row those that it may not draw.
 
     Returns:
-        ``(out_indptr [B+1], neighbours)``.
+        ``(out_indptr [B+1], neighbours, values)``.
     """
     n = rows.shape[0]
     weighted = weight.shape[0] > 0
@@ -222,7 +234,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                 pass
             elif fanout < 0 or (count <= fanout and not replace):
                 for j in range(count):
-                    out[at + j] = src[at_list[j]]
+                    out[at + j] = at_list[j]
                 at += count
             elif replace:
                 total = 0.0
@@ -237,7 +249,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         pick = min(np.searchsorted(clock[:count], mark, side="right"), count - 1)
                     else:
                         pick = _below(random, count)
-                    out[at + j] = src[at_list[pick]]
+                    out[at + j] = at_list[pick]
                 at += fanout
             elif weighted:
                 for j in range(count):
@@ -249,16 +261,21 @@ def draw_rows(  # type: ignore[no-untyped-def]
                 taken = np.int64(0)
                 for j in range(count):
                     if clock[j] <= limit and taken < fanout:
-                        out[at + taken] = src[at_list[j]]
+                        out[at + taken] = at_list[j]
                         taken += 1
                 at += taken
             else:
                 _floyd(out, at, fanout, count, state)
                 for j in range(fanout):
-                    out[at + j] = src[at_list[out[at + j]]]
+                    out[at + j] = at_list[out[at + j]]
                 at += fanout
         out_indptr[i + 1] = at
-    return out_indptr, out[:at].copy()
+    drawn = np.empty(at if values.shape[0] > 0 else 0, np.int64)
+    for j in range(drawn.shape[0]):
+        drawn[j] = values[out[j]]
+    for j in range(at):
+        out[j] = src[out[j]]
+    return out_indptr, out[:at].copy(), drawn
 
 
 @njit(**_COMPILE)
@@ -358,30 +375,6 @@ def hash_slots(ids, first):  # type: ignore[no-untyped-def]
         keys[at] = ids[i]
         slots[at] = first + i
     return keys, slots
-
-
-@njit(**_COMPILE)
-def spread_inclusion(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[no-untyped-def]
-    """One hop of vertex-inclusion probabilities (SALIENT++, Kaler et al., MLSys 2023, sec. 3).
-
-    Args:
-        indptr: ``[R+1]``; src: ids of the sources.
-        chance: float32 ``[R]``, that each row's node is in the frontier.
-        fanout: neighbours drawn per row, -1 = all.
-        log_missed: float32, by source id: added to is the log of the chance that no row draws it.
-    """
-    for row in range(chance.shape[0]):
-        degree = indptr[row + 1] - indptr[row]
-        if chance[row] <= 0 or degree == 0 or fanout == 0:
-            continue
-        drawn = 1.0
-        if replace:
-            drawn = 1.0 - (1.0 - 1.0 / degree) ** fanout
-        elif 0 <= fanout < degree:
-            drawn = fanout / degree
-        missed = np.float32(np.log1p(-min(chance[row] * drawn, 0.999999)))
-        for j in range(indptr[row], indptr[row + 1]):
-            log_missed[src[j]] += missed
 
 
 @njit(**_COMPILE)
