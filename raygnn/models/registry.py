@@ -49,6 +49,11 @@ def needs_degree(config: ModelConfig) -> bool:
     return config.kind == "gcn"
 
 
+def needs_relation(config: ModelConfig) -> bool:
+    """Whether blocks must carry the relations of edges, where edges have any."""
+    return config.kind == "rgcn"
+
+
 def gcn(config: ModelConfig) -> Family:
     """Kipf & Welling, "Semi-supervised classification with graph convolutional networks"."""
 

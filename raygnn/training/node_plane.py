@@ -42,6 +42,7 @@ from raygnn.training.job import SPLITS, Job
 from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.relations import edge_arrays, relation_array, relations
 from raygnn.training.rows import Predictions, chunk_rows
 
 log = logging.getLogger("raygnn")
@@ -81,7 +82,7 @@ class NodePlane:
             world.size,
             replicated=job.replicated,
             stage=Stage.of(config.staging),
-            edge_arrays=[config.sampling.edge_weight] if config.sampling.edge_weight else (),
+            edge_arrays=edge_arrays(config),
         )
         blackbox.note("setup")
         model = config.model
@@ -166,6 +167,7 @@ class NodePlane:
             num_layers=self.config.model.layers,
             batch_size=self.config.sampling.eval_batch_size,
             device=self.ranks.device,
+            relation=relation_array(self.config.model),
         )
 
     @cached_property
@@ -187,6 +189,7 @@ class NodePlane:
                 for t, i in self.inputs.items()
                 if i.categories
             },
+            relations=relations(self.config, self.shard, self.control),
         )
 
     def store(
@@ -243,6 +246,7 @@ class NodePlane:
                 seed=config.train.seed,
                 replace=config.sampling.replace,
                 weight=config.sampling.edge_weight,
+                relation=relation_array(config.model),
             ),
             store=store,
             fanouts=fanouts,
