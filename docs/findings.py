@@ -154,6 +154,11 @@ ABOUT = {
         "Correct `task.target`, `task.ntype`, `model.features` or `model.categories`: the finding "
         "lists what there is.",
     ),
+    "embeddings_usable": About(
+        "`model.embedding` names a node type that the graph does not have, or no node type would "
+        "get learned rows.",
+        "Name the types in `model.embedding.ntypes`, or leave `model.embedding` out.",
+    ),
     "inputs_exist": About(
         "A name that no node type has is a typing error.",
         "Correct `model.features` or `model.categories`.",

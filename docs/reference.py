@@ -71,14 +71,15 @@ def markdown() -> str:
 
 
 def _flat(properties: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The keys; in place of a section among them its own, as ``schedule.kind``."""
+    """The keys; in place of a section among them its own, as ``schedule.kind``, and after one that
+    need not be there."""
     flat: dict[str, Any] = {}
     for key, field in properties.items():
         if "$ref" not in field:
             flat[key] = field
-            continue
-        inner = definitions[field["$ref"].rpartition("/")[2]]["properties"]
-        flat |= {f"{key}.{name}": value for name, value in inner.items()}
+        for name in _sections(field):
+            inner = definitions[name]["properties"]
+            flat |= {f"{key}.{name}": value for name, value in inner.items()}
     return flat
 
 
@@ -90,7 +91,7 @@ def _checks() -> str:
 
 
 def _sections(field: dict[str, Any]) -> list[str]:
-    """The definitions that a field of the top level stands for; none for a plain value."""
+    """The definitions that a field stands for; none for a plain value."""
     options = [field, *field.get("anyOf", ()), *field.get("oneOf", ())]
     options += [inner for option in field.get("anyOf", ()) for inner in option.get("oneOf", ())]
     return [option["$ref"].rpartition("/")[2] for option in options if "$ref" in option]
@@ -101,7 +102,8 @@ def _table(properties: dict[str, Any], required: list[str], defaults: dict[str, 
     rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     for key, field in properties.items():
         default = defaults.get(key, field.get("default"))
-        shown = "needed" if key in required else f"`{json.dumps(default)}`"
+        needed = key in required or ("." in key and "default" not in field)
+        shown = "needed" if needed else f"`{json.dumps(default)}`"
         meaning = field.get("description", "").replace("|", "\\|").replace("<", "&lt;")
         rows.append(f"| `{key}` | {_value(field)} | {shown} | {meaning} |")
     return "\n".join(rows)

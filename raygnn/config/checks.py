@@ -42,6 +42,7 @@ BINDING = (
     "devices_suit",
     "arrays_usable",
     "inputs_exist",
+    "embeddings_usable",
     "nodes_to_train_on",
     "cache_usable",
     "name_free",

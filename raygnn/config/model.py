@@ -1,4 +1,4 @@
-"""What is learnt and by which network: the sections ``task`` and ``model``."""
+"""By which network is learnt: the section ``model``."""
 
 from __future__ import annotations
 
@@ -6,53 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from raygnn.config.embedding import EmbeddingConfig
 from raygnn.config.section import Section
-from raygnn.config.types import Count, JsonValues, ModelKind, Names, Text
-
-
-class TaskConfig(Section):
-    """What is predicted and how it is measured."""
-
-    kind: Literal["node_classification", "graph_classification", "graph_regression"] = Field(
-        "node_classification",
-        description="What is predicted: classes of nodes, or classes or numbers of whole graphs "
-        "(graph.format: graphs).",
-    )
-    target: Text = Field("label", description="Name of the array that holds the labels.")
-    metric: Literal["accuracy", "f1", "roc_auc", "mae", "rmse", "r2"] | None = Field(
-        None,
-        description="Metric that selects the best weights: accuracy, f1 or roc_auc of classes, "
-        "mae, rmse or r2 of numbers; null = accuracy, or mae.",
-    )
-    loss: Literal["mse", "l1"] | None = Field(
-        None, description="Loss of numbers; null = mse. That of classes is the cross entropy."
-    )
-    ntype: Text | None = Field(
-        None, description="Node type to classify; null = the only one that has the target."
-    )
-
-    @property
-    def of_graphs(self) -> bool:
-        """Whether whole graphs are the seeds."""
-        return self.kind in ("graph_classification", "graph_regression")
-
-    @property
-    def classifies(self) -> bool:
-        """Whether classes are predicted, rather than numbers."""
-        return self.kind != "graph_regression"
-
-    @property
-    def chosen_metric(self) -> str:
-        """The metric that selects the best weights."""
-        return self.metric or ("accuracy" if self.classifies else "mae")
+from raygnn.config.types import NO_LAYERS, Count, JsonValues, ModelKind, Names, Text
 
 
 class ModelConfig(Section):
     """The network."""
 
     kind: ModelKind = Field(
-        description="gcn, sage, gat, gatv2, gin, rgcn, hgt, han, or package.module:Class of your "
-        "own torch.nn.Module."
+        description="gcn, sage, gat, gatv2, gin, rgcn, hgt, han, none (no message passing: a node "
+        "is what its features and learned rows say), or package.module:Class of your own "
+        "torch.nn.Module."
     )
     hidden: Count = Field(
         64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
@@ -94,6 +59,9 @@ class ModelConfig(Section):
         description="Name of the node array that is the input, or a list of names; a node type "
         "takes those that it has. int8 arrays are scaled by NAME_scale if that is there.",
     )
+    embedding: EmbeddingConfig | None = Field(
+        None, description="Rows that are learned for nodes, see below; null = none."
+    )
     categories: dict[Text, Count] = Field(
         {},
         description="Node arrays of whole numbers that stand for categories: name → width of "
@@ -104,6 +72,12 @@ class ModelConfig(Section):
     )
     aggregator: Literal["mean", "sum", "max"] = Field(
         "mean", description="How neighbours are combined (sage)."
+    )
+    decoder: Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"] | None = Field(
+        None,
+        description="How the outputs for the two ends of an edge become its score, in tasks on "
+        "edges; null = mlp for classes and numbers; for links distmult where edges have "
+        "relations, else dot.",
     )
     relation: Text | None = Field(
         None,
@@ -140,6 +114,11 @@ class ModelConfig(Section):
     def feature_names(self) -> tuple[str, ...]:
         """The input arrays, categories left out."""
         return (self.features,) if isinstance(self.features, str) else self.features
+
+    @property
+    def depth(self) -> int:
+        """Message-passing layers that there are."""
+        return 0 if self.kind == NO_LAYERS else self.layers
 
     @property
     def first_dropout(self) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raygnn.config.model import ModelConfig, TaskConfig
+from raygnn.config.model import ModelConfig
 from raygnn.config.problems import Problem, show
-from raygnn.config.types import MODEL_FAMILIES
+from raygnn.config.task import TaskConfig
+from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
 from raygnn.config.user_class import class_problem
 
 ATTENTION = ("gat", "gatv2", "han")
@@ -70,7 +71,7 @@ def network(model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
             "make model.hidden a multiple of model.heads: it is the width over all heads",
         )
     yield from _relations(model, task)
-    if model.kind in MODEL_FAMILIES:
+    if model.kind in (*MODEL_FAMILIES, NO_LAYERS):
         if model.args:
             yield Problem(
                 ("model", "args"),

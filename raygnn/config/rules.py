@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from raygnn.config import comm_rules, logging_rules, model_rules, train_rules
+from raygnn.config import (
+    comm_rules,
+    embedding_rules,
+    logging_rules,
+    model_rules,
+    task_rules,
+    train_rules,
+)
 from raygnn.config.graph_rules import many_graphs
 from raygnn.config.graphs import (
     DglGraph,
@@ -22,22 +29,21 @@ from raygnn.config.model import ModelConfig
 from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.schema import Config, SamplingConfig
-
-CLASS_METRICS = ("accuracy", "f1", "roc_auc")
-NUMBER_METRICS = ("mae", "rmse", "r2")
+from raygnn.config.types import NO_LAYERS
 
 
 def contradictions(config: Config) -> list[Problem]:
     """Every pair of keys that cannot both be meant."""
     return [
         *_graph(config),
-        *_task(config),
+        *task_rules.tasks(config),
         *model_rules.network(config.model, config.task),
         *(_whole(config) if config.task.of_graphs else _sampling(config.sampling, config.model)),
         *train_rules.optimisation(config.train),
         *_resources(config),
         *comm_rules.communication(config),
         *comm_rules.sharding(config),
+        *embedding_rules.embeddings(config),
         *comm_rules.allowed(config),
         *comm_rules.sizes(config),
         *logging_rules.loggers(config),
@@ -63,47 +69,6 @@ def _graph(config: Config) -> Iterator[Problem]:
             ("partition", "path"),
             f"partition.path is graph.path, {partition.path}, which is input",
             "give the partition a directory of its own, or leave partition.path out",
-        )
-
-
-def _task(config: Config) -> Iterator[Problem]:
-    task, graph = config.task, config.graph
-    if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
-        yield Problem(
-            ("task", "kind"),
-            f"{task.kind} is of many graphs, and graph.format {graph.format} is one",
-            "set graph.format to graphs, or task.kind to node_classification",
-        )
-    if not task.of_graphs and isinstance(graph, ManyGraphs):
-        yield Problem(
-            ("task", "kind"),
-            f"{task.kind} is of the nodes of one graph, and graph.format graphs gives many",
-            "set task.kind to graph_classification or graph_regression",
-        )
-    metrics = CLASS_METRICS if task.classifies else NUMBER_METRICS
-    if task.metric is not None and task.metric not in metrics:
-        yield Problem(
-            ("task", "metric"),
-            f"{task.metric} does not suit task.kind {task.kind}",
-            f"set it to {', '.join(metrics[:-1])} or {metrics[-1]}",
-        )
-    if task.loss is not None and task.classifies:
-        yield Problem(
-            ("task", "loss"),
-            f"loss {task.loss} would be ignored: classes have the cross entropy",
-            "remove task.loss, or set task.kind to graph_regression",
-        )
-    if task.ntype is not None and task.of_graphs:
-        yield Problem(
-            ("task", "ntype"),
-            f"ntype {task.ntype} would be ignored: {task.kind} is of whole graphs",
-            "remove task.ntype",
-        )
-    if config.guard.on_bad_sample == "skip" and not task.of_graphs:
-        yield Problem(
-            ("guard", "on_bad_sample"),
-            f"skip would be ignored: task.kind is {task.kind}, whose samples are nodes",
-            "remove guard.on_bad_sample",
         )
 
 
@@ -163,7 +128,7 @@ def _whole(config: Config) -> Iterator[Problem]:
 
 def _sampling(sampling: SamplingConfig, model: ModelConfig) -> Iterator[Problem]:
     layers = model.layers
-    if len(sampling.fanout) != layers:
+    if model.kind != NO_LAYERS and len(sampling.fanout) != layers:
         yield Problem(
             ("sampling", "fanout"),
             f"{len(sampling.fanout)} fanouts {show(sampling.fanout)} for {layers} model.layers",

@@ -15,9 +15,10 @@ from pydantic import Field, PrivateAttr, model_validator
 from raygnn.config.duration import Duration
 from raygnn.config.graphs import GraphConfig
 from raygnn.config.logging import LoggingConfig
-from raygnn.config.model import ModelConfig, TaskConfig
+from raygnn.config.model import ModelConfig
 from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.section import Section
+from raygnn.config.task import TaskConfig
 from raygnn.config.train import TrainConfig
 from raygnn.config.types import (
     LARGEST,

@@ -26,6 +26,7 @@ from raygnn.config.duration import Duration
 from raygnn.config.uri import SCHEMES, Uri
 
 MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han")
+NO_LAYERS = "none"  # the model.kind without message passing
 LARGEST = 2**31 - 1
 _MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name
 
@@ -217,8 +218,8 @@ Storage: TypeAlias = Annotated[str, AfterValidator(_to_directory)]
 ModelKind: TypeAlias = Annotated[
     str,
     _must(
-        lambda kind: kind in MODEL_FAMILIES or _CLASS.fullmatch(kind),
-        f"{', '.join(MODEL_FAMILIES)} or package.module:Class",
+        lambda kind: kind in (*MODEL_FAMILIES, NO_LAYERS) or _CLASS.fullmatch(kind),
+        f"{', '.join(MODEL_FAMILIES)}, {NO_LAYERS} or package.module:Class",
     ),
 ]
 UserClass: TypeAlias = Annotated[str, _must(_CLASS.fullmatch, "package.module:Class")]

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType, etype_str
+from raygnn.graph.edge_split import EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.mapped import map_rows
 from raygnn.graph.staging import Stage
 from raygnn.graph.staging_parts import Staged
+
+SPLIT, NUMBER = "split", "number"  # arrays of the edges to predict
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,8 @@ def load_shard(
     replicated: bool,
     stage: Stage,
     edge_arrays: Sequence[str] = (),
+    split: EdgeSplit | None = None,
+    hide: bool = False,
 ) -> Shard:
     """What worker ``rank`` of ``workers`` needs, mapped from its node's cache.
 
@@ -192,6 +197,9 @@ def load_shard(
         replicated: hold the in-edge lists of all nodes, not only of the owned ones.
         stage: the cache; what it lacks is made there, or waited for.
         edge_arrays: names of edge arrays to hold; edge types that lack one go without.
+        split: of the edges to predict: their type has also the arrays `SPLIT` int8 and `NUMBER`
+            int64, in the user's graph.
+        hide: leave out the edges for validation and test, instead.
 
     Raises:
         DataError: a part is missing, unreadable or changed, parts differ in an array's dtype or
@@ -202,7 +210,11 @@ def load_shard(
     span = rank * meta.num_parts // workers, -(-(rank + 1) * meta.num_parts // workers)
     staged = Staged(stage, meta)
     held = (0, meta.num_parts) if replicated else span
-    topology, nodes = staged.topology(held, edge_arrays), staged.node_data(span)
+    if split is not None and hide:
+        topology = staged.messages(held, edge_arrays, split)
+    else:
+        topology = staged.topology(held, edge_arrays)
+    nodes = staged.node_data(span)
     rows = {}
     for etype in meta.etypes:
         ntype, name = etype[2], etype_str(etype)
@@ -220,6 +232,9 @@ def load_shard(
                 if key.startswith(prefix)
             },
         )
+    if split is not None and not hide:
+        codes = staged.edge_split(held, split)
+        rows[split.etype].data.update({name: codes.array(name) for name in (SPLIT, NUMBER)})
     own = {
         t: slice(
             *(int(bound) - int(meta.node_ranges[t][span[0], 0]) for bound in b[rank : rank + 2])

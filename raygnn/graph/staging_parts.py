@@ -19,8 +19,10 @@ from torch import Tensor
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name
 from raygnn.graph.data import EdgeType, etype_str
+from raygnn.graph.edge_split import EdgeSplit, Splitter, numbers
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.manifest import checked
+from raygnn.graph.messages import write_messages
 from raygnn.graph.partjson import IntArray
 from raygnn.graph.staging import Stage
 from raygnn.graph.staging_entry import ArrayWriter, Draft, Entry
@@ -52,6 +54,40 @@ class Staged:
             _write_topology(draft, self.meta, span, names)
 
         return self._entry("topology", span, build, edge_arrays=names)
+
+    def edge_split(self, span: Span, split: EdgeSplit) -> Entry:
+        """Of the in-edges of type ``split.etype``, aligned with `topology`: ``split`` int8 ``[E]``
+        (see `raygnn.graph.edge_split`), ``number`` int64 ``[E]``, in the user's graph.
+
+        Raises:
+            DataError: a file is damaged, or edges lack the masks.
+        """
+
+        def build(draft: Draft) -> None:
+            rows = _rows(self.meta.edge_ranges[split.etype], span)
+            splitter = Splitter(self.meta, split)
+            codes = draft.array("split", "int8", (rows,))
+            originals = draft.array("number", "int64", (rows,))
+            for part in range(*span):
+                codes.append(splitter.part(part)[2])
+                originals.append(numbers(self.meta, part, split.etype))
+
+        return self._entry("edgesplit", span, build, split=split.to_dict())
+
+    def messages(self, span: Span, edge_arrays: Sequence[str], split: EdgeSplit) -> Entry:
+        """As `topology`, without the edges for validation and test, and their reverses.
+
+        Raises:
+            DataError: see `topology` and `edge_split`.
+        """
+        whole, codes = self.topology(span, edge_arrays), self.edge_split(span, split)
+
+        def build(draft: Draft) -> None:
+            hidden = None if split.reverse is None else Splitter(self.meta, split).hidden()
+            write_messages(draft, self.meta, span, whole, codes, split, hidden)
+
+        names = sorted(set(edge_arrays))
+        return self._entry("messages", span, build, edge_arrays=names, split=split.to_dict())
 
     def node_data(self, span: Span) -> Entry:
         """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``.

@@ -131,6 +131,17 @@ def read_original(meta: PartitionMeta, part: int, path: Readable) -> dict[str, T
     return ids
 
 
+def read_original_edges(meta: PartitionMeta, part: int, path: Readable) -> dict[str, Tensor]:
+    """``"src:rel:dst"`` → int64 ``[E]``, numbers in the graph that was partitioned, in the order of
+    edge ids."""
+    ids = {etype: _tensor(array) for etype, array in read_tensors(path).items()}
+    shapes = {etype: tuple(each.shape) for etype, each in ids.items()}
+    wanted = {etype_str(t): (_length(meta.edge_ranges[t][part]),) for t in meta.etypes}
+    if shapes != wanted:
+        raise _inconsistent(path, "does not hold one number for each edge of the part")
+    return ids
+
+
 _UNKNOWN, _TWICE, _TYPES, _OUTSIDE = 1, 2, 3, 4
 _FAULTS = {
     _UNKNOWN: "holds edges whose ends or ids are out of range",

@@ -50,6 +50,7 @@ class Schema(Typed):
         categories: node type → name → number of categories and width of their embedding.
         relations: edge type → how many relations its edges have, of the types whose blocks say
             which (`Adjacency.relation`).
+        others: more node types whose outputs are wanted, as wide.
     """
 
     in_features: dict[str, int]
@@ -58,6 +59,7 @@ class Schema(Typed):
     out_features: int
     categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     relations: dict[EdgeType, int] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
 
 
 class Stack(nn.Module):
@@ -227,10 +229,21 @@ class Network(Stack):
                 destinations, and its ``src`` is not looked at. None or empty: from ``x``.
             categories: node type → name → int64 ``[S]``.
         """
+        return self.represent(blocks, x, degree, combined, categories)[self.target]
+
+    def represent(
+        self,
+        blocks: Sequence[Block],
+        x: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Hidden:
+        """As `forward`, of every node type whose outputs are wanted."""
         h = self.inputs(x, categories)
         for number, block in enumerate(blocks):
             h = self.layer(number, block, h, degree, None if number else combined)
-        return h[self.target]
+        return h
 
 
 def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
@@ -239,7 +252,7 @@ def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
     A parameter that no output uses would get no gradient, which data-parallel training takes for
     a fault.
     """
-    wanted = [{schema.target}]
+    wanted = [{schema.target, *schema.others}]
     for _ in range(num_layers - 1):
         wanted.insert(0, wanted[0] | {e[0] for e in schema.etypes if e[2] in wanted[0]})
     return wanted

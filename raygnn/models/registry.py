@@ -8,6 +8,8 @@ from functools import partial
 from torch import nn
 
 from raygnn.config.model import ModelConfig
+from raygnn.config.types import NO_LAYERS
+from raygnn.models.direct import Direct
 from raygnn.models.gin import GINConv, Rest
 from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.han import HANLayer
@@ -26,6 +28,8 @@ def build_model(config: ModelConfig, schema: Schema) -> nn.Module:
     Raises:
         ConfigError: a user's class that cannot be imported or constructed.
     """
+    if config.kind == NO_LAYERS:
+        return Direct(schema)
     family = FAMILIES.get(config.kind)
     return Network(config, family(config), schema) if family else UserModel(config, schema)
 

@@ -79,10 +79,21 @@ class UserModel(_UserModule):
         combined: Combined | None = None,
         categories: Categories | None = None,
     ) -> Tensor:
+        return self.represent(blocks, x, degree, combined, categories)[self.target]
+
+    def represent(
+        self,
+        blocks: Sequence[Block],
+        x: dict[str, Tensor],
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> dict[str, Tensor]:
+        """As `forward`, of every node type that the module gives outputs for."""
         assert not combined
         assert not categories
         out = self.module([block.to_dgl() for block in blocks], self.features(x))
-        return out[self.target] if isinstance(out, dict) else out
+        return out if isinstance(out, dict) else {self.target: out}
 
 
 class UserGraphModel(_UserModule):

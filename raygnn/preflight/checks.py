@@ -49,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     data_checks.parts_agree,
     data_checks.arrays_usable,
     data_checks.inputs_exist,
+    data_checks.embeddings_usable,
     data_checks.nodes_to_train_on,
     node_checks.memory_fits,
     node_checks.disk_space,

@@ -99,17 +99,21 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
 
 
 def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> Iterator[Finding]:
-    """A node type has at least one of the arrays that the model reads, and they are numbers."""
+    """A node type has learned rows, or at least one of the arrays that the model reads, and they
+    are numbers."""
     model = job.config.model
     wanted = [*model.feature_names, *model.categories]
     known = ", ".join(sorted(arrays)) or "none"
-    if not any(name in arrays for name in wanted):
+    has_inputs = any(name in arrays for name in wanted)
+    learns = model.embedding is not None and model.embedding.covers(ntype, has_inputs)
+    if not has_inputs and not learns:
         named = " or ".join(repr(name) for name in wanted)
         yield Finding(
             "arrays_usable",
             "error",
             f"node type {ntype!r} has no array {named} (model.features); there are: {known}",
-            "give every node type an array of a name that model.features says",
+            "give every node type an array of a name that model.features says, or learned rows "
+            "with model.embedding",
         )
     for name in wanted:
         if not arrays.get(name):
@@ -158,6 +162,28 @@ def inputs_exist(job: Job) -> Iterator[Finding]:
                 f"there are: {', '.join(sorted(there)) or 'none'}",
                 f"set {key} to arrays that are there",
             )
+
+
+def embeddings_usable(job: Job) -> Iterator[Finding]:
+    """The node types that are to have learned rows are there."""
+    model, columns = job.config.model, job.partition.columns
+    if model.embedding is None or not columns:
+        return
+    wanted, there = {*model.feature_names, *model.categories}, ", ".join(columns)
+    unknown = [name for name in model.embedding.ntypes or () if name not in columns]
+    covered = [
+        t for t, arrays in columns.items() if model.embedding.covers(t, bool(wanted & {*arrays}))
+    ]
+    if unknown:
+        what = f"there is no node type {unknown[0]!r} (model.embedding.ntypes); there are: {there}"
+        yield Finding("embeddings_usable", "error", what, "name one of them, or leave the key out")
+    elif not covered:
+        yield Finding(
+            "embeddings_usable",
+            "error",
+            "every node type has features, so model.embedding would learn nothing",
+            f"say which are to have some with model.embedding.ntypes ({there}), or remove it",
+        )
 
 
 def nodes_to_train_on(job: Job) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.dgl import dgl, require
+from raygnn.sampling.routes import Routes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,6 +168,11 @@ class Batch(Share):
         categories: node type → name → category numbers of the input nodes, int64 ``[S_0]``.
         pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
             numbers of the last block's destinations of their types; else None.
+        relation: of each of these edges, int64 ``[B]``; None where they have none.
+        instead: ``"source"`` and ``"target"``, as far as such ends are to be replaced → int64
+            ``[K]``, the nodes that take their place, as ``pairs`` numbers them.
+        routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
+            None where no node type has some.
     """
 
     blocks: list[Block]
@@ -175,6 +181,9 @@ class Batch(Share):
     degree: dict[EdgeType, Tensor]
     categories: dict[str, dict[str, Tensor]]
     pairs: Tensor | None = None
+    relation: Tensor | None = None
+    instead: dict[str, Tensor] = field(default_factory=dict)
+    routes: Routes | None = None
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,7 @@
 """Edges as seeds: a batch is some edges of one type, and the neighbourhoods of their ends.
 
-An edge is known by its position: all parts' in-edge lists of its type, one after the other.
+An edge is known by its position: all parts' in-edge lists of its type, one after the other. Their
+order as seeds is that of the user's graph, whatever the partition.
 """
 
 from __future__ import annotations
@@ -9,60 +10,64 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raygnn.graph.data import EdgeType
-from raygnn.graph.shard import Shard
+from raygnn.graph.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.sampler import Banned
-from raygnn.sampling.seeds import Start
+from raygnn.sampling.seeds import Start, Turn
 
 
-class EdgeSeeds:
-    """Edges of one type as seeds.
+class Edges:
+    """The edges of one type into the nodes of each rank, for whoever asks. Collective to make.
 
     Args:
+        shard: one that holds the in-edges of the owned nodes, all of them.
+
+    Attributes:
+        src, dst: ends of the own edges, global ids, int64 ``[own]``.
+        first: position of the first of them.
         bounds: int64 ``[W+1]``, the positions that each rank owns.
-        positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
-        exclude: which edges a batch may not sample, so that it does not see what it is to
-            predict: None, "self" (the seeds) or "reverse" (and the same pairs the other way
-            round). They are left out by their ends, so parallel edges do not give them away.
-        reverse: the edge type that holds the reverses, where it is not the seeds' own.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        exchange: Exchange,
-        etype: EdgeType,
-        bounds: np.ndarray,
-        positions: np.ndarray | None = None,
-        *,
-        exclude: Literal["self", "reverse"] | None = None,
-        reverse: EdgeType | None = None,
-    ):
+    def __init__(self, shard: Shard, exchange: Exchange, etype: EdgeType):
         self.etype = etype
-        self.num = int(bounds[-1]) if positions is None else len(positions)
-        self._shard = shard
-        self._exchange = exchange
-        self._bounds = bounds
-        self._positions = positions
-        self._exclude = exclude
-        self._reverse = reverse or etype
+        self.exchange = exchange
+        rows, ntype = shard.topology[etype], etype[2]
+        low = shard.first(ntype) - rows.first
+        indptr = rows.indptr[low : low + shard.owned(ntype) + 1]
+        span = slice(int(indptr[0]), int(indptr[-1]))
+        self.src = rows.src[span].astype(np.int64)
+        self.dst = np.repeat(np.arange(len(indptr) - 1) + shard.first(ntype), np.diff(indptr))
+        self.first = shard.edge_first(etype) + span.start
+        stops = exchange.gather_rows(torch.tensor([shard.edge_first(etype) + span.stop])).numpy()
+        self.bounds = np.concatenate([[0], stops])
+        self._data = {name: array[span] for name, array in rows.data.items()}
 
-    def ids(self, index: np.ndarray) -> np.ndarray:
-        return index if self._positions is None else self._positions[index]
+    @property
+    def num(self) -> int:
+        """Edges of all ranks."""
+        return int(self.bounds[-1])
 
-    def start(self, index: np.ndarray) -> Start:
-        src, dst = self.ends(self.ids(index))
-        nodes, pairs = _end_nodes(self.etype, src, dst)
-        return Start(nodes, torch.ones(len(index)), torch.from_numpy(pairs), self._banned(src, dst))
+    def column(self, name: str) -> np.ndarray:
+        """An array of the own edges, ``[own, …]``."""
+        return self._data[name]
 
-    def ends(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source and destination ids (int64 ``[B]`` each), asked of the owners. Collective."""
-        exchange = self._exchange
-        size = exchange.world.size
-        owner = np.searchsorted(self._bounds, positions, side="right") - 1
+    def chosen(self, split: int) -> np.ndarray:
+        """Which of the own edges are in a split (see `raygnn.graph.edge_split`), int64 ``[n]``."""
+        return np.flatnonzero(self._data[SPLIT] == split)
+
+    def rows(self, positions: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[Tensor]]:
+        """What the owners know of some edges. Collective.
+
+        Returns:
+            Sources and destinations int64 ``[2, n]``, and the named arrays' rows.
+        """
+        exchange, size = self.exchange, self.exchange.world.size
+        owner = np.searchsorted(self.bounds, positions, side="right") - 1
         order = np.argsort(owner, kind="stable")
         send = np.bincount(owner, minlength=size).reshape(size, 1)
         ends = np.concatenate([[0], np.cumsum(send)])
@@ -70,16 +75,79 @@ class EdgeSeeds:
         by_owner = torch.from_numpy(positions[order])
         pieces = [[by_owner[ends[r] : ends[r + 1]]] for r in range(size)]
         wanted = torch.cat([piece for (piece,) in exchange.pieces(pieces, asked)]).numpy()
-        here = _own_ends(self._shard, self.etype, wanted)
+        at = wanted - self.first
+        here = [self.src[at], self.dst[at], *(self._data[name][at] for name in names)]
         stops = np.concatenate([[0], np.cumsum(asked)])
         answer = [
-            [torch.from_numpy(end[stops[r] : stops[r + 1]]) for end in here] for r in range(size)
+            [torch.from_numpy(column[stops[r] : stops[r + 1]]) for column in here]
+            for r in range(size)
         ]
-        came = exchange.pieces(answer, np.repeat(send, 2, axis=1))
-        found = np.empty((2, len(positions)), np.int64)
-        for column in range(2):
-            found[column, order] = torch.cat([row[column] for row in came]).numpy()
-        return found[0], found[1]
+        came = exchange.pieces(answer, np.repeat(send, len(here), axis=1))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        columns = [torch.cat([row[c] for row in came])[back] for c in range(len(here))]
+        return torch.stack(columns[:2]).numpy(), columns[2:]
+
+
+class EdgeSeeds:
+    """Edges of one type as seeds.
+
+    Args:
+        positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
+        exclude: which edges a batch may not sample, so that it does not see what it is to
+            predict: None, "self" (the seeds) or "reverse" (and the same pairs the other way
+            round). They are left out by their ends, so parallel edges do not give them away.
+        reverse: the edge type that holds the reverses, where it is not the seeds' own.
+        target, relation: the arrays that hold what is to be predicted, and each edge's relation.
+        negatives: draws nodes that take the place of ends.
+    """
+
+    def __init__(
+        self,
+        edges: Edges,
+        positions: np.ndarray | None = None,
+        *,
+        exclude: Literal["self", "reverse"] | None = None,
+        reverse: EdgeType | None = None,
+        target: str | None = None,
+        relation: str | None = None,
+        negatives: Negatives | None = None,
+    ):
+        self.etype = edges.etype
+        self.num = edges.num if positions is None else len(positions)
+        self._edges = edges
+        self._positions = positions
+        self._exclude = exclude
+        self._reverse = reverse or edges.etype
+        self._target = target
+        self._relation = relation
+        self._negatives = negatives
+
+    def ids(self, index: np.ndarray) -> np.ndarray:
+        return index if self._positions is None else self._positions[index]
+
+    def start(self, turn: Turn) -> Start:
+        negatives = self._negatives
+        everyone = negatives is not None and negatives.in_batch
+        positions = self.ids(turn.chosen if everyone else turn.index)
+        names = [name for name in (self._target, self._relation) if name is not None]
+        ends, columns = self._edges.rows(positions, names)
+        drawn: dict[str, np.ndarray] = {}
+        if negatives is not None:
+            drawn = negatives.draw(turn.epoch, turn.step, dict(zip(ENDS, ends)))
+        if everyone:
+            ends = ends[:, turn.mine]
+            columns = [column[torch.from_numpy(turn.mine)] for column in columns]
+        named = dict(zip(names, columns))
+        nodes, pairs, instead = _nodes(self.etype, ends, drawn)
+        return Start(
+            nodes,
+            torch.ones(len(turn.mine)) if self._target is None else named[self._target],
+            pairs=torch.from_numpy(pairs),
+            banned=self._banned(*ends),
+            relation=None if self._relation is None else named[self._relation].long(),
+            instead={end: torch.from_numpy(local) for end, local in instead.items()},
+        )
 
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:
         if self._exclude is None:
@@ -91,60 +159,37 @@ class EdgeSeeds:
         return Banned({self.etype: (np.concatenate([src, dst]), np.concatenate([dst, src]))})
 
 
-def gather_edge_seeds(
-    shard: Shard,
-    exchange: Exchange,
-    etype: EdgeType,
-    *,
-    split: str | None = None,
-    exclude: Literal["self", "reverse"] | None = None,
-    reverse: EdgeType | None = None,
-) -> EdgeSeeds:
-    """The edges of one type, or those of them in a split. Collective.
-
-    Their order is that of the partition's edges: the same for any number of workers.
+def in_order(edges: Edges, own: np.ndarray) -> np.ndarray:
+    """Positions of edges of all ranks, in the order of the user's graph: the same on every rank,
+    and the same edges in the same order whatever the partition. Collective.
 
     Args:
-        split: "train", "val" or "test": those with ``<split>_mask``, which must be among the
-            edge arrays that the shard was loaded with; None = all.
-        exclude, reverse: see `EdgeSeeds`.
+        own: int64 ``[n]``, which of the own edges.
     """
-    indptr = _own_rows(shard, etype)
-    stop = shard.edge_first(etype) + int(indptr[-1])
-    stops = exchange.gather_rows(torch.tensor([stop])).numpy()
-    positions = None
-    if split is not None:
-        mask = shard.topology[etype].data[f"{split}_mask"][indptr[0] : indptr[-1]]
-        own = np.flatnonzero(mask) + int(indptr[0]) + shard.edge_first(etype)
-        positions = exchange.gather_rows(torch.from_numpy(own)).numpy()
-    bounds = np.concatenate([[0], stops])
-    return EdgeSeeds(shard, exchange, etype, bounds, positions, exclude=exclude, reverse=reverse)
+    keys = edges.exchange.gather_rows(
+        torch.from_numpy(np.ascontiguousarray(edges.column(NUMBER)[own]))
+    )
+    positions = edges.exchange.gather_rows(torch.from_numpy(own + edges.first))
+    found: np.ndarray = positions[torch.argsort(keys)].numpy()
+    return found
 
 
-def _own_rows(shard: Shard, etype: EdgeType) -> np.ndarray:
-    """Row pointers of the owned nodes' in-edges, ``[owned+1]``."""
-    rows = shard.topology[etype]
-    low = shard.first(etype[2]) - rows.first
-    return rows.indptr[low : low + shard.owned(etype[2]) + 1]
-
-
-def _own_ends(
-    shard: Shard, etype: EdgeType, positions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of own edges."""
-    at = positions - shard.edge_first(etype)
-    dst = np.searchsorted(_own_rows(shard, etype), at, side="right") - 1
-    return shard.topology[etype].src[at].astype(np.int64), dst + shard.first(etype[2])
-
-
-def _end_nodes(
-    etype: EdgeType, src: np.ndarray, dst: np.ndarray
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The nodes at the ends of edges, each once by type, and ``pairs`` as `Batch` has them."""
+def _nodes(
+    etype: EdgeType, ends: np.ndarray, drawn: dict[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
+    """The nodes of a batch, each once by type, with ``pairs`` and ``instead`` as `Batch` has
+    them."""
     nobody = np.empty(0, np.int64)
+    columns = {end: np.concatenate([ids, drawn.get(end, nobody)]) for end, ids in zip(ENDS, ends)}
+    source, target = columns.values()
     if etype[0] == etype[2]:
-        nodes, local = kernels.relabel(nobody, np.concatenate([src, dst]))
-        return {etype[0]: nodes}, local.reshape(2, -1)
-    sources, first = kernels.relabel(nobody, src)
-    targets, second = kernels.relabel(nobody, dst)
-    return {etype[0]: sources, etype[2]: targets}, np.stack([first, second])
+        nodes, both = kernels.relabel(nobody, np.concatenate([source, target]))
+        found, local = {etype[0]: nodes}, [both[: len(source)], both[len(source) :]]
+    else:
+        (first, one), (second, other) = (kernels.relabel(nobody, c) for c in (source, target))
+        found, local = {etype[0]: first, etype[2]: second}, [one, other]
+    num = ends.shape[1]
+    instead: dict[str, np.ndarray] = {
+        end: each[num:] for end, each in zip(ENDS, local) if end in drawn
+    }
+    return found, np.stack([each[:num] for each in local]), instead

@@ -83,6 +83,7 @@ class FeatureStore:
         ring: gathers after which an output buffer is used again; 0 = never.
 
     Attributes:
+        bounds: see above.
         exchange: what it fetches over; a loader's sampler uses the same.
         filled: whether its cache has been chosen.
         remote, hits: distinct remote rows that batches needed so far, and how many of them the
@@ -97,7 +98,7 @@ class FeatureStore:
         *,
         ring: int = 0,
     ):
-        self._bounds = bounds
+        self.bounds = bounds
         self.exchange = exchange
         self._tables = tables
         self._ring = BufferRing(ring)
@@ -140,7 +141,7 @@ class FeatureStore:
             wanted = {t: chosen.get(t, nobody)[piece] for t in self._tables}
             counts = np.zeros((self.exchange.world.size, len(wanted)), np.int64)
             for column, (ntype, ids) in enumerate(wanted.items()):
-                found = kernels.locate(ids, self._bounds[ntype], *self._whose(ntype))
+                found = kernels.locate(ids, self.bounds[ntype], *self._whose(ntype))
                 wanted[ntype], counts[:, column] = found[1], found[2]
             self._fetch(wanted, counts)
             for ntype, ids in wanted.items():
@@ -208,7 +209,7 @@ class FeatureStore:
         slots, wanted = {}, {}
         counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
         for column, ntype in enumerate(self._tables):
-            found = kernels.locate(ids[ntype], self._bounds[ntype], *self._whose(ntype))
+            found = kernels.locate(ids[ntype], self.bounds[ntype], *self._whose(ntype))
             slots[ntype], wanted[ntype] = torch.from_numpy(found[0]), found[1]
             counts[:, column] = found[2]
             self.remote += int(found[3])

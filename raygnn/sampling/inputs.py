@@ -29,6 +29,20 @@ from raygnn.sampling.features import (
 )
 
 SCALE = "_scale"
+LEARNED = "learned"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Rows that are learned for each node of a type.
+
+    Attributes:
+        dim: width of a row, float32 where it is kept.
+        dtype: to compute in.
+    """
+
+    dim: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -39,20 +53,29 @@ class Inputs:
         plain: joined into one table in the compute dtype.
         scaled: int8 arrays that have a scale.
         categories: whole numbers that stand for categories.
+        learned: what the type's learned rows are like, which come after the features; None = it
+            has none.
     """
 
     plain: tuple[str, ...]
     scaled: tuple[str, ...]
     categories: tuple[str, ...]
+    learned: Learned | None = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether the data have anything of it."""
+        return bool(self.plain or self.scaled or self.categories)
 
     @property
     def one_table(self) -> bool:
         """Whether the plain table is the whole input, so that its rows can be added up."""
-        return bool(self.plain) and not self.scaled and not self.categories
+        return bool(self.plain) and not (self.scaled or self.categories or self.learned)
 
     def width(self, arrays: Mapping[str, Tensor]) -> int:
         """Numbers in a row of what the model reads, besides categories."""
-        return sum(row_width(arrays[name]) for name in (*self.plain, *self.scaled))
+        stored = sum(row_width(arrays[name]) for name in (*self.plain, *self.scaled))
+        return stored + (self.learned.dim if self.learned else 0)
 
 
 def choose_inputs(
@@ -80,6 +103,7 @@ def build_store(
     weighted: bool = False,
     resident: bool = False,
     ring: int = 0,
+    learned: Mapping[str, Tensor] | None = None,
 ) -> FeatureStore:
     """The store of what the model reads.
 
@@ -92,8 +116,12 @@ def build_store(
         resident: keep the owned rows in this process's memory, which is read faster than a mapped
             file.
         ring: gathers after which an output buffer is used again.
+        learned: node type → float32 ``[nodes of the type, dim]``, this rank's own learned rows
+            first, used as it is; None = the store has none of them.
     """
     tables = {t: _table(shard, t, inputs[t], dtype, resident) for t in shard.ntypes}
+    for ntype, rows in (learned or {}).items():
+        tables[ntype][LEARNED] = rows
     for etype in degree_etypes:
         degree = shard.in_degree(etype).to(torch.int32)
         total = shard.num_nodes(etype[2])
@@ -140,6 +168,8 @@ def assemble(
         for name in chosen.scaled:
             scale = columns[_key("scale", name)]
             parts.append(columns[_key("int8", name)].to(scale.dtype) * scale.unsqueeze(1))
+        if chosen.learned and LEARNED in columns:  # in training they come from elsewhere
+            parts.append(columns[LEARNED].to(chosen.learned.dtype))
         if parts:
             x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if chosen.categories:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,9 @@ from raygnn.sampling.features import FeatureStore, Rows, degree_column
 from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.prefetch import Note, Prefetcher, silent
+from raygnn.sampling.routes import Routes, find_routes
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import Seeds, Start
+from raygnn.sampling.seeds import Seeds, Start, Turn
 
 T = TypeVar("T", bound=Share, covariant=True)
 
@@ -49,7 +51,8 @@ class BatchMaker:
         inputs: node type → which columns are the model's input.
         degree_etypes: edge types whose in-degrees the model wants.
         combine: how the first layer adds up its sources' features, where that is all it does
-            with them (see `FeatureStore.combine`); None = it is given the sources themselves.
+            with them (see `FeatureStore.combine`); None = it is given the sources themselves,
+            which is needed where nodes have learned rows.
         note: told ``"sample"`` and ``"features"``.
     """
 
@@ -65,16 +68,22 @@ class BatchMaker:
     note: Note = silent
     identity: str = ""
 
+    @property
+    def learned(self) -> list[str]:
+        """The node types with learned rows, in a fixed order."""
+        return [t for t, inputs in self.inputs.items() if inputs.learned]
+
     def __call__(self, epoch: int, step: int) -> Batch:
         begin, waited = time.perf_counter(), self.store.exchange.seconds
         self.note("sample", epoch=epoch, step=step)
         chosen = self.plan.batch(epoch, step)
-        mine = chosen[rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)]
+        mine = rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)
         weight = torch.ones(max(1, len(mine)))
         if not len(mine):  # a short last batch: keep the step, without influence
-            mine, weight = chosen[:1], torch.zeros(1)
-        start = self.seeds.start(mine)
-        blocks, rows, combined, (sampled, asked) = self._blocks(start, epoch, step)
+            mine, weight = np.zeros(1, np.int64), torch.zeros(1)
+        turn = Turn(chosen, mine, epoch, step)
+        start = self.seeds.start(turn)
+        blocks, rows, combined, routes, (sampled, asked) = self._blocks(start, epoch, step)
         x, categories = assemble(rows, self.inputs)
         end, fetched = time.perf_counter(), self.store.exchange.seconds
         return Batch(
@@ -83,8 +92,11 @@ class BatchMaker:
             combined=combined,
             degree={e: rows[e[2]][degree_column(e)] for e in self.degree_etypes},
             categories=categories,
-            seeds=torch.from_numpy(self.seeds.ids(mine)),
+            seeds=torch.from_numpy(self.seeds.ids(turn.index)),
             pairs=start.pairs,
+            relation=start.relation,
+            instead=dict(start.instead),
+            routes=routes,
             y=start.y,
             weight=weight,
             total=len(chosen),
@@ -100,8 +112,9 @@ class BatchMaker:
 
     def _blocks(
         self, start: Start, epoch: int, step: int
-    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], tuple[float, float]]:
-        """Blocks, rows of the input nodes, combined rows, and both clocks as sampling was done."""
+    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], Routes | None, tuple[float, float]]:
+        """Blocks, rows of the input nodes, combined rows, the ways of learned ones, and both clocks
+        as sampling was done."""
         when = {"epoch": epoch, "step": step}
         if self.combine is None:
             blocks, inputs = self.sampler.sample(
@@ -109,14 +122,18 @@ class BatchMaker:
             )
             sampled = time.perf_counter(), self.store.exchange.seconds
             self.note("features")
-            return blocks, self.store.gather(inputs), {}, sampled
+            routes = None
+            if learned := {t: inputs[t] for t in self.learned}:
+                routes = find_routes(learned, self.store.bounds, self.store.exchange)
+            return blocks, self.store.gather(inputs), {}, routes, sampled
+        assert not self.learned
         blocks, nodes, draws = self.sampler.sample_open(
             start.nodes, self.fanouts, banned=start.banned, **when
         )
         sampled = time.perf_counter(), self.store.exchange.seconds
         self.note("features")
         rows, combined = self.store.combine(nodes, draws, self.combine)
-        return blocks, rows, combined, sampled
+        return blocks, rows, combined, None, sampled
 
 
 class BatchLoader(Generic[T]):

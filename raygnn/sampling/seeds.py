@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ class Start:
     Attributes:
         nodes: node type → distinct ids, the last block's destinations.
         y: targets of the seeds.
-        pairs: see `Batch.pairs`.
+        pairs, relation, instead: as `Batch` has them.
         banned: edges that no hop may draw.
     """
 
@@ -30,6 +30,29 @@ class Start:
     y: Tensor
     pairs: Tensor | None = None
     banned: Banned | None = None
+    relation: Tensor | None = None
+    instead: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which seeds a rank has in one step.
+
+    Attributes:
+        chosen: numbers of all ranks' seeds, int64 ``[≤ global batch]``.
+        mine: which of them are this rank's, int64 ``[B]``.
+        epoch, step: of the run.
+    """
+
+    chosen: np.ndarray
+    mine: np.ndarray
+    epoch: int
+    step: int
+
+    @property
+    def index(self) -> np.ndarray:
+        """Numbers of this rank's seeds."""
+        return self.chosen[self.mine]
 
 
 class Seeds(Protocol):
@@ -41,8 +64,8 @@ class Seeds(Protocol):
         """What the seeds numbered ``index`` are called: contiguous per rank that owns them."""
         ...
 
-    def start(self, index: np.ndarray) -> Start:
-        """Where a batch of these seeds starts. Collective."""
+    def start(self, turn: Turn) -> Start:
+        """Where a rank's batch starts. Collective."""
         ...
 
 
@@ -63,7 +86,8 @@ class NodeSeeds:
     def ids(self, index: np.ndarray) -> np.ndarray:
         return self._ids[index]
 
-    def start(self, index: np.ndarray) -> Start:
+    def start(self, turn: Turn) -> Start:
+        index = turn.index
         return Start({self.ntype: self._ids[index]}, self.targets[torch.from_numpy(index)])
 
 

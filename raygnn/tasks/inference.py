@@ -8,7 +8,8 @@ an edge once for every batch that reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,13 +72,33 @@ class Inference:
         model.eval()
         try:
             if isinstance(model, Network):
-                return self._layer_by_layer(model, ntype)[owned - self._shard.first(ntype)]
+                hidden = self._layer_by_layer(model)[ntype]
+                return hidden[owned - self._shard.first(ntype)].float()
             return self._by_batches(model, ntype, owned)
         finally:
             model.train(training)
 
-    def _layer_by_layer(self, model: Network, ntype: str) -> Tensor:
-        """Outputs of all owned nodes of ``ntype``, ``[owned, out_features]``."""
+    @torch.no_grad()
+    def represent(self, model: nn.Module, ntypes: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs (float32 ``[owned, out_features]``, CPU) of all owned nodes of some types."""
+        training = model.training
+        model.eval()
+        try:
+            if isinstance(model, Network):
+                hidden = self._layer_by_layer(model)
+                return {t: hidden[t].float() for t in ntypes}
+            return {
+                t: self._by_batches(
+                    model, t, self._shard.first(t) + np.arange(self._shard.owned(t))
+                )
+                for t in ntypes
+            }
+        finally:
+            model.train(training)
+
+    def _layer_by_layer(self, model: Network) -> dict[str, Tensor]:
+        """Outputs of all owned nodes of the types that the network computes,
+        ``[owned, out_features]``."""
         shard, store = self._shard, self._store
         for number in range(model.num_layers):
             kept: dict[str, list[Tensor]] = {t: [] for t in model.computes(number)}
@@ -101,7 +122,7 @@ class Inference:
                     pieces.append(out[t].cpu())
             hidden = {t: torch.cat(pieces) for t, pieces in kept.items()}
             if number == model.num_layers - 1:
-                return hidden[ntype].float()
+                return hidden
             store = FeatureStore(
                 shard.bounds, self._exchange, {t: self._table(t, h) for t, h in hidden.items()}
             )
@@ -145,7 +166,7 @@ class Inference:
                 start = max(start, stop)
                 yield chunk
 
-    def _by_batches(self, model: nn.Module, ntype: str, owned: np.ndarray) -> Tensor:
+    def _by_batches(self, model: Any, ntype: str, owned: np.ndarray) -> Tensor:
         size = self._batch_size
         pieces: list[Tensor] = []
         for number in range(-(-self._exchange.max(len(owned)) // size)):
@@ -157,7 +178,7 @@ class Inference:
                 {ntype: ids}, [self._all] * self._num_layers, epoch=0, step=number
             )
             x, _ = assemble(self._store.gather(sources), self._inputs)
-            out = model([block.to(self._device) for block in blocks], self._moved(x), {})
+            out = model.represent([b.to(self._device) for b in blocks], self._moved(x), {})[ntype]
             pieces.append(out[:real].float().cpu())
         return torch.cat(pieces)
 

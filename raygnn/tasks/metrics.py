@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
 
-from raygnn.config.model import TaskConfig
+from raygnn.config.task import TaskConfig
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.losses import Loss, make_loss
 

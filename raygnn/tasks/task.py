@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from raygnn.config.train import TrainConfig
 from raygnn.errors import TrainingError
-from raygnn.sampling.batch import Share
+from raygnn.sampling.batch import Batch, Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
+from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.losses import Loss
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain
 from raygnn.tasks.schedule import with_schedules
@@ -41,6 +42,7 @@ class Task(pl.LightningModule, ABC):
         clock: where its time goes.
         total_steps: optimizer steps of the whole run, for what changes with them.
         construct: makes the optimizer from its class, the parameters and the other arguments.
+        embeddings: the learned rows of nodes, if there are some.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Task(pl.LightningModule, ABC):
         self.total_steps = 1
         self._planned = self._real = 0
         self.construct: Construct = plain
+        self.embeddings: Embeddings | None = None
 
     @abstractmethod
     def outputs(self, batch: Any) -> Tensor:
@@ -91,6 +94,10 @@ class Task(pl.LightningModule, ABC):
             )
         return out
 
+    def losses(self, batch: Any) -> Tensor:
+        """The loss of each seed, float32 ``[B]``."""
+        return self.loss(self.checked(batch).float(), batch.y)
+
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
@@ -98,8 +105,7 @@ class Task(pl.LightningModule, ABC):
         self.clock.lap("rest")
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
-        losses = self.loss(self.checked(batch).float(), batch.y)
-        total = (losses * batch.weight).sum()
+        total = (self.losses(batch) * batch.weight).sum()
         self.window.add(float(total.detach()) / max(1, batch.total), batch)
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
@@ -125,13 +131,46 @@ class Task(pl.LightningModule, ABC):
         )
         return with_schedules(optimizer, self.config, self.planned, self.total_steps)
 
+    @property
+    def _scale(self) -> float | None:
+        """What a gradient scaler multiplies the loss by; None where there is none."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        return None if scaler is None else float(scaler.get_scale())
+
     def transfer_batch_to_device(
         self, batch: Share, device: torch.device, dataloader_idx: int
     ) -> Share:
         self.clock.lap("wait")
         moved = batch.to(device)
         self.clock.lap("transfer")
+        if self.embeddings is not None:
+            assert isinstance(moved, Batch)
+            moved = self.embeddings.join(moved, device)
+            self.clock.lap("communicate")
         return moved
+
+    def on_after_backward(self) -> None:
+        if self.embeddings is not None:
+            self.embeddings.send_back(self.parameters())
+            self.clock.lap("communicate")
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """The last that happens before the optimizer's step, whether anything is to be clipped or
+        not: learned rows are moved here, and clipped together with the parameters."""
+        if self.embeddings is None:
+            self.clip_gradients(
+                optimizer,
+                gradient_clip_val=gradient_clip_val,
+                gradient_clip_algorithm=gradient_clip_algorithm,
+            )
+            return
+        rate = float(optimizer.param_groups[0]["lr"])
+        self.embeddings.update(self.parameters(), gradient_clip_val, rate, self._scale)
 
 
 class Window:

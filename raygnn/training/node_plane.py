@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,6 +32,7 @@ from raygnn.sampling.inputs import SCALE, Inputs, build_store, choose_inputs, ro
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import NodeSeeds, gather_seeds, owned_nodes
+from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
@@ -39,6 +40,7 @@ from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
 from raygnn.training.job import SPLITS, Job
+from raygnn.training.learned import make_embeddings, with_learned
 from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
@@ -90,6 +92,7 @@ class NodePlane:
             t: choose_inputs(arrays, model.feature_names, model.categories)
             for t, arrays in shard.node_data.items()
         }
+        inputs = with_learned(inputs, config)
         _check_scales(shard, inputs)
         _check_weights(shard, config)
         log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
@@ -110,7 +113,9 @@ class NodePlane:
         model = build(config, lambda: build_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
         planned = self.job.planned
-        return NodeTask(model, loss, config.train, world, schema.out_features, planned)
+        task = NodeTask(model, loss, config.train, world, schema.out_features, planned)
+        task.embeddings = self._embeddings
+        return task
 
     @property
     def traffic(self) -> Traffic:
@@ -158,13 +163,18 @@ class NodePlane:
         return codes
 
     @cached_property
+    def _embeddings(self) -> Embeddings | None:
+        return make_embeddings(self.config, self.shard, self.inputs, self.ranks)
+
+    @cached_property
     def _inference(self) -> Inference:
+        rows = self._embeddings
         return Inference(
             self.shard,
             self.control,
-            self.store(self.control),
+            self.store(self.control, learned=rows.tables if rows else None),
             self.inputs,
-            num_layers=self.config.model.layers,
+            num_layers=self.config.model.depth,
             batch_size=self.config.sampling.eval_batch_size,
             device=self.ranks.device,
             relation=relation_array(self.config.model),
@@ -199,6 +209,7 @@ class NodePlane:
         weighted: bool = False,
         resident: bool = False,
         ring: int = 0,
+        learned: Mapping[str, Tensor] | None = None,
     ) -> FeatureStore:
         """A store of the model's inputs that fetches over ``exchange``: see `build_store`."""
         return build_store(
@@ -210,6 +221,7 @@ class NodePlane:
             weighted=weighted,
             resident=resident,
             ring=ring,
+            learned=learned,
         )
 
     def batches(self, task: Task) -> BatchMaker:
@@ -229,7 +241,7 @@ class NodePlane:
         store = self._store = self.store(
             self.ranks.data, weighted=how == "gcn", resident=self._resident(), ring=ring
         )
-        fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)
+        fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)[: config.model.depth]
         if config.sampling.cache and world.size > 1:
             start = time.perf_counter()
             bounds, rank = self.shard.bounds, world.rank

@@ -11,7 +11,6 @@ from torch import nn
 
 from raygnn.config.schema import Config
 from raygnn.graph.dgl import dgl
-from raygnn.models.registry import FAMILIES
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
@@ -73,7 +72,7 @@ class Plane(Protocol):
 
 def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
     """A model that is the same on all ranks, in the precision's dtype."""
-    if config.model.kind not in FAMILIES:
+    if ":" in config.model.kind:
         dgl()  # so that "import dgl" in the user's module finds one that works
     torch.manual_seed(config.train.seed)
     return make().to(PRECISIONS[config.precision].dtype)

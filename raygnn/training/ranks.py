@@ -21,7 +21,7 @@ class Ranks:
 
     Whoever started the ranks has made the default process group, which gradients use; the data
     plane and the control messages each have a gloo group of their own, so that no two threads
-    share one. All groups are made in one order: `data`, `control`, then others.
+    share one. All groups are made in one order: `data`, `control`, `rows`, then others.
     """
 
     config: Config
@@ -33,12 +33,14 @@ class Ranks:
         """Make the groups. Collective."""
         ranks = cls(config, world, device)
         assert ranks.data is not ranks.control
+        if config.model.embedding is not None:
+            assert ranks.rows is not ranks.control
         return ranks
 
     def for_config(self, config: Config) -> Ranks:
         """The same groups for another configuration."""
         other = Ranks(config, self.world, self.device)
-        made = ("data", "control", "compared_group")
+        made = ("data", "control", "rows", "compared_group")
         other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
         return other
 
@@ -56,6 +58,12 @@ class Ranks:
     @cached_property
     def control(self) -> Exchange:
         """The collectives of everything else but gradients."""
+        return self._exchange()
+
+    @cached_property
+    def rows(self) -> Exchange:
+        """The collectives of learned rows and their gradients, where there are some; of the thread
+        that trains alone."""
         return self._exchange()
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.config.schema import Config
+from raygnn.config.types import NO_LAYERS
 from raygnn.preflight import text
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.report import Report
@@ -38,9 +39,11 @@ def header(
         span = "{} to {}".format(*config.cluster.limits)
     span += " worker" if span == "1" else " workers"
     model = config.model.kind
-    if ":" not in model:
+    if model == NO_LAYERS:
+        model = "no layers"
+    elif ":" not in model:
         model += f", {config.model.layers} layers × {config.model.hidden}"
-    if not config.task.of_graphs:
+    if not config.task.of_graphs and config.model.depth:
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     train, done = config.train, {"prediction": f"{purpose}, on {span}"}
     if purpose is None:

@@ -1,0 +1,245 @@
+"""From the outputs for the two ends of an edge to its score: B edges, K nodes, D numbers of each.
+
+A decoder turns one end and the relation into a query, and compares it with the other end. So the
+scores of B edges with each of K nodes in one end's place are one product of matrices (dot,
+DistMult, ComplEx), or one table of distances.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raygnn.config.model import ModelConfig
+
+_AT_ONCE = 1 << 24  # numbers that an evaluation lays out for distances
+
+
+class Decoder(nn.Module):
+    """Scores of edges; more means likelier.
+
+    Args:
+        width: D.
+        relations: how many there are, at least 1.
+
+    Attributes:
+        distance: whether scores are distances below 0.
+    """
+
+    distance = False
+
+    def __init__(self, width: int, relations: int):
+        super().__init__()
+        self.width = width
+        self.relations = relations
+
+    @abstractmethod
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        """What the nodes at ``end`` are compared with, ``[B, D]``.
+
+        Args:
+            kept: the rows of the other end, ``[B, D]``.
+            relation: int64 ``[B]``; None = 0 for each.
+            end: ``"source"`` or ``"target"``.
+        """
+
+    @abstractmethod
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        """``[B, D]`` and ``[B, D]`` → ``[B]``."""
+
+    @abstractmethod
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        """``[B, D]`` and ``[K, D]`` → ``[B, K]``."""
+
+    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
+        """Scores of edges, ``[B, 1]``."""
+        return self.compare(self.query(source, relation, "target"), target).unsqueeze(1)
+
+    def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        """Scores ``[B, K]`` with each of ``nodes`` ``[K, D]`` at ``end``; see `query`."""
+        return self.table(self.query(kept, relation, end), nodes)
+
+
+class Dot(Decoder):
+    """The inner product; relations are not looked at."""
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        return kept
+
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return (query * nodes).sum(1)
+
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return query @ nodes.T
+
+
+class Relational(Decoder):
+    """One vector for each relation.
+
+    Args:
+        numbers: of a vector; None = D.
+    """
+
+    def __init__(self, width: int, relations: int, numbers: int | None = None):
+        super().__init__(width, relations)
+        self.relation = nn.Parameter(torch.empty(relations, numbers or width))
+        nn.init.xavier_uniform_(self.relation)
+
+    def rows(self, kept: Tensor, relation: Tensor | None) -> Tensor:
+        """The vectors of relations, ``[B, …]``."""
+        if relation is None:
+            return self.relation[:1].expand(len(kept), -1)
+        return F.embedding(relation, self.relation)
+
+
+class DistMult(Relational):
+    """Yang, Yih, He, Gao & Deng, "Embedding entities and relations for learning and inference in
+    knowledge bases" (ICLR 2015)."""
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        return kept * self.rows(kept, relation)
+
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return (query * nodes).sum(1)
+
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return query @ nodes.T
+
+
+class ComplEx(DistMult):
+    """Trouillon, Welbl, Riedel, Gaussier & Bouchard, "Complex embeddings for simple link
+    prediction" (ICML 2016). The first half of a row are real parts, the second imaginary ones."""
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        # Re(s · r · conj(t)), of which the inner product with t is s · r, with s conj(r) · t
+        return _product(kept, self.rows(kept, relation), conjugate=end == "source")
+
+
+class RotatE(Relational):
+    """Sun, Deng, Nie & Tang, "RotatE: knowledge graph embedding by relational rotation in complex
+    space" (ICLR 2019). Halves as `ComplEx`; a relation is an angle for each complex number."""
+
+    distance = True
+
+    def __init__(self, width: int, relations: int):
+        super().__init__(width, relations, width // 2)
+        nn.init.uniform_(self.relation, -math.pi, math.pi)
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        angle = self.rows(kept, relation)
+        turn = torch.cat([angle.cos(), angle.sin()], dim=1)
+        # |s · r - t| = |s - conj(r) · t|, since |r| = 1
+        return _product(kept, turn, conjugate=end == "source")
+
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return -_moduli(query - nodes).sum(-1)
+
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return _by_rows(query, nodes, lambda q: self.compare(q.unsqueeze(1), nodes))
+
+
+class TransE(Relational):
+    """Bordes, Usunier, Garcia-Durán, Weston & Yakhnenko, "Translating embeddings for modeling
+    multi-relational data" (NeurIPS 2013), with the sum of absolute differences as distance."""
+
+    distance = True
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        shift = self.rows(kept, relation)
+        return kept + shift if end == "target" else kept - shift
+
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return -(query - nodes).abs().sum(1)
+
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        return -torch.cdist(query, nodes, p=1.0)
+
+
+class Mlp(Decoder):
+    """Two layers over both ends and the relation's vector.
+
+    The first layer is a sum of one product for each, so that with K nodes in place of an end only
+    its sum and what follows are made for all pairs.
+
+    Args:
+        hidden: width of the first layer.
+        out_features: classes, numbers, or 1.
+    """
+
+    def __init__(self, width: int, relations: int, hidden: int, out_features: int, dropout: float):
+        super().__init__(width, relations)
+        self.source = nn.Linear(width, hidden)
+        self.target = nn.Linear(width, hidden, bias=False)
+        self.relation = nn.Parameter(torch.zeros(relations, hidden)) if relations > 1 else None
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(hidden, out_features)
+
+    def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        query: Tensor = (self.target if end == "source" else self.source)(kept)
+        if self.relation is not None and relation is not None:
+            query = query + F.embedding(relation, self.relation)
+        return query
+
+    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
+        """As `Decoder.compare`, after the first layer, and ``[…, out_features]``."""
+        out: Tensor = self.out(self.dropout(F.relu(query + nodes)))
+        return out
+
+    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        def rows(some: Tensor) -> Tensor:
+            return self.compare(some.unsqueeze(1), nodes).squeeze(-1)
+
+        return _by_rows(query, nodes, rows)
+
+    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
+        """Outputs of edges, ``[B, out_features]``."""
+        return self.compare(self.query(source, relation, "target"), self.target(target))
+
+    def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        other = self.source if end == "source" else self.target
+        return self.table(self.query(kept, relation, end), other(nodes))
+
+
+SIMPLE: dict[str, type[Decoder]] = {
+    "dot": Dot,
+    "distmult": DistMult,
+    "complex": ComplEx,
+    "rotate": RotatE,
+    "transe": TransE,
+}
+
+
+def make_decoder(config: ModelConfig, kind: str, width: int, relations: int, out: int) -> Decoder:
+    """The decoder ``kind``; ``out``: classes, numbers, or 1."""
+    if kind == "mlp":
+        return Mlp(width, relations, config.hidden, out, config.dropout)
+    return SIMPLE[kind](width, relations)
+
+
+def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:
+    """Of complex numbers; ``conjugate`` the other."""
+    (a, b), (c, d) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
+    if conjugate:
+        d = -d
+    return torch.cat([a * c - b * d, a * d + b * c], dim=-1)
+
+
+def _moduli(value: Tensor) -> Tensor:
+    real, imaginary = value.chunk(2, dim=-1)
+    # no gradient is infinite where a number is 0
+    return (real.square() + imaginary.square()).clamp_min(1e-12).sqrt()
+
+
+def _by_rows(query: Tensor, nodes: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """``function`` of some rows of ``query`` at a time, where nothing is kept for a backward
+    pass."""
+    if torch.is_grad_enabled():
+        out: Tensor = function(query)
+        return out
+    step = max(1, _AT_ONCE // max(1, nodes.numel()))
+    return torch.cat([function(some) for some in query.split(step)])

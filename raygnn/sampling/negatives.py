@@ -1,0 +1,137 @@
+"""Edges that are not there: nodes that take the place of an edge's source or target.
+
+All edges of a step are told from the same nodes (as in PBG, Lerer et al., SysML 2019, and DGL-KE,
+Zheng et al., SIGIR 2020), so that scores are one matrix product. Which nodes these are is a
+function of (seed, epoch, step, end): the same on all ranks, for any number of them and in any
+partition, since nodes are drawn by their numbers in the user's graph. Only ``local`` depends on
+who owns what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+
+from raygnn.config.task import NegativesConfig
+from raygnn.graph.keyed import mix, uniform
+from raygnn.graph.shard import Shard
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.keys import derive_key
+
+End = Literal["source", "target"]
+ENDS: tuple[End, End] = ("source", "target")
+
+_POWER = 0.75  # of word2vec (Mikolov et al., NeurIPS 2013)
+_PURPOSE = 0x6E6567  # keeps these draws apart from those of neighbours
+
+
+class Negatives:
+    """Draws nodes for a step.
+
+    Args:
+        ntypes: end → node type.
+        config: ``task.negatives``.
+        seed: of the run.
+        weights: end → int64 ``[N]``, how many training edges have a node there, in the order of
+            the user's graph; for ``degree``.
+        ids: node type → global ids ``[N]`` in the order of the user's graph; for ``uniform`` and
+            ``degree``.
+        own: node type → first of this rank's nodes and how many there are; for ``local``.
+    """
+
+    def __init__(
+        self,
+        ntypes: Mapping[End, str],
+        config: NegativesConfig,
+        seed: int,
+        *,
+        weights: Mapping[End, np.ndarray] | None = None,
+        ids: Mapping[str, np.ndarray] | None = None,
+        own: Mapping[str, tuple[int, int]] | None = None,
+    ):
+        self._ntypes = ntypes
+        self._config = config
+        self._seed = seed
+        self._ids = ids or {}
+        self._own = own or {}
+        self._sums = {
+            end: np.cumsum(w.astype(np.float64) ** _POWER) for end, w in (weights or {}).items()
+        }
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether the ends of all ranks' edges are what is drawn."""
+        return self._config.kind == "in_batch"
+
+    def draw(self, epoch: int, step: int, ends: Mapping[End, np.ndarray]) -> dict[str, np.ndarray]:
+        """The nodes of a step, as global ids.
+
+        Args:
+            ends: of the step's edges, where `in_batch`.
+
+        Returns:
+            end → int64 ``[K]``, some perhaps more than once.
+        """
+        wanted = [end for end in ENDS if self._config.ends in ("both", end)]
+        return {end: self._drawn(end, epoch, step, ends[end]) for end in wanted}
+
+    def _drawn(self, end: End, epoch: int, step: int, here: np.ndarray) -> np.ndarray:
+        kind, number, ntype = self._config.kind, self._config.number, self._ntypes[end]
+        if kind == "in_batch":
+            return here
+        key = np.uint64(derive_key(self._seed, epoch, step, _PURPOSE, ENDS.index(end)))
+        place = uniform(mix(np.arange(number, dtype=np.uint64) + key))
+        if kind == "local":
+            first, owned = self._own[ntype]
+            return first + (place * owned).astype(np.int64)
+        ids = self._ids[ntype]
+        if kind == "uniform":
+            return ids[(place * len(ids)).astype(np.int64)].astype(np.int64)
+        sums = self._sums[end]
+        at = np.searchsorted(sums, place * sums[-1], side="right")
+        return ids[np.minimum(at, len(ids) - 1)].astype(np.int64)
+
+
+def make_negatives(
+    config: NegativesConfig,
+    shard: Shard,
+    exchange: Exchange,
+    ntypes: Mapping[End, str],
+    seed: int,
+    ends: Mapping[End, np.ndarray],
+) -> Negatives:
+    """What draws them for one edge type. Collective.
+
+    On every rank 4 bytes (8 from 2³¹ nodes on) for each node, and for ``degree`` 8 more.
+
+    Args:
+        ends: global ids of this rank's training edges.
+    """
+    if config.kind == "in_batch":
+        return Negatives(ntypes, config, seed)
+    if config.kind == "local":
+        own = {t: _own(shard, t) for t in ntypes.values()}
+        return Negatives(ntypes, config, seed, own=own)
+    ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
+    weights: dict[End, np.ndarray] = {}
+    if config.kind == "degree":
+        for end, ntype in ntypes.items():
+            counts = np.bincount(ends[end], minlength=shard.num_nodes(ntype))
+            weights[end] = exchange.sum(torch.from_numpy(counts)).numpy()[ids[ntype]]
+    return Negatives(ntypes, config, seed, weights=weights, ids=ids)
+
+
+def _own(shard: Shard, ntype: str) -> tuple[int, int]:
+    """First own node and how many; any node where there are none."""
+    first = min(shard.first(ntype), shard.num_nodes(ntype) - 1)
+    return first, max(1, shard.owned(ntype))
+
+
+def _by_original(shard: Shard, exchange: Exchange, ntype: str) -> np.ndarray:
+    """Global ids in the order of the user's graph."""
+    original = exchange.gather_rows(torch.from_numpy(shard.original[ntype].astype(np.int64)))
+    order: np.ndarray = torch.argsort(original).numpy()
+    return order.astype(np.int32) if len(order) < 2**31 else order

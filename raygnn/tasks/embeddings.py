@@ -1,0 +1,215 @@
+"""Rows that are learned for nodes: each rank keeps those of the nodes it owns.
+
+In a step the rows of a batch come from their owners by one all-to-all, and are a leaf of the
+backward pass; what it leaves goes back by another. The owner adds up what came for each row, in an
+order that is always the same, and moves the rows that were read, and no others, by torch's own
+sparse optimizers. Rows, gradients and the optimizer's state are fp32, in the memory of the CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raygnn.config.embedding import EmbeddingConfig
+from raygnn.sampling.batch import Batch
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.keys import derive_key
+from raygnn.sampling.routes import Routes
+
+_AT_ONCE = 1 << 20  # numbers of first rows that are made in one go
+# of torch.nn.utils.clip_grad_norm_
+_CLIP_EPS = 1e-6
+
+
+class Embeddings:
+    """The learned rows that this rank owns.
+
+    Used by the thread that trains alone, over a process group of its own. Every method but `norm`
+    of one rank, `step` and `drop` is collective.
+
+    Args:
+        tables: node type → float32 ``[nodes of the type, dim]``, of which this rank's own rows
+            are the first: a column of a `FeatureStore`, which sees each step's rows at once.
+        owned: node type → how many are this rank's.
+        dtype: that the model computes in.
+        rate: learning rate of the rows as a share of the dense parameters' one.
+
+    Attributes:
+        read: distinct rows that batches of this rank have read so far; remote: those of them that
+            other ranks own.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Tensor],
+        owned: Mapping[str, int],
+        exchange: Exchange,
+        config: EmbeddingConfig,
+        *,
+        dtype: torch.dtype,
+        rate: float,
+    ):
+        self.tables = dict(tables)
+        self.rows = {t: nn.Parameter(table[: owned[t]]) for t, table in tables.items()}
+        self.exchange = exchange
+        self._kind = config.optimizer
+        self._dim = config.dim
+        self._dtype = dtype
+        self._rate = rate
+        self._leaf: Tensor | None = None
+        self._routes: Routes | None = None
+        self._came: list[tuple[Routes, Tensor]] = []  # since the last step
+        self.read = self.remote = 0
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What moves the rows; a rate is set before each step."""
+        rows = list(self.rows.values())
+        return (
+            torch.optim.Adagrad(rows) if self._kind == "adagrad" else torch.optim.SparseAdam(rows)
+        )
+
+    def join(self, batch: Batch, device: torch.device) -> Batch:
+        """The batch with the rows of its input nodes, which come after their features."""
+        assert batch.routes is not None
+        rows = self._fetch(batch.routes).to(device)
+        self._leaf, self._routes = rows.requires_grad_(), batch.routes
+        x = dict(batch.x)
+        for ntype, piece in zip(self.rows, self._leaf.split(list(batch.routes.num.values()))):
+            piece = piece.to(self._dtype)
+            x[ntype] = torch.cat([x[ntype], piece], dim=1) if ntype in x else piece
+        return replace(batch, x=x)
+
+    def send_back(self, parameters: Iterable[nn.Parameter]) -> None:
+        """After a backward pass: the gradients of the rows go to their owners.
+
+        Where one of any rank is not finite, the parameters' gradient is made so, too: whoever
+        leaves out steps whose gradient is not finite looks there.
+        """
+        routes, leaf = self._routes, self._leaf
+        assert routes is not None
+        assert leaf is not None
+        self._routes = self._leaf = None
+        own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        values = own.to("cpu").index_select(0, routes.order)
+        came = values.new_empty((sum(routes.send), self._dim))
+        self.exchange.rows(values, routes.receive, routes.send, came)
+        self._came.append((routes, came))
+        if not np.isfinite(float(self.exchange.sum(_squares([came])))):
+            dense = next((p.grad for p in parameters if p.grad is not None), None)
+            assert dense is not None  # DDP has no use for a model without parameters
+            dense.fill_(torch.nan)
+
+    def update(
+        self, parameters: Iterable[nn.Parameter], clip: float | None, lr: float, scale: float | None
+    ) -> None:
+        """Move the rows by what came for them, right before the optimizer moves the parameters;
+        not where the step is left out.
+
+        Args:
+            parameters: with the gradients that the optimizer will find; none, or one that is not
+                finite, where it will not move them.
+            clip: largest norm of the whole gradient, of parameters and rows together; None = any.
+            lr: rate of the parameters in this step.
+            scale: that the loss, and so what came, was multiplied by, where a gradient scaler
+                leaves out steps, and not whoever took their gradients away; None = there is none.
+        """
+        came, self._came = self._came, []
+        dense = [p.grad for p in parameters if p.grad is not None]
+        if not dense:
+            return
+        found = {t: self._summed(t, came, scale or 1.0) for t in self.rows}
+        if clip is not None or scale is not None:
+            squares = self.exchange.sum(_squares([values for _, values in found.values()]))
+            norm = float((squares + _squares(dense)).sqrt())
+            if not np.isfinite(norm):
+                return
+            share = 1.0 if clip is None else min(1.0, clip / (norm + _CLIP_EPS))
+            for gradient in (*dense, *(values for _, values in found.values())):
+                gradient.mul_(share)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * self._rate
+        for ntype, (index, values) in found.items():
+            parameter = self.rows[ntype]
+            parameter.grad = torch.sparse_coo_tensor(
+                index.unsqueeze(0),
+                values,
+                parameter.shape,
+                is_coalesced=True,
+                check_invariants=False,
+            )
+        with warnings.catch_warnings():
+            # of the optimizers' own sparse tensors, whose indices are those above
+            warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _fetch(self, routes: Routes) -> Tensor:
+        """The rows of a batch, ``[R, dim]``: of all types one after the other, as named."""
+        answer = torch.empty(sum(routes.send), self._dim)
+        for ntype, rows in self.rows.items():
+            answer[routes.places[ntype]] = rows.detach().index_select(0, routes.given[ntype])
+        came = torch.empty(len(routes.order), self._dim)
+        self.exchange.rows(answer, routes.send, routes.receive, came)
+        self.read += len(came)
+        self.remote += len(came) - routes.receive[self.exchange.world.rank]
+        named = torch.empty_like(came)
+        named[routes.order] = came
+        return named
+
+    def _summed(
+        self, ntype: str, came: list[tuple[Routes, Tensor]], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The rows that were read, ascending, int64 ``[n]``, and the gradient of each, ``[n,
+        dim]``: the mean over ranks of what came, as that of the parameters."""
+        index = torch.cat([routes.given[ntype] for routes, _ in came])
+        values = torch.cat([v.index_select(0, routes.places[ntype]) for routes, v in came])
+        distinct, count = torch.unique(index, return_counts=True)
+        order = torch.argsort(index, stable=True)
+        ends = F.pad(count.cumsum(0), (1, 0))
+        summed = F.embedding_bag(order, values, ends, mode="sum", include_last_offset=True)
+        return distinct, summed.div_(self.exchange.world.size * scale)
+
+
+def first_rows(
+    config: EmbeddingConfig, seed: int, ntype: str, ids: np.ndarray, out: Tensor
+) -> None:
+    """Fill rows as training begins with them: each number a function of (seed, node type, id,
+    column) alone, uniform within ``config.bound``.
+
+    Args:
+        ids: int64 ``[n]``, as in the user's graph, whatever the partition.
+        out: float32 ``[n, dim]``.
+    """
+    columns = np.arange(1, config.dim + 1, dtype=np.uint64)
+    key = np.uint64(derive_key(seed, *ntype.encode()))
+    size = max(1, _AT_ONCE // config.dim)
+    for start in range(0, len(ids), size):
+        some = np.asarray(ids[start : start + size]).astype(np.uint64)
+        mixed = _mix(_mix(some ^ key)[:, None] ^ columns)
+        share = (mixed >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
+        out[start : start + size] = torch.from_numpy((2 * share - 1) * np.float32(config.bound))
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    """`raygnn.sampling.keys.mix` of each element, uint64; what goes over 64 bits is cut off."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _squares(values: Iterable[Tensor]) -> Tensor:
+    """The sum of all squares, float64 on the CPU, in which none that is finite overflows."""
+    total = torch.zeros((), dtype=torch.float64)
+    for each in values:
+        total += torch.linalg.vector_norm(each, dtype=torch.float64).square().to("cpu")
+    return total
