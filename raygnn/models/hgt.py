@@ -116,10 +116,10 @@ class HGTLayer(Layer):
             products = turned.index_select(0, adj.src) * query.index_select(0, adj.dst)
             scores.append(products.sum(-1) * scale)
             messages.append(torch.einsum("nhi,hio->nho", values[etype[0]], self.message[name]))
-        joined, order = _joined([block.adj[e] for e in etypes], [len(m) for m in messages])
+        joined, order = _joined([block.adj[e] for e in etypes], [m.shape[0] for m in messages])
         score, message = torch.cat(scores).index_select(0, order), torch.cat(messages)
         ops = select(self.kernels, message)
-        return ops.attend(joined, message, ops.edge_softmax(joined, score, len(message)))
+        return ops.attend(joined, message, ops.edge_softmax(joined, score, message.shape[0]))
 
 
 def _joined(adjacencies: Sequence[Adjacency], sizes: Sequence[int]) -> tuple[Adjacency, Tensor]:
@@ -131,11 +131,13 @@ def _joined(adjacencies: Sequence[Adjacency], sizes: Sequence[int]) -> tuple[Adj
     Returns:
         ``(all edges, by destination; the place [E] of each in the types' edges side by side)``.
     """
-    order = torch.argsort(torch.cat([adj.dst for adj in adjacencies]), stable=True)
+    dst = torch.cat([adj.dst for adj in adjacencies])
+    order = torch.argsort(dst, stable=True)
     first = [sum(sizes[:number]) for number in range(len(sizes))]
     src = torch.cat([adj.src + start for adj, start in zip(adjacencies, first)])
     degree = torch.stack([adj.degree for adj in adjacencies]).sum(0)
-    return Adjacency(F.pad(degree.cumsum(0), (1, 0)), src.index_select(0, order)), order
+    joined = Adjacency(F.pad(degree.cumsum(0), (1, 0)), src.index_select(0, order))
+    return joined.knowing(dst.index_select(0, order)), order
 
 
 def _linears(widths: dict[str, int], out_features: int) -> nn.ModuleDict:

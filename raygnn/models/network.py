@@ -181,7 +181,7 @@ class Stack(nn.Module):
             return out
         for ntype, v in out.items():
             if self.residual and ntype in h and h[ntype].shape[1] == v.shape[1]:
-                v = v + h[ntype][: len(v)]
+                v = v + h[ntype][: v.shape[0]]
             normed = cast("nn.ModuleDict", self.norms[number])[key(ntype)](v)
             out[ntype] = self.activation(normed)
         return out

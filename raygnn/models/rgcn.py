@@ -131,7 +131,7 @@ class RGCNLayer(Layer):
         """``1 / c`` of each edge, ``[E]``."""
         if self.mean_over == "all":
             return adj.degree.reciprocal().index_select(0, adj.dst)
-        number = relation * len(adj.degree) + adj.dst
+        number = relation * adj.num_dst + adj.dst
         _, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
         return count.reciprocal().index_select(0, pair)
 
@@ -141,7 +141,7 @@ class RGCNLayer(Layer):
         if self.relations[etype] == 1:
             return _times(ops.aggregate(adj, h, "mean"), blocks[0])[:, : self.width]
         assert adj.relation is not None
-        nodes = len(adj.degree)
+        nodes = adj.num_dst
         number = adj.relation * nodes + adj.dst
         # pairs, relation by relation
         pairs, pair, count = torch.unique(number, return_inverse=True, return_counts=True)

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from raygnn.config.graphs import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model, needs_degree
 from raygnn.sampling.exchange import Exchange
@@ -124,3 +126,34 @@ def test_by_batches(kind: str, tmp_path: Path) -> None:
     meta = partitioned(data, tmp_path, 2)
     for original, outputs in run_ranks(2, infer, meta, config, data, "_N", False, False):
         assert torch.allclose(outputs, exact[original], atol=1e-5)
+
+
+def real_graph(name: str, directory: Path) -> tuple[GraphData, str]:
+    graphs: dict[str, GraphConfig] = {
+        "cora": PlanetoidGraph(format="planetoid", path=directory / "planetoid", name="cora"),
+        "tolokers": NpzGraph(format="npz", path=directory / "npz" / "tolokers.npz"),
+        "planted": PlantedGraph(format="planted", nodes=1500, degree=12, classes=5, typed=True),
+    }
+    data = load_graph(graphs[name])
+    return data, next(t for t, frame in data.nodes.items() if "label" in frame.data)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "name", ["cora", "planted", pytest.param("tolokers", marks=pytest.mark.slow)]
+)
+def test_real_graphs(kind: str, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """1, 2 and 3 workers, both topologies, against one process with the whole graph."""
+    directory = tmp_path if name == "planted" else request.getfixturevalue("data_dir")
+    data, target = real_graph(name, directory)
+    if kind.startswith("rgcn"):
+        data = with_relations(data)
+    config = ModelConfig(hidden=16, layers=LAYERS, **FAMILIES[kind])
+    exact = on_whole_graph(model_of(config, data, target), LAYERS, data)
+    bound = 1e-5 * float(exact.abs().max().clamp(min=1))
+    for workers, replicated in ((1, True), (2, True), (2, False), (3, True), (3, False)):
+        meta = partitioned(data, tmp_path, workers)
+        results = run_ranks(workers, infer, meta, config, data, target, True, replicated)
+        for original, outputs in results:
+            assert (outputs - exact[original]).abs().max() <= bound, (workers, replicated)
+        assert sum(len(original) for original, _ in results) == len(exact)
