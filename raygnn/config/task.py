@@ -147,9 +147,14 @@ class TaskConfig(Section):
         return self.kind == "link_prediction"
 
     @property
+    def unit(self) -> str:
+        """What is predicted for."""
+        return "graph" if self.of_graphs else "edge" if self.of_edges else "node"
+
+    @property
     def seeds(self) -> str:
-        """What is predicted for, in the plural."""
-        return "graphs" if self.of_graphs else "edges" if self.of_edges else "nodes"
+        """The same in the plural."""
+        return f"{self.unit}s"
 
     @property
     def classifies(self) -> bool:

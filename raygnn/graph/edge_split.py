@@ -8,14 +8,12 @@ partitioned, and an edge is never told by another between the same nodes.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, EdgeType, etype_str
+from raygnn.graph.edge_target import NONE, TEST, TRAIN, VAL, EdgeSplit
 from raygnn.graph.keyed import mix, uniform
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.manifest import checked
@@ -26,30 +24,6 @@ from raygnn.graph.topology import (
     read_original,
     read_original_edges,
 )
-
-TRAIN, VAL, TEST, NONE = 0, 1, 2, -1
-
-
-@dataclass(frozen=True)
-class EdgeSplit:
-    """How the edges of one type are split.
-
-    Attributes:
-        etype: whose edges are predicted.
-        reverse: the type whose edges are hidden, too, where they join the two nodes of a hidden
-            edge the other way round; None = none.
-        shares: of the edges for validation and for test; None = by the edges' masks.
-        seed: of the shares.
-    """
-
-    etype: EdgeType
-    reverse: EdgeType | None = None
-    shares: tuple[float, float] | None = None
-    seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self) | {"version": 1}
 
 
 class Splitter:

@@ -7,7 +7,8 @@ import numpy as np
 
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.edge_split import TRAIN, EdgeSplit, hides
+from raygnn.graph.edge_split import hides
+from raygnn.graph.edge_target import TRAIN, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.staging_entry import Draft, Entry
 

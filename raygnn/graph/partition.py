@@ -55,7 +55,9 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
     if isinstance(found, PartitionMeta):
         return found
     _tell(progress, "load")
-    return found.make(sources.load_graph(found.graph), progress)
+    return found.make(
+        sources.load_graph(found.graph, needs_masks=not config.task.of_edges), progress
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.edge_split import EdgeSplit
+from raygnn.graph.edge_target import EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.mapped import map_rows
 from raygnn.graph.staging import Stage

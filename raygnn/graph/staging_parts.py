@@ -19,7 +19,8 @@ from torch import Tensor
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, dtype_name
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.edge_split import EdgeSplit, Splitter, numbers
+from raygnn.graph.edge_split import Splitter, numbers
+from raygnn.graph.edge_target import EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.manifest import checked
 from raygnn.graph.messages import write_messages
@@ -57,7 +58,7 @@ class Staged:
 
     def edge_split(self, span: Span, split: EdgeSplit) -> Entry:
         """Of the in-edges of type ``split.etype``, aligned with `topology`: ``split`` int8 ``[E]``
-        (see `raygnn.graph.edge_split`), ``number`` int64 ``[E]``, in the user's graph.
+        (see `raygnn.graph.edge_target`), ``number`` int64 ``[E]``, in the user's graph.
 
         Raises:
             DataError: a file is damaged, or edges lack the masks.

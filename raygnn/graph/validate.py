@@ -19,7 +19,7 @@ _PIECE = 1 << 20  # elements looked at in one go
 _NOTHING = "Give a graph with nodes and edges."
 
 
-def check(data: GraphData) -> None:
+def check(data: GraphData, *, needs_masks: bool = True) -> None:
     """Raise DataError at the first thing that can not be trained on.
 
     Checked: arrays with as many rows as nodes or edges; edge ends int64 and in range; matrices
@@ -27,6 +27,10 @@ def check(data: GraphData) -> None:
     bool and disjoint, with a label under each of their nodes; some nodes, edges and training nodes
     (or, where no node type has masks, training edges). The error names the file
     (``data.origin``), the first bad row and its value.
+
+    Args:
+        needs_masks: whether there must be nodes or edges for training; without, masks that are
+            there must have some all the same.
     """
     if not data.num_nodes:
         keys = [f"{ntype}/{name}" for ntype, frame in data.nodes.items() for name in frame.data]
@@ -52,10 +56,10 @@ def check(data: GraphData) -> None:
     for ntype, frame in data.nodes.items():
         _check_labels(data, ntype)
         _check_masks(data, ntype, frame.data, "node")
-    _check_training(data)
+    _check_training(data, needs_masks)
 
 
-def _check_training(data: GraphData) -> None:
+def _check_training(data: GraphData, needs_masks: bool) -> None:
     """Some nodes, or edges, to train on. In a graph whose nodes have masks those of edges are
     arrays like others."""
     of = "nodes"
@@ -67,7 +71,7 @@ def _check_training(data: GraphData) -> None:
         for key, etype in zip(masked, with_masks, strict=True):
             _check_masks(data, key, data.edges[etype].data, "edge")
         masks = [data.edges[etype].data["train_mask"] for etype in with_masks]
-    if not any(mask.any() for mask in masks):
+    if (masks or needs_masks) and not any(mask.any() for mask in masks):
         raise _error(
             data,
             f"{(masked or list(data.nodes))[0]}/train_mask",

@@ -205,7 +205,9 @@ class Mlp(Decoder):
         return self.table(self.query(kept, relation, end), other(nodes))
 
 
-SIMPLE: dict[str, type[Decoder]] = {
+COMPLEX = ("complex", "rotate")  # whose vectors are of complex numbers
+
+_SIMPLE: dict[str, type[Decoder]] = {
     "dot": Dot,
     "distmult": DistMult,
     "complex": ComplEx,
@@ -218,7 +220,7 @@ def make_decoder(config: ModelConfig, kind: str, width: int, relations: int, out
     """The decoder ``kind``; ``out``: classes, numbers, or 1."""
     if kind == "mlp":
         return Mlp(width, relations, config.hidden, out, config.dropout)
-    return SIMPLE[kind](width, relations)
+    return _SIMPLE[kind](width, relations)
 
 
 def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:

@@ -9,7 +9,10 @@ from torch import nn
 
 from raygnn.config.model import ModelConfig
 from raygnn.config.types import NO_LAYERS
+from raygnn.errors import ConfigError
+from raygnn.models.decoders import COMPLEX, make_decoder
 from raygnn.models.direct import Direct
+from raygnn.models.edges import EdgeModel
 from raygnn.models.gin import GINConv, Rest
 from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.han import HANLayer
@@ -32,6 +35,50 @@ def build_model(config: ModelConfig, schema: Schema) -> nn.Module:
         return Direct(schema)
     family = FAMILIES.get(config.kind)
     return Network(config, family(config), schema) if family else UserModel(config, schema)
+
+
+def build_edge_model(
+    config: ModelConfig, schema: Schema, etype: EdgeType, decoder: str, relations: int, out: int
+) -> EdgeModel:
+    """The network that the config names, and a decoder, for a task whose seeds are edges.
+
+    Args:
+        schema: of the network, whose targets are the node types at the edges' ends.
+        decoder: its kind; relations: how many there are, at least 1.
+        out: classes, numbers, or 1.
+
+    Raises:
+        ConfigError: see `build_model`; the ends are not of the same width, or there is nothing
+            to train.
+    """
+    if config.kind == NO_LAYERS:
+        widths = {schema.widths[t] for t in (etype[0], etype[2])}
+        if len(widths) > 1:
+            raise ConfigError(
+                f"nodes of {etype[0]} and {etype[2]} have rows of {sorted(widths)} numbers, which "
+                f"no decoder compares",
+                where="model.kind",
+                remedy="choose another model.kind, whose outputs are alike, or give both types "
+                "rows of one width",
+            )
+        encoder: nn.Module = Direct(schema, head=False)
+        (width,) = widths
+    else:
+        encoder, width = build_model(config, schema), schema.out_features
+    if decoder in COMPLEX and width % 2:
+        raise ConfigError(
+            f"{decoder} reads pairs of numbers, and nodes have {width}",
+            where="model.decoder",
+            remedy="make that width even, or choose another decoder",
+        )
+    model = EdgeModel(encoder, make_decoder(config, decoder, width, relations, out), etype)
+    if not any(True for _ in model.parameters()):
+        raise ConfigError(
+            f"model.kind {config.kind} with the decoder {decoder} has no weights",
+            where="model.decoder",
+            remedy="choose another decoder, or another model.kind",
+        )
+    return model
 
 
 def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:

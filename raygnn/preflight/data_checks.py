@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from raygnn.config.graphs import ManyGraphs
+from raygnn.graph.edge_target import EdgeTarget
 from raygnn.preflight.facts import Column
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
@@ -72,14 +73,20 @@ def parts_agree(job: Job) -> Iterator[Finding]:
 def arrays_usable(job: Job) -> Iterator[Finding]:
     """Features and target are there, and of a kind that can be trained on."""
     task = job.config.task
-    if job.ntype is None and not task.of_graphs:
+    if job.ntype is None and not task.of_graphs and not task.of_edges:
         yield _no_type(job)
+        return
+    if isinstance(job.edges, tuple):
+        yield Finding("arrays_usable", "error", *job.edges)
         return
     columns, there = job.columns, ", ".join(sorted(job.columns)) or "none"
     for ntype, arrays in job.partition.columns.items():
         yield from _inputs(job, ntype, arrays)
     if task.of_graphs:
         return  # the targets are no arrays of nodes; reading them has seen to them
+    if job.edges is not None:
+        yield from _edge_arrays(job, job.edges)
+        return
     if task.target not in columns:
         yield Finding(
             "arrays_usable",
@@ -88,13 +95,45 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
             f"there are: {there}",
             "set task.target to one of them, or task.ntype to the type that has it",
         )
-    elif not re.match(r"u?int", columns[task.target][0].dtype) or columns[task.target][0].shape:
+    else:
+        yield from _target(job, columns[task.target][0])
+
+
+def _target(job: Job, column: Column) -> Iterator[Finding]:
+    """What is predicted are class numbers, or numbers."""
+    task = job.config.task
+    if task.classifies:
+        whole = re.match(r"u?int", column.dtype) is not None
+        fits, wanted = whole and not column.shape, "one whole number"
+        remedy = "set task.target to an array of class numbers"
+    else:
+        fits = re.match(r"(float|bfloat|u?int)", column.dtype) is not None
+        wanted = "numbers"
+        remedy = "set task.target to an array of numbers"
+    if not fits or 0 in column.shape:
         yield Finding(
             "arrays_usable",
             "error",
-            f"array {task.target!r} (task.target) is {columns[task.target][0]}, expected one "
-            "whole number per node",
-            "set task.target to an array of class numbers",
+            f"array {task.target!r} (task.target) is {column}, expected {wanted} per {task.unit}",
+            remedy,
+        )
+
+
+def _edge_arrays(job: Job, target: EdgeTarget) -> Iterator[Finding]:
+    """The edges' targets and relations are of a kind that can be trained on."""
+    task, arrays = job.config.task, job.partition.edges[target.etype]
+    if not task.of_links:
+        yield from _target(job, arrays[task.target])
+    if target.relation is None:
+        return
+    column = arrays[target.relation]
+    if not re.match(r"u?int", column.dtype) or column.shape:
+        yield Finding(
+            "arrays_usable",
+            "error",
+            f"array {target.relation!r} (model.relation) is {column}, expected one whole number "
+            "per edge",
+            "set model.relation to an array of relation numbers",
         )
 
 
@@ -189,8 +228,8 @@ def embeddings_usable(job: Job) -> Iterator[Finding]:
 def nodes_to_train_on(job: Job) -> Iterator[Finding]:
     """There is something to train on, to validate on and to test on."""
     splits, select = job.partition.splits, job.config.train.select
-    graphs = job.config.task.of_graphs
-    seeds, whole = ("graphs", "collection") if graphs else ("nodes", "partition")
+    graphs, seeds = job.config.task.of_graphs, job.config.task.seeds
+    whole = "collection" if graphs else "partition"
     mask = (
         "leave {0} graphs: see graph.val and graph.test" if graphs else "give the graph a {0}_mask"
     )
@@ -201,7 +240,7 @@ def nodes_to_train_on(job: Job) -> Iterator[Finding]:
             "error",
             f"the {whole} has no training {seeds}",
             mask.format("train")
-            + ("" if graphs else " with nodes in it, and make the partition again"),
+            + ("" if graphs else f" with {seeds} in it, and make the partition again"),
         )
     elif train is not None and train < job.workers:
         yield Finding(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from raygnn.graph.data import EdgeType
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -198,6 +200,7 @@ class PartitionFacts:
         splits: ``train``, ``val``, ``test`` → how many nodes of the type to classify; only those
             that are known.
         alike: every part has the same arrays, since they come, or will come, from one array each.
+        edges: edge type → array → its column, in the first part that has some.
     """
 
     directory: str
@@ -209,3 +212,4 @@ class PartitionFacts:
     columns: Mapping[str, Mapping[str, tuple[Column, ...]]]
     splits: Mapping[str, int]
     alike: bool = False
+    edges: Mapping[EdgeType, Mapping[str, Column]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from raygnn.config.schema import Config
+from raygnn.graph.edge_target import EdgeTarget
 from raygnn.preflight.facts import Column, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.network import Link
@@ -21,7 +22,9 @@ class Job:
         nodes: those that answered; ``silent`` are the others.
         workers: how many will run at first.
         links: between nodes, as measured.
-        ntype: the node type to classify; None where the partition has none such.
+        ntype: the node type to predict for; None where the partition has none such.
+        edges: what edges to predict for, or what is wrong with them and what to do about it;
+            None where the task is not of edges.
     """
 
     config: Config
@@ -32,6 +35,7 @@ class Job:
     workers: int
     ntype: str | None
     links: tuple[Link, ...] = ()
+    edges: EdgeTarget | tuple[str, str] | None = None
 
     @cached_property
     def holding(self) -> tuple[NodeFacts, ...]:
@@ -58,7 +62,7 @@ class Job:
 
     @property
     def columns(self) -> dict[str, tuple[Column, ...]]:
-        """The arrays of the node type to classify."""
+        """The arrays of the node type to predict for."""
         return dict(self.partition.columns.get(self.ntype, {})) if self.ntype else {}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raygnn.config.schema import Config
-from raygnn.graph.data import SPLITS
+from raygnn.graph.data import SPLITS, EdgeType, etype_str
 from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
+_Edges: TypeAlias = dict[EdgeType, dict[str, Column]]
 
 
 def stored_files(meta: Stored) -> dict[str, int]:
@@ -95,17 +96,17 @@ def dataset_facts() -> PartitionFacts:
 
 
 def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The node type to classify: ``task.ntype``, or the only one that has the target.
+    """The node type to predict for: ``task.ntype``, or the only one that has the target.
 
     Args:
         columns: node type → what is keyed by the names of its arrays.
 
     Returns:
-        None when there is no such type, when several have the target, or when graphs are what is
-        predicted.
+        None when there is no such type, when several have the target, or when edges or graphs are
+        what is predicted for.
     """
     task = config.task
-    if task.of_graphs:
+    if task.of_graphs or task.of_edges:
         return None
     if task.ntype is not None:
         return task.ntype if task.ntype in columns else None
@@ -121,9 +122,9 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
     """
     files = partition_files(meta)
     if meta.manifest is None:
-        columns, splits = _from_parts(meta, config)
+        columns, edges, splits = _from_parts(meta, config)
     else:
-        columns, splits = _from_manifest(meta.manifest, meta.ntypes, config)
+        columns, edges, splits = _from_manifest(meta.manifest, meta, config)
     return PartitionFacts(
         directory=str(meta.directory),
         num_parts=meta.num_parts,
@@ -134,6 +135,7 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         columns=columns,
         splits=splits,
         alike=meta.manifest is not None,
+        edges=edges,
     )
 
 
@@ -157,6 +159,10 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
         columns=columns,
         splits=_splits(data.nodes[ntype].data) if ntype else {},
         alike=True,
+        edges={
+            etype: {name: _column(array) for name, array in frame.data.items()}
+            for etype, frame in data.edges.items()
+        },
     )
 
 
@@ -172,42 +178,51 @@ def fingerprint(directory: AnyPath, names: tuple[str, ...]) -> str | None:
 
 
 def _from_manifest(
-    manifest: Mapping[str, Any], ntypes: list[str], config: Config
-) -> tuple[_Columns, dict[str, int]]:
+    manifest: Mapping[str, Any], meta: PartitionMeta, config: Config
+) -> tuple[_Columns, _Edges, dict[str, int]]:
     """What we wrote comes from one array each, so every part has the same."""
-    columns: _Columns = {ntype: {} for ntype in ntypes}
+    columns: _Columns = {ntype: {} for ntype in meta.ntypes}
+    edges: _Edges = {etype: {} for etype in meta.etypes}
+    named = {etype_str(etype): arrays for etype, arrays in edges.items()}
     for key, facts in manifest["features"].items():
         kind, _, name = key.rpartition("/")
+        column = Column(facts["dtype"], tuple(facts["shape"]))
         if kind in columns:
-            columns[kind][name] = (Column(facts["dtype"], tuple(facts["shape"])),)
+            columns[kind][name] = (column,)
+        elif kind in named:
+            named[kind][name] = column
     ntype = task_ntype(config, columns)
     if ntype is None:
-        return columns, {}
+        return columns, edges, {}
     counts = [part["splits"].get(ntype, {}) for part in manifest["parts"]]
-    return columns, {split: sum(count.get(split, 0) for count in counts) for split in SPLITS}
+    return columns, edges, {split: sum(count.get(split, 0) for count in counts) for split in SPLITS}
 
 
-def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, dict[str, int]]:
+def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, _Edges, dict[str, int]]:
     from raygnn.graph.layout import load_part
 
     found: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
+    edges: _Edges = {etype: {} for etype in meta.etypes}
     for number in range(meta.num_parts):
-        for ntype, arrays in load_part(meta, number).node_data.items():
+        part = load_part(meta, number)
+        for etype, named in part.edge_data.items():
+            edges[etype] = {name: _column(array) for name, array in named.items()} | edges[etype]
+        for ntype, arrays in part.node_data.items():
             counts[ntype].update(_splits(arrays))
             for name, array in arrays.items():
                 found[ntype].setdefault(name, {})[number] = _column(array)
     columns: _Columns = {}
-    for ntype, named in found.items():
+    for ntype, by_name in found.items():
         empty = [p for p, (first, last) in enumerate(meta.node_ranges[ntype]) if first == last]
         columns[ntype] = {}
-        for name, by_part in named.items():
+        for name, by_part in by_name.items():
             # A part without nodes of the type need not have its arrays.
             some = next(iter(by_part.values()))
             filled = dict.fromkeys(empty, some) | by_part
             columns[ntype][name] = tuple(filled[part] for part in sorted(filled))
     chosen = task_ntype(config, columns)
-    return columns, dict(counts[chosen]) if chosen else {}
+    return columns, edges, dict(counts[chosen]) if chosen else {}
 
 
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:

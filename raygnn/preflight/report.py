@@ -13,6 +13,7 @@ from raygnn.config.units import size
 from raygnn.errors import PreflightError
 from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
+from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, counted
 from raygnn.preflight.job import Check, Job
@@ -138,6 +139,7 @@ def _report(
         silent=tuple(node for node in found.nodes if node.problem is not None),
         workers=resolve_workers(config, found.resources),
         ntype=task_ntype(config, facts.columns),
+        edges=edge_target(config, facts.edges) if config.task.of_edges else None,
         links=found.links,
     )
     findings, comm = check(job, checks), make_comm_plan(config, job.holding)

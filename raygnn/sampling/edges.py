@@ -6,6 +6,7 @@ order as seeds is that of the user's graph, whatever the partition.
 
 from __future__ import annotations
 
+import copy
 from typing import Literal
 
 import numpy as np
@@ -47,6 +48,12 @@ class Edges:
         self.bounds = np.concatenate([[0], stops])
         self._data = {name: array[span] for name, array in rows.data.items()}
 
+    def over(self, exchange: Exchange) -> Edges:
+        """The same, asked for by other collectives."""
+        other = copy.copy(self)
+        other.exchange = exchange
+        return other
+
     @property
     def num(self) -> int:
         """Edges of all ranks."""
@@ -57,7 +64,7 @@ class Edges:
         return self._data[name]
 
     def chosen(self, split: int) -> np.ndarray:
-        """Which of the own edges are in a split (see `raygnn.graph.edge_split`), int64 ``[n]``."""
+        """Which of the own edges are in a split (see `raygnn.graph.edge_target`), int64 ``[n]``."""
         return np.flatnonzero(self._data[SPLIT] == split)
 
     def rows(self, positions: np.ndarray, names: list[str]) -> tuple[np.ndarray, list[Tensor]]:
@@ -95,8 +102,8 @@ class EdgeSeeds:
     Args:
         positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
         exclude: which edges a batch may not sample, so that it does not see what it is to
-            predict: None, "self" (the seeds) or "reverse" (and the same pairs the other way
-            round). They are left out by their ends, so parallel edges do not give them away.
+            predict: None, "self" (the seeds of all ranks) or "reverse" (and the same pairs the
+            other way round). They are left out by their ends, so parallel edges do not give them away.
         reverse: the edge type that holds the reverses, where it is not the seeds' own.
         target, relation: the arrays that hold what is to be predicted, and each edge's relation.
         negatives: draws nodes that take the place of ends.
@@ -128,13 +135,15 @@ class EdgeSeeds:
 
     def start(self, turn: Turn) -> Start:
         negatives = self._negatives
-        everyone = negatives is not None and negatives.in_batch
+        # of all ranks, so that a batch sees the same however many there are
+        everyone = self._exclude is not None or (negatives is not None and negatives.in_batch)
         positions = self.ids(turn.chosen if everyone else turn.index)
         names = [name for name in (self._target, self._relation) if name is not None]
         ends, columns = self._edges.rows(positions, names)
         drawn: dict[str, np.ndarray] = {}
         if negatives is not None:
             drawn = negatives.draw(turn.epoch, turn.step, dict(zip(ENDS, ends)))
+        banned = self._banned(*ends)
         if everyone:
             ends = ends[:, turn.mine]
             columns = [column[torch.from_numpy(turn.mine)] for column in columns]
@@ -144,7 +153,7 @@ class EdgeSeeds:
             nodes,
             torch.ones(len(turn.mine)) if self._target is None else named[self._target],
             pairs=torch.from_numpy(pairs),
-            banned=self._banned(*ends),
+            banned=banned,
             relation=None if self._relation is None else named[self._relation].long(),
             instead={end: torch.from_numpy(local) for end, local in instead.items()},
         )

@@ -96,7 +96,8 @@ def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.nda
 
     Args:
         split: "train", "val" or "test"; a mask that the partition lacks selects nothing.
-        targets: ``[owned]``; below 0 means unknown.
+        targets: ``[owned]`` classes, below 0 where unknown, or numbers ``[owned, …]``, NaN where
+            unknown.
 
     Returns:
         int64 ``[n]``.
@@ -104,8 +105,15 @@ def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.nda
     mask = shard.node_data[ntype].get(f"{split}_mask")
     if mask is None:
         return np.empty(0, np.int64)
-    chosen: np.ndarray = torch.nonzero(mask.bool() & (targets >= 0)).flatten().numpy()
+    chosen: np.ndarray = torch.nonzero(mask.bool() & known(targets)).flatten().numpy()
     return chosen
+
+
+def known(targets: Tensor) -> Tensor:
+    """Which of some classes or numbers are known, bool ``[n]``: see `owned_nodes`."""
+    if not targets.is_floating_point():
+        return targets >= 0
+    return ~targets.flatten(1).isnan().any(1) if targets.dim() > 1 else ~targets.isnan()
 
 
 def gather_seeds(shard: Shard, exchange: Exchange, ntype: str, targets: Tensor) -> NodeSeeds:

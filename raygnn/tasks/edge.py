@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from raygnn.models.edges import EdgeModel
 from raygnn.sampling.batch import Batch
 from raygnn.tasks.link_losses import LinkLoss
-from raygnn.tasks.losses import Loss
 from raygnn.tasks.task import Task
 
 
@@ -22,16 +19,7 @@ class EdgeTask(Task):
 
 
 class LinkTask(EdgeTask):
-    """Edges are told from those that are not there.
-
-    Args:
-        link_loss: from scores.
-        more: see `Task`.
-    """
-
-    def __init__(self, model: EdgeModel, loss: Loss, link_loss: LinkLoss, *more: Any):
-        super().__init__(model, loss, *more)
-        self._link_loss = link_loss
+    """Edges are told from those that are not there; ``loss`` is a `LinkLoss`."""
 
     def losses(self, batch: Batch) -> Tensor:
         """See `Task`. A node that an edge ends at anyway does not count against it."""
@@ -48,4 +36,5 @@ class LinkTask(EdgeTask):
             candidates = rows[end].index_select(0, nodes)
             absent.append(model.decoder.against(kept, candidates, batch.relation, end).float())
             counts.append(nodes.unsqueeze(0) != own[end].unsqueeze(1))
-        return self._link_loss(there.float().flatten(), absent, counts)
+        loss: LinkLoss = self.loss
+        return loss(there.float().flatten(), absent, counts)

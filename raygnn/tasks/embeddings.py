@@ -9,7 +9,7 @@ sparse optimizers. Rows, gradients and the optimizer's state are fp32, in the me
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,6 +23,8 @@ from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.keys import derive_key
 from raygnn.sampling.routes import Routes
+
+ROW, BEST = "row", "best"  # names of arrays: the rows as they are, and as they were best
 
 _AT_ONCE = 1 << 20  # numbers of first rows that are made in one go
 # of torch.nn.utils.clip_grad_norm_
@@ -38,11 +40,13 @@ class Embeddings:
     Args:
         tables: node type → float32 ``[nodes of the type, dim]``, of which this rank's own rows
             are the first: a column of a `FeatureStore`, which sees each step's rows at once.
-        owned: node type → how many are this rank's.
+        ids: node type → ``[owned]``, the ids of this rank's nodes in the user's graph.
         dtype: that the model computes in.
         rate: learning rate of the rows as a share of the dense parameters' one.
 
     Attributes:
+        rows: node type → this rank's own, float32 ``[owned, dim]``.
+        best: copies of them, see `keep`; none before.
         read: distinct rows that batches of this rank have read so far; remote: those of them that
             other ranks own.
     """
@@ -50,7 +54,7 @@ class Embeddings:
     def __init__(
         self,
         tables: Mapping[str, Tensor],
-        owned: Mapping[str, int],
+        ids: Mapping[str, np.ndarray],
         exchange: Exchange,
         config: EmbeddingConfig,
         *,
@@ -58,10 +62,12 @@ class Embeddings:
         rate: float,
     ):
         self.tables = dict(tables)
-        self.rows = {t: nn.Parameter(table[: owned[t]]) for t, table in tables.items()}
+        self.ids = dict(ids)
+        self.rows = {t: nn.Parameter(table[: len(ids[t])]) for t, table in tables.items()}
         self.exchange = exchange
         self._kind = config.optimizer
-        self._dim = config.dim
+        self.dim = config.dim
+        self.best: dict[str, Tensor] = {}
         self._dtype = dtype
         self._rate = rate
         self._leaf: Tensor | None = None
@@ -100,7 +106,7 @@ class Embeddings:
         self._routes = self._leaf = None
         own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         values = own.to("cpu").index_select(0, routes.order)
-        came = values.new_empty((sum(routes.send), self._dim))
+        came = values.new_empty((sum(routes.send), self.dim))
         self.exchange.rows(values, routes.receive, routes.send, came)
         self._came.append((routes, came))
         if not np.isfinite(float(self.exchange.sum(_squares([came])))):
@@ -152,12 +158,53 @@ class Embeddings:
             self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def keep(self) -> None:
+        """Remember the rows as they are: they are the best so far."""
+        for ntype, rows in self.rows.items():
+            if ntype in self.best:
+                self.best[ntype].copy_(rows.detach())
+            else:
+                self.best[ntype] = rows.detach().clone()
+
+    def restore(self) -> None:
+        """Put back what was kept, if anything was."""
+        for ntype, rows in self.best.items():
+            self.rows[ntype].detach().copy_(rows)
+
+    @property
+    def steps(self) -> int:
+        """That the optimizer has made."""
+        return max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
+
+    def arrays(self, ntype: str) -> dict[str, Tensor]:
+        """What there is of a type's rows, by name, ``[owned, dim]`` each: the rows, the
+        optimizer's state and what was kept. Not copies."""
+        rows = self.rows[ntype]
+        state = {
+            name: value
+            for name, value in self.optimizer.state.get(rows, {}).items()
+            if isinstance(value, Tensor) and value.shape == rows.shape
+        }
+        kept = {BEST: self.best[ntype]} if ntype in self.best else {}
+        return {ROW: rows.detach(), **state, **kept}
+
+    def begin_state(self, steps: int, names: Container[str]) -> None:
+        """Make room for a state that has made ``steps`` and has arrays of these names, which
+        `arrays` then has, too."""
+        for rows in self.rows.values():
+            state = self.optimizer.state[rows]
+            if self._kind == "adam":
+                state |= {n: torch.zeros_like(rows) for n in ("exp_avg", "exp_avg_sq")}
+            state["step"] = torch.tensor(float(steps)) if self._kind == "adagrad" else steps
+        if BEST in names:
+            self.best = {t: torch.empty_like(rows).detach() for t, rows in self.rows.items()}
+
     def _fetch(self, routes: Routes) -> Tensor:
         """The rows of a batch, ``[R, dim]``: of all types one after the other, as named."""
-        answer = torch.empty(sum(routes.send), self._dim)
+        answer = torch.empty(sum(routes.send), self.dim)
         for ntype, rows in self.rows.items():
             answer[routes.places[ntype]] = rows.detach().index_select(0, routes.given[ntype])
-        came = torch.empty(len(routes.order), self._dim)
+        came = torch.empty(len(routes.order), self.dim)
         self.exchange.rows(answer, routes.send, routes.receive, came)
         self.read += len(came)
         self.remote += len(came) - routes.receive[self.exchange.world.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,7 +17,6 @@ from raygnn.sampling.batch import Batch, Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
-from raygnn.tasks.losses import Loss
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain
 from raygnn.tasks.schedule import with_schedules
 
@@ -30,7 +30,7 @@ class Task(pl.LightningModule, ABC):
 
     Args:
         model: see `outputs`.
-        loss: of each seed, from float32 outputs.
+        loss: of each seed, from float32 outputs and targets, or what `losses` gives it.
         config: the ``train`` section.
         world: number of ranks.
         planned: number of ranks that the global batch is made for, whatever there are now: what
@@ -48,7 +48,7 @@ class Task(pl.LightningModule, ABC):
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: Callable[..., Tensor],
         config: TrainConfig,
         world: int,
         out_features: int,
@@ -96,7 +96,8 @@ class Task(pl.LightningModule, ABC):
 
     def losses(self, batch: Any) -> Tensor:
         """The loss of each seed, float32 ``[B]``."""
-        return self.loss(self.checked(batch).float(), batch.y)
+        found: Tensor = self.loss(self.checked(batch).float(), batch.y)
+        return found
 
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore

@@ -19,9 +19,11 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.metrics import LOWER_IS_BETTER
+from raygnn.tasks.task import Task
 from raygnn.training import blackbox, checkpoint
 from raygnn.training.averaging import Averaging
 from raygnn.training.records import Records
+from raygnn.training.row_state import RowState
 from raygnn.training.saving import Saver
 from raygnn.training.whole import whole
 
@@ -74,21 +76,21 @@ class Evaluation(pl.Callback):
         self._mark: float | None = None  # what the next improvement is measured from
         self._mark_epoch = -1
 
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
         # a checkpoint on an epoch's last batch was written before that epoch's evaluation
         done = self._loader.epochs_done
         if done - 1 > self.epoch:
             self._end_of(done - 1, trainer, module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
         self._end_of(trainer.current_epoch, trainer, module)
 
-    def finish(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def finish(self, trainer: pl.Trainer, module: Task) -> None:
         """Evaluate after the last step, if a run that goes on from there has not done it."""
         if self._loader.epoch > self.epoch:
             self._end_of(self._loader.epoch, trainer, module)
 
-    def _end_of(self, epoch: int, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def _end_of(self, epoch: int, trainer: pl.Trainer, module: Task) -> None:
         self.epoch = epoch
         last = epoch + 1 == self._epochs or trainer.global_step == self._max_steps
         if (epoch + 1) % self._every and not last:
@@ -103,6 +105,8 @@ class Evaluation(pl.Callback):
                 self.best, self.best_epoch = score, epoch
                 state = module.state_dict()
                 self.best_weights = {n: whole(v.detach()).cpu().clone() for n, v in state.items()}
+                if module.embeddings is not None:
+                    module.embeddings.keep()
         if self._mark is None or score > self._mark + self._min_delta or math.isnan(self._mark):
             self._mark, self._mark_epoch = score, epoch
         elif self._patience is not None and epoch - self._mark_epoch >= self._patience:
@@ -114,10 +118,12 @@ class Evaluation(pl.Callback):
         self._records.write(trainer.global_step, epoch, named)
         self._records.end_pause(began)
 
-    def restore_best(self, module: pl.LightningModule) -> None:
+    def restore_best(self, module: Task) -> None:
         """Put the best weights back, if an evaluation kept any."""
         if self.best_weights:
             module.load_state_dict(self.best_weights)
+            if module.embeddings is not None:
+                module.embeddings.restore()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -144,6 +150,7 @@ class Checkpoints(pl.Callback):
         saver: writes them on rank 0; the trainer's `CheckpointIO`.
         every: steps (int) or seconds (`Duration`).
         last: the optimizer step after which training ends.
+        rows: the learned rows, which each rank writes itself; None = there are none.
     """
 
     def __init__(
@@ -155,8 +162,10 @@ class Checkpoints(pl.Callback):
         *,
         every: int | Duration,
         last: int,
+        rows: RowState | None,
     ):
         self._saver = saver
+        self._rows = rows
         self._directory = directory
         self._exchange = exchange
         self._records = records
@@ -181,7 +190,17 @@ class Checkpoints(pl.Callback):
 
     def _save(self, trainer: pl.Trainer) -> None:
         blackbox.note("checkpoint")
-        trainer.save_checkpoint(checkpoint.state_at(self._directory, trainer.global_step))
+        step, options = trainer.global_step, None
+        try:
+            if self._rows is not None:
+                draft = checkpoint.rows_draft(self._directory, step)
+                options = {"rows": (draft, self._rows.write(draft))}
+        except OSError as error:
+            if self._exchange.world.rank == 0:
+                self._saver.fail(step, f"learned rows: {error.strerror or error}")
+        else:
+            path = checkpoint.state_at(self._directory, step)
+            trainer.save_checkpoint(path, storage_options=options)
         blackbox.note("between")
         self._saved_at = time.monotonic()
 

@@ -1,8 +1,9 @@
 """Checkpoints in the run directory: whole or not there.
 
-``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt`` and a ``manifest.json`` that says what
-it belongs to and its size and SHA-256. Each is written under another name and renamed, so that
-what has the final name is complete; reading verifies it all the same and passes over a damaged one.
+``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt``, learned rows of nodes if there are some
+(see `raygnn.training.row_files`), and a ``manifest.json`` that says what they belong to and size
+and SHA-256 of each. It is written under another name and renamed, so that what has the final name
+is complete; reading verifies it all the same and passes over a damaged one.
 The weights of a finished run are beside them: see `raygnn.training.weights`.
 """
 
@@ -17,7 +18,6 @@ import os
 import pickle
 import re
 import shutil
-import stat
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,8 @@ from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.atomic import sync
 from raygnn.runs.files import LARGEST_JSON, json_text, read_regular
+from raygnn.training.digests import difference
+from raygnn.training.row_files import RowFile, RowFiles, move
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
@@ -54,15 +56,21 @@ class Checkpoint:
         about: what its manifest says: ``config`` (see `raygnn.config.resume.fixed`), ``data``
             (what stands for them), ``global_batch`` (seeds, over all ranks), ``batch_size``,
             ``workers``.
+        rows: the files of learned rows beside it; None = there are none.
     """
 
     state: Path
     step: int
     about: Mapping[str, Any]
+    rows: RowFiles | None = None
 
     @property
     def name(self) -> str:
         return self.state.parent.name
+
+    @property
+    def row_files(self) -> tuple[RowFile, ...]:
+        return () if self.rows is None else self.rows.files
 
 
 def write(
@@ -72,6 +80,7 @@ def write(
     keep: int,
     about: Mapping[str, Any],
     is_current: Callable[[], bool] = lambda: True,
+    rows: tuple[Path, RowFiles] | None = None,
 ) -> None:
     """Write the state after a step. Later ones, which the run has passed over, are put aside
     (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go.
@@ -81,6 +90,8 @@ def write(
         about: for the manifest, see `Checkpoint`.
         is_current: whether no later start of the run has taken over, which a rank that was cut
             off, or asleep, may find when it comes back.
+        rows: learned rows that are written already, and the directory that they are in, which
+            goes.
 
     Raises:
         OSError: it cannot be written; those that were there are there still.
@@ -91,6 +102,9 @@ def write(
     moved: list[tuple[Path, Path]] = []
     try:
         draft.mkdir(parents=True)
+        if rows is not None:
+            move(rows[0], [file.name for file in rows[1].files], draft)
+            about = {**about, "rows": rows[1].to_dict()}
         _fill(draft, state, {**about, "step": step})
         if not is_current():
             raise OSError(errno.ESTALE, "a later start of the run has taken over")
@@ -103,6 +117,8 @@ def write(
             with contextlib.suppress(OSError):
                 os.rename(aside, other)
         shutil.rmtree(draft, ignore_errors=True)
+        if rows is not None:
+            shutil.rmtree(rows[0], ignore_errors=True)
         raise
     sync(directory)
     shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
@@ -167,8 +183,9 @@ def newest(directory: Path) -> str:
 
 def sweep(directory: Path) -> None:
     """Remove what writers that were killed left unfinished."""
-    for draft in directory.glob(".step-*.tmp"):
-        shutil.rmtree(draft, ignore_errors=True)
+    for pattern in (".step-*.tmp", ".rows-*.tmp"):
+        for draft in directory.glob(pattern):
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def check_contents(state: Path) -> None:
@@ -212,6 +229,35 @@ def state_at(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}" / STATE
 
 
+def rows_draft(directory: Path, step: int) -> Path:
+    """Where ranks write the learned rows that go into one step's checkpoint."""
+    return directory / f".rows-{step:010d}.tmp"
+
+
+def rows_of(state: Path) -> RowFiles | None:
+    """The files of learned rows beside a state file that `find` has found whole.
+
+    Raises:
+        InputError: what says so has changed meanwhile.
+    """
+    found = _manifest(state.parent)
+    if isinstance(found, str):
+        raise InputError(found, where=str(state.parent), remedy="resume once more")
+    return found[0].rows
+
+
+def files_of(checkpoint: Path) -> list[str]:
+    """The names of all files that a checkpoint has beside its manifest, as that says.
+
+    Raises:
+        OSError: the manifest cannot be read, or is damaged.
+    """
+    found = _manifest(checkpoint)
+    if isinstance(found, str):
+        raise OSError(errno.EINVAL, found, str(checkpoint))
+    return [STATE, *(file.name for file in found[0].row_files)]
+
+
 class Hashed(io.RawIOBase):
     """A file that knows the SHA-256 of what was written to it, whatever became of that.
 
@@ -252,15 +298,6 @@ def save(value: Any, path: Path) -> Hashed:
     return hashed
 
 
-def sha256(path: Path) -> str:
-    """Of a file's content."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Write both files of a checkpoint, durably."""
     import torch
@@ -292,31 +329,39 @@ def _all(directory: Path) -> list[Path]:
 
 def _read(directory: Path) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it."""
-    state = directory / STATE
+    found = _manifest(directory)
+    if isinstance(found, str):
+        return found
+    checkpoint, size, sha = found
+    if checkpoint.state != state_at(directory.parent, checkpoint.step):
+        return f"it holds the checkpoint of step {checkpoint.step:,}"
+    files = [(STATE, size, sha)]
+    files += [(f.name, f.bytes, f.sha256) for f in checkpoint.row_files]
+    for name, size, sha in files:
+        try:
+            if changed := difference(directory / name, size, sha):
+                return changed
+        except OSError as error:
+            return _unreadable(name, error)
+    return checkpoint
+
+
+def _manifest(directory: Path) -> tuple[Checkpoint, int, str] | str:
+    """What a checkpoint's manifest says, and size and SHA-256 of the state; or what is wrong with
+    it."""
     try:
         manifest = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
         digest = manifest.pop("digest")
         step, size, sha = int(manifest["step"]), int(manifest["bytes"]), str(manifest["sha256"])
-        found = Checkpoint(state, step, {name: manifest[name] for name in _ABOUT})
+        rows = RowFiles.parse(manifest["rows"]) if "rows" in manifest else None
+        about = {name: manifest[name] for name in _ABOUT}
     except OSError as error:
         return _unreadable(MANIFEST, error)
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     if digest != _digest(manifest):
         return f"{MANIFEST} has changed since it was written"
-    if state != state_at(directory.parent, step):
-        return f"it holds the checkpoint of step {step:,}"
-    try:
-        info = state.stat()
-        if not stat.S_ISREG(info.st_mode):
-            return f"{STATE} is no file"
-        if (there := info.st_size) != size:
-            return f"{STATE} has {there:,} bytes, and {size:,} were written"
-        if sha256(state) != sha:
-            return f"{STATE} has changed since it was written: its SHA-256 is another"
-    except OSError as error:
-        return _unreadable(STATE, error)
-    return found
+    return Checkpoint(directory / STATE, step, about, rows), size, sha
 
 
 def _own(found: Checkpoint, config: Config, data: str | None) -> Checkpoint | str:

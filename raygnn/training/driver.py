@@ -306,7 +306,8 @@ def fit(
     Returns:
         What rank 0 left, and the parts.
     """
-    assert plan.ntype is not None or config.task.of_graphs  # preflight has seen to it
+    # preflight has seen to it
+    assert plan.ntype is not None or plan.edges is not None or config.task.of_graphs
     tail = MetricsTail(run.metrics_file)
     tail.skip()  # an earlier start's records are not news
     faults.clear(run.path)
@@ -317,6 +318,7 @@ def fit(
         partition=plan.input.place,
         run_dir=run.path,
         ntype=plan.ntype,
+        edges=plan.edges,
         replicated=plan.replicated,
         started=started,
         global_batch=plan.global_batch,

@@ -112,7 +112,8 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     with show.stage("graph"):
-        return PartitionInput(found, load_graph(found.graph))
+        data = load_graph(found.graph, needs_masks=not config.task.of_edges)
+        return PartitionInput(found, data)
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,13 @@ class PartitionInput:
 
     def check(self, config: Config) -> None:
         """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
-        arrays = self._edge_arrays()
-        if "train_mask" in (arrays or ()) and not self._nodes_are_split:
+        arrays, of_nodes = self._edge_arrays(), config.task.seeds == "nodes"
+        if of_nodes and "train_mask" in (arrays or ()) and not self._nodes_are_split:
             raise ConfigError(
                 f"{config.task.kind} trains on nodes, and here only edges are for training",
                 where="task.kind",
-                remedy="give nodes labels and a split: no task predicts edges or triples yet; "
-                "`raygnn partition` divides the graph all the same",
+                remedy="set it to link_prediction, edge_classification or edge_regression, or give "
+                "nodes labels and a split",
             )
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.config.schema import Config
+from raygnn.graph.edge_target import EdgeTarget
 from raygnn.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Job:
         partition: directory of the partition, or of a collection of graphs; it may appear after
             the ranks have started. None for a dataset of the user's own.
         run_dir: of the run, visible on every node.
-        ntype: the node type to classify; None where the seeds are graphs.
+        ntype: the node type to predict for; None where the seeds are edges or graphs.
         replicated: whether every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
@@ -94,6 +95,7 @@ class Job:
         tune: seconds that a trial of a sweep takes; None to train.
         profile: steps to record with torch's profiler.
         request: what to predict; None to train.
+        edges: what edges to predict for; None where the seeds are others.
     """
 
     config: Config
@@ -106,6 +108,7 @@ class Job:
     tune: float | None = None
     profile: int = 0
     request: Request | None = None
+    edges: EdgeTarget | None = None
 
     @property
     def trains(self) -> bool:

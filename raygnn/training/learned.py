@@ -67,7 +67,7 @@ def make_embeddings(
         first_rows(embedding, config.train.seed, ntype, shard.original[ntype], own)
     return Embeddings(
         tables,
-        {t: shard.owned(t) for t in tables},
+        {t: shard.original[t] for t in tables},
         ranks.rows,
         embedding,
         dtype=PRECISIONS[config.precision].dtype,

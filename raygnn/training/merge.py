@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,12 +17,14 @@ _FEWEST = 2**6  # rows of each
 _BUFFER = 2**20  # bytes that a column of a file is read in
 
 
-def merge(files: Sequence[Path], out: BinaryIO, key: str, names: Any = None) -> int:
+def merge(
+    files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
+) -> int:
     """Merge Parquet files with one schema, each ascending by the column ``key``.
 
     Args:
         out: takes the Parquet file.
-        names: pyarrow array, what to write in place of each id; None = the ids.
+        names: column of ids → pyarrow array, what to write in place of each.
 
     Returns:
         The number of rows. Of no files there are none, and nothing is written.
@@ -40,9 +42,9 @@ def merge(files: Sequence[Path], out: BinaryIO, key: str, names: Any = None) -> 
         if not sources:
             return 0
         schema = sources[0].schema_arrow
-        place = schema.get_field_index(key)
-        if names is not None:
-            schema = schema.set(place, pa.field(key, names.type))
+        named = {schema.get_field_index(c): values for c, values in (names or {}).items()}
+        for place, values in named.items():
+            schema = schema.set(place, pa.field(schema.field(place).name, values.type))
         writer = opened.enter_context(pq.ParquetWriter(out, schema))
         rows = 0
         while pending := [source for source in inputs if source.fill()]:
@@ -50,8 +52,9 @@ def merge(files: Sequence[Path], out: BinaryIO, key: str, names: Any = None) -> 
             bound = min(source.last for source in pending)
             table = pa.concat_tables(source.up_to(bound) for source in pending)
             table = table.take(pc.sort_indices(table[key]))
-            if names is not None:
-                table = table.set_column(place, schema.field(place), names.take(table[key]))
+            for place, values in named.items():
+                called = values.take(table.column(place))
+                table = table.set_column(place, schema.field(place), called)
             writer.write_table(table)
             rows += table.num_rows
         return rows

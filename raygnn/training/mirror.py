@@ -18,7 +18,7 @@ from raygnn.config.uri import Uri
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.atomic import sync
 from raygnn.runs.events import Events
-from raygnn.training.checkpoint import MANIFEST, NAME, STATE, put_aside
+from raygnn.training.checkpoint import MANIFEST, NAME, STATE, files_of, put_aside
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -29,7 +29,7 @@ log = logging.getLogger("raygnn")
 
 
 class Mirror:
-    """``<place>/<run>/step-<n>/`` with the files of the checkpoint; the manifest, which comes
+    """``<place>/<run>/step-<n>/`` with all files of the checkpoint; the manifest, which comes
     last, makes it one.
 
     Args:
@@ -89,7 +89,7 @@ class Mirror:
             target = posixpath.join(base, checkpoint.name)
             fs.create_dir(target, recursive=True)
             fs.delete_dir_contents(target)
-        for name in (STATE, MANIFEST):
+        for name in (*files_of(checkpoint), MANIFEST):
             with open(checkpoint / name, "rb") as source:
                 with self._saying():
                     sink = fs.open_output_stream(posixpath.join(target, name))
@@ -111,20 +111,18 @@ class Mirror:
             DataError: it cannot be read.
             OSError: the directory cannot be written.
         """
-        draft, final = directory / f".{name}.tmp", directory / name
+        draft, final, files = directory / f".{name}.tmp", directory / name, [STATE]
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         try:
             with self._saying():
                 fs, base = self._open()
-            for file in (STATE, MANIFEST):
-                with open(draft / file, "wb") as sink:
-                    with self._saying():
-                        source = fs.open_input_stream(posixpath.join(base, name, file))
-                    with contextlib.closing(source):
-                        while piece := self._read(source):
-                            sink.write(piece)
-                sync(draft / file)
+            self._copy(fs, posixpath.join(base, name), MANIFEST, draft)
+            # of a manifest that is damaged the state comes along, and whoever looks at it will see
+            with contextlib.suppress(OSError):
+                files = files_of(draft)
+            for file in files:
+                self._copy(fs, posixpath.join(base, name), file, draft)
             if final.exists():
                 put_aside(final)
             os.rename(draft, final)
@@ -143,6 +141,15 @@ class Mirror:
             fs, base = self._open()
             for name in self._names(fs, base):
                 fs.delete_dir(posixpath.join(base, name))
+
+    def _copy(self, fs: FileSystem, source: str, name: str, target: Path) -> None:
+        with open(target / name, "wb") as sink:
+            with self._saying():
+                stream = fs.open_input_stream(posixpath.join(source, name))
+            with contextlib.closing(stream):
+                while piece := self._read(stream):
+                    sink.write(piece)
+        sync(target / name)
 
     def _read(self, source: Any) -> bytes:
         with self._saying():

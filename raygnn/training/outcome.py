@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from raygnn.runs.ranks import COMPUTE, STEP
+from raygnn.tasks.embeddings import Embeddings
 from raygnn.training.plane import Traffic
 from raygnn.training.profiling import Profiling
 from raygnn.training.ranks import Ranks
@@ -26,10 +27,17 @@ def speed(records: Records) -> dict[str, Any]:
     }
 
 
-def communication(ranks: Ranks, traffic: Traffic, reduction: Reduction) -> dict[str, Any]:
+def communication(
+    ranks: Ranks, traffic: Traffic, reduction: Reduction, embeddings: Embeddings | None
+) -> dict[str, Any]:
     """What went between ranks. Collective."""
     counts = torch.tensor([traffic.rows, traffic.hits, ranks.data.sent_bytes])
     remote, hits, sent = ranks.control.sum(counts).tolist()
+    learned = None
+    if embeddings is not None:
+        own = [embeddings.read, embeddings.remote, ranks.rows.sent_bytes]
+        read, others, moved = ranks.control.sum(torch.tensor(own)).tolist()
+        learned = {"rows": read, "remote": others, "bytes": moved}
     return {
         "remote": {
             "rows": remote,
@@ -37,6 +45,8 @@ def communication(ranks: Ranks, traffic: Traffic, reduction: Reduction) -> dict[
             "hit_rate": hits / remote if remote else None,
             "bytes": sent,
         },
+        # of learned rows and their gradients; None where there are none
+        "embeddings": learned,
         # None where DDP does not exchange them
         "gradients": {"bytes": reduction.whole or None, "buckets": reduction.buckets},
     }

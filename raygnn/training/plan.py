@@ -6,6 +6,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from raygnn.config.schema import Config
+from raygnn.graph.edge_target import EdgeTarget
+from raygnn.preflight.edges import edge_target
 from raygnn.preflight.partition import Stored, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
@@ -23,8 +25,9 @@ class Plan:
 
     Attributes:
         report: of the preflight.
-        ntype: the node type to classify; None when the report says why there is none, or when
-            graphs are the seeds.
+        ntype: the node type to predict for; None when the report says why there is none, or when
+            edges or graphs are the seeds.
+        edges: what edges to predict for; None likewise.
         workers: see `count_workers`.
         replicated: whether every rank holds the whole structure.
         training_seeds: how many there are; None where only the ranks will know.
@@ -34,6 +37,7 @@ class Plan:
     input: Input
     report: Report
     ntype: str | None
+    edges: EdgeTarget | None
     workers: int
     replicated: bool
     training_seeds: int | None
@@ -118,10 +122,12 @@ def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_b
     given.check(config)
     facts = given.facts(config)
     report = preflight(config, facts, nodes.look(given.meta))
+    edges = edge_target(config, facts.edges) if config.task.of_edges else None
     return Plan(
         input=given,
         report=report,
         ntype=task_ntype(config, facts.columns),
+        edges=edges if isinstance(edges, EdgeTarget) else None,
         workers=workers,
         replicated=_replicated(config, given.structure_bytes, report),
         training_seeds=facts.splits.get("train"),

@@ -1,4 +1,4 @@
-"""A rank's data plane: what a task needs of the data, whether its seeds are nodes or graphs."""
+"""A rank's data plane: what a task needs of the data, be its seeds nodes, edges or graphs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Plane(Protocol):
         ...
 
     def predict(self, task: Task, split: str) -> Iterator[Predictions]:
-        """This rank's share of the nodes or graphs of a split, or of ``all``, in chunks that
-        ascend by id. It has to be exhausted."""
+        """This rank's share of the nodes, edges or graphs of a split, or of ``all``, in chunks
+        that ascend by id. It has to be exhausted."""
         ...
 
     def count(self, split: str) -> int:
@@ -99,6 +99,10 @@ def open_plane(job: Job, ranks: Ranks) -> Plane:
         from raygnn.training.graph_plane import GraphPlane
 
         return GraphPlane.open(job, ranks)
+    if job.edges is not None:
+        from raygnn.training.edge_plane import EdgePlane
+
+        return EdgePlane.open(job, ranks)
     from raygnn.training.node_plane import NodePlane
 
     return NodePlane.open(job, ranks)

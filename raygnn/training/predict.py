@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, TrainingError
 from raygnn.graph.atomic import is_vacant
+from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json, replacing, storage_errors
@@ -72,7 +73,8 @@ def predict(
     display: bool = True,
     started: float | None = None,
 ) -> Predicted:
-    """Predict with the weights that a run was tested with, and write a row for each node or graph.
+    """Predict with the weights that a run was tested with, and write a row for each node, edge
+    or graph.
 
     Blocks. The model is run as it is when training ends, exactly, over the data that it was
     trained on. The run directory stays as it is.
@@ -88,9 +90,10 @@ def predict(
 
     Returns:
         The file. Columns: ``node`` (its id in the user's graph: a number, or of
-        tables what they call it) or ``graph``, ``prediction`` (a
-        class, a number or a list of them), ``probability`` (of the class), ``split``, ``label``
-        (null where unknown), and ``scores``; rows in order of the number.
+        tables what they call it), ``edge`` (its number) with ``source``, ``target`` and
+        ``relation``, or ``graph``; ``prediction`` (a class, a number or a list of them),
+        ``probability`` (of the class), ``split``, ``label`` (null where unknown), and ``scores``;
+        of links ``score`` instead; rows in order of the number.
 
     Raises:
         InputError: ``out`` cannot be written, or the run has no weights or not its data.
@@ -261,17 +264,29 @@ def _free(file: Path, overwrite: bool) -> Path:
     return file
 
 
-def _ids(plan: Plan) -> Any:
-    """What the user calls the nodes that are predicted; None where that is their numbers.
+def _ids(plan: Plan) -> dict[str, Any]:
+    """Column → what the user calls the nodes or relations in it; none where that is their number.
 
     Raises:
         DataError: the partition's file of them is damaged.
     """
-    if plan.ntype is None or plan.input.place is None:
-        return None
+    if plan.input.place is None or (plan.ntype is None and plan.edges is None):
+        return {}
+    import pyarrow as pa
+
     from raygnn.graph.idfile import read_ids
 
-    return read_ids(read_meta(plan.input.place), plan.ntype)
+    meta = read_meta(plan.input.place)
+    if plan.edges is None:
+        assert plan.ntype is not None
+        found = {"node": read_ids(meta, plan.ntype)}
+    else:
+        etype, relation = plan.edges.etype, plan.edges.relation
+        found = {"source": read_ids(meta, etype[0]), "target": read_ids(meta, etype[2])}
+        names = (meta.manifest or {}).get("names", {}).get(f"{etype_str(etype)}/{relation}")
+        if names is not None:
+            found["relation"] = pa.array(names)
+    return {column: names for column, names in found.items() if names is not None}
 
 
 def _merge(
@@ -281,14 +296,14 @@ def _merge(
     file: Path,
     overwrite: bool,
     show: Display,
-    ids: Any = None,
+    ids: Mapping[str, Any],
 ) -> None:
     """Put the ranks' rows into one file, sorted, with the user's ids where there are some."""
     from raygnn.training.merge import merge
 
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
     files = [each for each in files if each.exists()]
-    key = "graph" if config.task.of_graphs else "node"
+    key = config.task.unit
     with (
         show.stage("merge"),
         storage_errors(file, InputError, "choose another --out"),

@@ -8,11 +8,13 @@ import torch
 
 from raygnn.errors import DataError, InputError
 from raygnn.runs.files import storage_errors
+from raygnn.tasks.embeddings import Embeddings
 from raygnn.training import blackbox, weights
 from raygnn.training.job import ROWS, Job
 from raygnn.training.plane import Plane, open_plane
 from raygnn.training.rank import Runtime
 from raygnn.training.ranks import Ranks
+from raygnn.training.row_state import RowState
 from raygnn.training.rows import Format, write_rows
 
 
@@ -44,6 +46,7 @@ class Predicting:
         self._check_data(plane.identity)
         task = plane.task()
         weights.load(request.weights, task.model)
+        self._load_rows(task.embeddings)
         task.to(self._device)
         blackbox.note("predict")
         workers = self._ranks.world.size
@@ -57,14 +60,27 @@ class Predicting:
     def _write(self, plane: Plane, task: Any) -> int:
         """Write this rank's rows; returns how many all ranks have."""
         config, rank = self._job.config, self._ranks.world.rank
-        key = "graph" if config.task.of_graphs else "node"
-        form = Format(key, config.task.classifies, self._request.scores)
+        form = Format(config.task.unit, config.task.classifies, self._request.scores)
         file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)
             file.unlink(missing_ok=True)  # of an earlier start
             own = write_rows(file, plane.predict(task, self._request.split), form)
         return int(self._ranks.control.sum(torch.tensor(own)))
+
+    def _load_rows(self, embeddings: Embeddings | None) -> None:
+        found = self._request.weights
+        if embeddings is None:
+            return
+        if found.rows is None:
+            raise DataError(
+                "the learned rows of nodes are missing",
+                where=str(found.path),
+                remedy="put back selected.json and selected-rows, which training wrote beside it",
+            )
+        timeout = self._job.config.fault.storage_timeout.seconds
+        state = RowState(embeddings, self._ranks.control, timeout)
+        state.read(found.rows_directory, found.rows)
 
     def _check_data(self, found: str) -> None:
         trained = self._request.weights.data

@@ -42,6 +42,7 @@ from raygnn.training.profiling import PROFILE, Profiling
 from raygnn.training.ranks import Ranks
 from raygnn.training.records import Closing, Counters, Records
 from raygnn.training.reduction import Reduction
+from raygnn.training.row_state import RowState
 from raygnn.training.saving import Saver
 from raygnn.training.sharding import Sharding
 from raygnn.training.stragglers import Stragglers
@@ -101,13 +102,14 @@ class Rank:
             self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
+        rows = RowState.of(task.embeddings, self.control, self.patience, state)
         stragglers = self._stragglers()
         reduction = Reduction(self.ranks)
         guard = Guard(self.control, config.guard)
         records = self._records(step, stragglers, reduction, guard)
         evaluation = self._evaluation(evaluate, records, loader, averaging)
         saver = self._saver(maker)
-        checkpoints = self._checkpoints(saver, records, task.total_steps)
+        checkpoints = self._checkpoints(saver, records, task.total_steps, rows)
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
         callbacks = [Phases(), reduction, records, guard]
@@ -150,8 +152,9 @@ class Rank:
             averaging.put(task)
         if config.train.select == "best":
             evaluation.restore_best(task)
+        files = rows.write(weights.rows_draft(self.directory), rows_only=True) if rows else None
         if self.ranks.first:
-            self._insist(lambda: weights.save(self.directory, task.model, maker.identity))
+            self._insist(lambda: weights.save(self.directory, task.model, maker.identity, files))
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
@@ -170,7 +173,7 @@ class Rank:
             "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
             **outcome.speed(records),
-            **outcome.communication(self.ranks, plane.traffic, reduction),
+            **outcome.communication(self.ranks, plane.traffic, reduction, task.embeddings),
             **outcome.operators(profiling),
         }
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
@@ -227,7 +230,7 @@ class Rank:
             stragglers,
             Counters(
                 lambda: reduction.bytes,
-                lambda: self.ranks.data.sent_bytes,
+                lambda: self.ranks.sent_bytes,
                 lambda: guard.skipped_steps,
             ),
             log_every=train.log_every,
@@ -323,7 +326,9 @@ class Rank:
         sending = self.job.run_dir / SENDING
         return Courier(mirror, self.config.fault.keep, self.events, sending)
 
-    def _checkpoints(self, saver: Saver, records: Records, last: int) -> Checkpoints:
+    def _checkpoints(
+        self, saver: Saver, records: Records, last: int, rows: RowState | None
+    ) -> Checkpoints:
         return Checkpoints(
             saver,
             self.directory,
@@ -331,6 +336,7 @@ class Rank:
             records,
             every=self.config.fault.checkpoint_every,
             last=last,
+            rows=rows,
         )
 
     def _ddp(self) -> dict[str, Any]:

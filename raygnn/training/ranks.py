@@ -67,6 +67,13 @@ class Ranks:
         return self._exchange()
 
     @property
+    def sent_bytes(self) -> int:
+        """What this rank sent for batches so far: structure, features, learned rows and their
+        gradients."""
+        learned = self.__dict__.get("rows")
+        return self.data.sent_bytes + (learned.sent_bytes if learned else 0)
+
+    @property
     def first(self) -> bool:
         return self.world.rank == 0
 

@@ -1,7 +1,8 @@
 """Predictions as rows of a table: a chunk of them at a time, in Parquet.
 
-Columns: ``node`` or ``graph``, int64, as the user numbers them; ``prediction``, ``split``,
-``label``. Of classes also ``probability`` and, if asked for, ``scores``.
+Columns: ``node``, ``edge`` or ``graph``, int64, as the user numbers them; of edges also ``source``,
+``target`` and, where they have some, ``relation``; ``prediction``, ``split``, ``label``. Of classes
+also ``probability`` and, if asked for, ``scores``; of links ``score`` and ``split`` alone.
 """
 
 from __future__ import annotations
@@ -25,19 +26,34 @@ _MOST, _FEWEST = 2**16, 2**10  # rows of a chunk
 
 @dataclass(frozen=True)
 class Predictions:
-    """Outputs of a model for some nodes or graphs, on the CPU.
+    """Outputs of a model for some nodes, edges or graphs, on the CPU.
 
     Attributes:
         ids: int64 ``[n]``, ascending, as the user numbers them.
         outputs: float32 ``[n, K]``: of K classes before the softmax, or K numbers.
-        targets: classes int64 ``[n]``, below 0 where unknown; or numbers ``[n]`` or ``[n, K]``.
+        targets: classes int64 ``[n]``, below 0 where unknown; or numbers ``[n]`` or ``[n, K]``;
+            None of links.
         splits: int8 ``[n]``, positions in `SPLITS`; -1 = in none.
     """
 
     ids: np.ndarray
     outputs: Tensor
-    targets: Tensor
+    targets: Tensor | None
     splits: np.ndarray
+
+
+@dataclass(frozen=True)
+class EdgePredictions(Predictions):
+    """Of edges.
+
+    Attributes:
+        sources, ends: int64 ``[n]``, as the user numbers the nodes.
+        relations: int64 ``[n]``; None where edges have none.
+    """
+
+    sources: np.ndarray
+    ends: np.ndarray
+    relations: np.ndarray | None
 
 
 def chunk_rows(width: int) -> int:
@@ -50,7 +66,7 @@ class Format:
     """What the rows of a prediction look like.
 
     Attributes:
-        key: name of the first column, ``node`` or ``graph``.
+        key: name of the first column, ``node``, ``edge`` or ``graph``.
         classifies: whether the outputs are of classes.
         scores: whether each class's probability is wanted.
     """
@@ -62,6 +78,15 @@ class Format:
     def table(self, found: Predictions) -> pa.Table:
         """The rows of some predictions."""
         columns = {self.key: pa.array(found.ids, pa.int64())}
+        if isinstance(found, EdgePredictions):
+            columns["source"] = pa.array(found.sources, pa.int64())
+            columns["target"] = pa.array(found.ends, pa.int64())
+            if found.relations is not None:
+                columns["relation"] = pa.array(found.relations, pa.int64())
+        if found.targets is None:
+            columns["score"] = _numbers(found.outputs)
+            columns["split"] = _splits(found.splits)
+            return pa.table(columns)
         if self.classifies:
             shares = found.outputs.softmax(1)
             best = found.outputs.argmax(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 from raygnn.runs.events import Events
 from raygnn.training import checkpoint
 from raygnn.training.mirror import Courier
+from raygnn.training.row_files import RowFiles
 
 log = logging.getLogger("raygnn")
 
@@ -80,15 +82,23 @@ class Saver(TorchCheckpointIO):
         step = int(checkpoint["global_step"])
         asked = self.asked  # for a state that is not older than the request
         if not self.wait(self._patience):
-            self._tell_failure(step, f"the last one takes more than {self._patience:g} s")
-            self._answer(asked)
+            self.fail(step, f"the last one takes more than {self._patience:g} s")
+            if storage_options:
+                shutil.rmtree(storage_options["rows"][0], ignore_errors=True)
             return
         state = apply_to_collection(checkpoint, Tensor, _copy)
+        rows = storage_options and storage_options["rows"]
         self._answering = asked
         self._thread = threading.Thread(
-            target=self._write, args=(state, step), name="raygnn-checkpoint", daemon=True
+            target=self._write, args=(state, step, rows), name="raygnn-checkpoint", daemon=True
         )
         self._thread.start()
+
+    def fail(self, step: int, reason: str) -> None:
+        """There will be none of this step: tell so, also whoever asked for it."""
+        asked = self.asked
+        self._tell_failure(step, reason)
+        self._answer(asked)
 
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is being written; whether it is so."""
@@ -109,11 +119,13 @@ class Saver(TorchCheckpointIO):
         if self._courier is not None:
             self._courier.finish(seconds)
 
-    def _write(self, state: Mapping[str, Any], step: int) -> None:
+    def _write(
+        self, state: Mapping[str, Any], step: int, rows: tuple[Path, RowFiles] | None
+    ) -> None:
         self._step = step
         try:
             checkpoint.write(
-                self._directory, state, step, self._keep, self._about, self._is_current
+                self._directory, state, step, self._keep, self._about, self._is_current, rows
             )
             self.saved += 1
             if self._courier is not None:

@@ -1,7 +1,8 @@
 """The weights that a run was tested with, ``checkpoints/selected.pt``, and what they belong to.
 
-``selected.json`` beside it has their size and SHA-256, and what stands for the data that they
-were trained on. It is removed first and written last, so that it never speaks of other weights.
+Learned rows of nodes are in ``selected-rows/``: see `raygnn.training.row_files`. ``selected.json``
+has size and SHA-256 of each file, and what stands for the data that they were trained on. It is
+removed first and written last, so that it never speaks of other weights.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import io
 import os
 import pickle
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +21,15 @@ from raygnn import __version__
 from raygnn.errors import DataError, InputError
 from raygnn.graph.atomic import sync
 from raygnn.runs.files import json_text, open_regular, read_json, write_atomic
-from raygnn.training.checkpoint import check_archive, sha256
+from raygnn.training.checkpoint import check_archive
 from raygnn.training.checkpoint import save as save_tensors
+from raygnn.training.digests import difference, sha256
+from raygnn.training.row_files import RowFiles
 
 if TYPE_CHECKING:
     from torch import nn
 
-FILE, ABOUT = "selected.pt", "selected.json"
+FILE, ABOUT, ROWS = "selected.pt", "selected.json", "selected-rows"
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,21 @@ class Weights:
         path: of their file.
         sha256: of its content.
         data: what stands for the data they were trained on; None where that was not recorded.
+        rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
     """
 
     path: Path
     sha256: str
     data: str | None
+    rows: RowFiles | None = None
+
+    @property
+    def rows_directory(self) -> Path:
+        """Where the files of learned rows are."""
+        return self.path.parent / ROWS
 
 
-def save(directory: Path, model: nn.Module, data: str) -> None:
+def save(directory: Path, model: nn.Module, data: str, rows: RowFiles | None = None) -> None:
     """Write ``selected.pt``: plain tensors by parameter name.
 
     ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
@@ -51,6 +62,7 @@ def save(directory: Path, model: nn.Module, data: str) -> None:
     Args:
         directory: the run's ``checkpoints``.
         data: what stands for the data.
+        rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:
         OSError: it cannot be written; what was there is there still.
@@ -60,12 +72,23 @@ def save(directory: Path, model: nn.Module, data: str) -> None:
         hashed = save_tensors(model.state_dict(), draft)
         (directory / ABOUT).unlink(missing_ok=True)
         os.rename(draft, directory / FILE)
+        shutil.rmtree(directory / ROWS, ignore_errors=True)
+        if rows is not None:
+            os.rename(rows_draft(directory), directory / ROWS)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    about = {"data": data, "bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
+    about: dict[str, Any] = {"data": data}
+    about |= {"bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
+    if rows is not None:
+        about["rows"] = rows.to_dict()
     write_atomic(directory / ABOUT, json_text({**about, "raygnn": __version__}))
     sync(directory)
+
+
+def rows_draft(directory: Path) -> Path:
+    """Where ranks write the learned rows for `save`."""
+    return directory / f".{ROWS}.tmp"
 
 
 def find(directory: Path) -> Weights:
@@ -92,7 +115,7 @@ def find(directory: Path) -> Weights:
     data = about.get("data")
     if about and (digest != about.get("sha256") or not isinstance(data, str)):
         raise _damaged(file, "it has changed since it was written: its SHA-256 is another")
-    return Weights(file, digest, data)
+    return Weights(file, digest, data, _rows(directory, about))
 
 
 def load(weights: Weights, model: nn.Module) -> None:
@@ -127,6 +150,29 @@ def load(weights: Weights, model: nn.Module) -> None:
             where=str(file),
             remedy="predict with the code and the data that it was trained with",
         ) from error
+
+
+def _rows(directory: Path, about: Mapping[str, Any]) -> RowFiles | None:
+    """The files of learned rows, as they were written.
+
+    Raises:
+        DataError: they are damaged.
+    """
+    if "rows" not in about:
+        return None
+    try:
+        rows = RowFiles.parse(about["rows"])
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(directory / ABOUT, "what it says of learned rows makes no sense") from None
+    for file in rows.files:
+        path = directory / ROWS / file.name
+        try:
+            changed = difference(path, file.bytes, file.sha256)
+        except OSError as error:
+            raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        if changed:
+            raise _damaged(path, changed)
+    return rows
 
 
 def _damaged(file: Path, what: str) -> DataError:

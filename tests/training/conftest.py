@@ -19,8 +19,11 @@ from raygnn.config.load import load_config
 from raygnn.config.resume import fixed
 from raygnn.config.schema import Config
 from raygnn.graph.collection import ensure_collection
-from raygnn.graph.layout import AnyPath
+from raygnn.graph.edge_target import EdgeTarget
+from raygnn.graph.layout import AnyPath, read_meta
 from raygnn.graph.partition import ensure_partition
+from raygnn.preflight.edges import edge_target
+from raygnn.preflight.partition import partition_facts
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir
 from raygnn.sampling.exchange import Exchange
@@ -183,6 +186,16 @@ def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
     return ensure_collection(config).directory, None
 
 
+def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
+    """What edges are predicted for, as the driver finds it out."""
+    if not config.task.of_edges:
+        return None
+    assert place is not None
+    target = edge_target(config, partition_facts(config, read_meta(place)).edges)
+    assert isinstance(target, EdgeTarget), target
+    return target
+
+
 def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:
     """Train as `raygnn.train` does, with forked ranks in place of Ray's workers."""
     workers = config.cluster.workers
@@ -194,7 +207,16 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             check_mirror(config, run, overwrite=False)
         start = find_start(config, run, workers, resume=resume)
         run.begin(config.to_dict())
-        job = Job(config, place, run.path, ntype, replicated, time.time(), start.global_batch)
+        job = Job(
+            config,
+            place,
+            run.path,
+            ntype,
+            replicated,
+            time.time(),
+            start.global_batch,
+            edges=edges_of(config, place),
+        )
         result, *others = run_ranks(workers, _train, job)
         assert all(other["metrics"] == result["metrics"] for other in others)
         run.update_summary(status="done", **result)

@@ -40,7 +40,7 @@ from raygnn.training.merge import merge
 from raygnn.training.predicting import Predicting
 from tests.graphs import on_whole_graph
 from tests.ranks import run_ranks
-from tests.training.conftest import JobFactory, _data, job, runtime, train_on_ranks
+from tests.training.conftest import JobFactory, _data, edges_of, job, runtime, train_on_ranks
 from tests.training.test_command import Command
 from tests.training.test_graph_tasks import dataset, make
 from tests.training.test_saving import mounted
@@ -61,14 +61,16 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
     aside = run.path.parent / ".predicting" / f"{split}-{workers}"
     aside.mkdir(parents=True, exist_ok=True)
     request = Request(found, split, **wanted)
-    job = Job(config, place, aside, ntype, False, 0.0, 128, request=request)
+    job = Job(
+        config, place, aside, ntype, False, 0.0, 128, request=request, edges=edges_of(config, place)
+    )
     result, *others = run_ranks(workers, _predict, job)
     assert all(other == result for other in others)
     if not request.rows:
         return result["metrics"]
     out = aside / "out.parquet"
     with open(out, "wb") as file:
-        key = "graph" if config.task.of_graphs else "node"
+        key = config.task.unit
         files = sorted((aside / ROWS).iterdir())
         assert merge(files, file, key) == result["rows"]
     return pq.read_table(out)

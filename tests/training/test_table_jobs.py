@@ -72,7 +72,7 @@ def test_predictions_are_by_the_ids_of_the_tables(
     monkeypatch.setattr(merging, "_ROWS", 60)  # many batches
     monkeypatch.setattr(merging, "_FEWEST", 20)
     with open(tmp_path / "out.parquet", "wb") as file:
-        assert merge(rows, file, "node", ids) == ITEMS
+        assert merge(rows, file, "node", {"node": ids}) == ITEMS
     items = pd.read_csv(tmp_path / "items.csv")
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.schema.field("node").type == pa.large_string()

@@ -21,8 +21,11 @@ from raygnn.graph.sources.normalize import normalize
 from raygnn.graph.sources.reverse import add_reverses
 
 
-def load_graph(graph: GraphConfig) -> GraphData:
+def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
     """Read, check and normalise the graph that a config names.
+
+    Args:
+        needs_masks: whether there must be nodes or edges for training.
 
     Returns:
         The graph with ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label``
@@ -36,7 +39,7 @@ def load_graph(graph: GraphConfig) -> GraphData:
     module = _module(graph)
     data: GraphData = module.read(graph)
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
-    validate.check(data)
+    validate.check(data, needs_masks=needs_masks)
     normalize(data, graph.normalize or module.DEFAULT_NORMALIZE)
     if wants_reverses(graph):
         add_reverses(data)

@@ -1,0 +1,103 @@
+"""Which edges a task predicts: what the config says of them, and what the graph has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raygnn.config.schema import Config
+from raygnn.config.task import SplitConfig
+from raygnn.config.task_rules import RELATIONAL
+from raygnn.graph.data import MASKS, EdgeType, etype_str
+from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
+
+_RELATION = "relation"
+
+Arrays = Mapping[EdgeType, Mapping[str, Any]]
+
+
+def edge_target(config: Config, arrays: Arrays) -> EdgeTarget | tuple[str, str]:
+    """What a task on edges predicts, or what is wrong and what to do about it.
+
+    Args:
+        arrays: edge type → what is keyed by the names of its arrays.
+    """
+    task, model = config.task, config.model
+    etype = _etype(config, arrays)
+    if len(etype) == 2:
+        return etype
+    there = arrays[etype]
+    if not task.of_links and task.target not in there:
+        return (
+            f"edge type {etype_str(etype)!r} has no array {task.target!r} (task.target); "
+            f"there are: {', '.join(sorted(there)) or 'none'}",
+            "set task.target to one of them, or task.etype to the type that has it",
+        )
+    if model.relation is not None and model.relation not in there:
+        return (
+            f"edge type {etype_str(etype)!r} has no array {model.relation!r} (model.relation)",
+            "set model.relation to an array of whole numbers, or leave it out",
+        )
+    masked = any(name in there for name in MASKS)
+    if masked and task.split is not None:
+        return (
+            f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
+            "remove task.split, or give the graph without masks of edges",
+        )
+    reverse = _reverse(config, etype, list(arrays))
+    if isinstance(reverse, str):
+        return reverse, "set task.reverse to a type that joins them the other way round"
+    shares = task.split or SplitConfig()
+    reads = model.decoder in (None, *RELATIONAL)
+    relation = model.relation or (_RELATION if _RELATION in there and reads else None)
+    return EdgeTarget(
+        EdgeSplit(
+            etype,
+            reverse,
+            None if masked else (shares.val, shares.test),
+            0 if masked else shares.seed,
+        ),
+        relation,
+    )
+
+
+def _etype(config: Config, arrays: Arrays) -> EdgeType | tuple[str, str]:
+    task, known = config.task, list(arrays)
+    listed = ", ".join(map(etype_str, known))
+    if task.etype is not None:
+        named = [e for e in known if task.etype in (etype_str(e), e[1])]
+        if len(named) == 1:
+            return named[0]
+        how = "no edge type" if not named else "more than one edge type"
+        return (
+            f"{how} is called {task.etype!r} (task.etype); there are: {listed}",
+            "name one of them as source:relation:target",
+        )
+    found = known
+    if len(known) > 1:
+        wanted = MASKS if task.of_links else (task.target,)
+        found = [e for e, there in arrays.items() if any(name in there for name in wanted)]
+    if len(found) == 1:
+        return found[0]
+    return (
+        f"which edges are to be predicted is not clear; there are: {listed}",
+        "say it with task.etype",
+    )
+
+
+def _reverse(config: Config, etype: EdgeType, known: Sequence[EdgeType]) -> EdgeType | str | None:
+    """The type of the reverses; text = what is wrong."""
+    task = config.task
+    if task.exclude != "reverse":
+        return None
+    if task.reverse is None:
+        return etype if etype[0] == etype[2] else None
+    named = [e for e in known if task.reverse in (etype_str(e), e[1])]
+    fitting = [e for e in named if (e[0], e[2]) == (etype[2], etype[0])]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = ", ".join(map(etype_str, known))
+    return (
+        f"{task.reverse!r} (task.reverse) is no edge type from {etype[2]} to {etype[0]}; "
+        f"there are: {listed}"
+    )

@@ -1,0 +1,314 @@
+"""What data planes of one partitioned graph share: shard → inputs → store, sampler → batches."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.graph.layout import read_meta
+from raygnn.graph.mapped import large_pages
+from raygnn.graph.shard import Shard, describe_shard, load_shard
+from raygnn.graph.staging import Stage
+from raygnn.graph.validate import check_weights
+from raygnn.models.network import Network, Schema
+from raygnn.models.registry import needs_degree
+from raygnn.preflight.machine import memory
+from raygnn.sampling.cache import Scores, choose, degrees, inclusion
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.fanout import Fanout, resolve_fanouts
+from raygnn.sampling.features import FeatureStore
+from raygnn.sampling.inputs import SCALE, Inputs, build_store, choose_inputs, row_width
+from raygnn.sampling.loader import BatchMaker
+from raygnn.sampling.sampler import NeighborSampler
+from raygnn.sampling.seeds import Seeds
+from raygnn.tasks.embeddings import Embeddings
+from raygnn.tasks.inference import Inference
+from raygnn.tasks.task import Task
+from raygnn.training import blackbox
+from raygnn.training.job import Job
+from raygnn.training.learned import make_embeddings, with_learned
+from raygnn.training.plane import Traffic, seed_plan
+from raygnn.training.precision import PRECISIONS
+from raygnn.training.ranks import Ranks
+from raygnn.training.relations import edge_arrays, relation_array, relations
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T", bound=Task)
+
+log = logging.getLogger("raygnn")
+
+
+@dataclass
+class PartitionPlane:
+    """A shard of one graph.
+
+    Attributes:
+        shard: what messages pass along.
+        inputs: node type → the arrays that the model reads.
+    """
+
+    job: Job
+    ranks: Ranks
+    shard: Shard
+    inputs: dict[str, Inputs]
+    _store: FeatureStore | None = field(default=None, init=False)
+
+    @classmethod
+    def open(cls, job: Job, ranks: Ranks) -> Self:
+        """Map this rank's share of the partition.
+
+        Raises:
+            DataError: the partition, or this node's copy of it, can not be read or written.
+        """
+        start = time.perf_counter()
+        config, world = job.config, ranks.world
+        assert job.partition is not None
+        blackbox.note("staging")
+        shard = load_shard(
+            read_meta(job.partition),
+            world.rank,
+            world.size,
+            replicated=job.replicated,
+            stage=Stage.of(config.staging),
+            edge_arrays=edge_arrays(config),
+            split=None if job.edges is None else job.edges.split,
+            hide=True,
+        )
+        blackbox.note("setup")
+        model = config.model
+        inputs = {
+            t: choose_inputs(arrays, model.feature_names, model.categories)
+            for t, arrays in shard.node_data.items()
+        }
+        inputs = with_learned(inputs, config)
+        _check_scales(shard, inputs)
+        _check_weights(shard, config)
+        log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
+        return cls(job, ranks, shard, inputs)
+
+    @property
+    def config(self) -> Config:
+        return self.job.config
+
+    @property
+    def control(self) -> Exchange:
+        return self.ranks.control
+
+    @property
+    def of(self) -> str:
+        """The type of the seeds, as errors name it."""
+        raise NotImplementedError
+
+    def _finish(self, task: T) -> T:
+        """Give a task what it shares with this plane."""
+        task.embeddings = self._embeddings
+        return task
+
+    @property
+    def traffic(self) -> Traffic:
+        """See `Plane`."""
+        store = self._store
+        return Traffic() if store is None else Traffic(store.remote, store.hits)
+
+    @cached_property
+    def _embeddings(self) -> Embeddings | None:
+        return make_embeddings(self.config, self.shard, self.inputs, self.ranks)
+
+    @cached_property
+    def _inference(self) -> Inference:
+        rows = self._embeddings
+        return Inference(
+            self.shard,
+            self.control,
+            self.store(self.control, learned=rows.tables if rows else None),
+            self.inputs,
+            num_layers=self.config.model.depth,
+            batch_size=self.config.sampling.eval_batch_size,
+            device=self.ranks.device,
+            relation=relation_array(self.config.model),
+        )
+
+    def schema(self, target: str, out_features: int, others: tuple[str, ...] = ()) -> Schema:
+        """What the model must know. Collective.
+
+        Args:
+            target, others: the node types whose outputs are wanted.
+        """
+        arrays, model = self.shard.node_data, self.config.model
+        return Schema(
+            in_features={t: i.width(arrays[t]) for t, i in self.inputs.items()},
+            etypes=self.shard.etypes,
+            target=target,
+            out_features=out_features,
+            categories={
+                t: {n: (self._count(t, n), model.categories[n]) for n in i.categories}
+                for t, i in self.inputs.items()
+                if i.categories
+            },
+            relations=relations(self.config, self.shard, self.control),
+            others=others,
+        )
+
+    def classes(self, labels: Tensor) -> int:
+        """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
+        highest = int(labels.max()) if len(labels) else 0
+        return max(2, self.control.max(highest + 1))
+
+    def store(
+        self,
+        exchange: Exchange,
+        *,
+        weighted: bool = False,
+        resident: bool = False,
+        ring: int = 0,
+        learned: Mapping[str, Tensor] | None = None,
+    ) -> FeatureStore:
+        """A store of the model's inputs that fetches over ``exchange``: see `build_store`."""
+        return build_store(
+            self.shard,
+            exchange,
+            self.inputs,
+            dtype=PRECISIONS[self.config.precision].dtype,
+            degree_etypes=self.shard.etypes if needs_degree(self.config.model) else (),
+            weighted=weighted,
+            resident=resident,
+            ring=ring,
+            learned=learned,
+        )
+
+    def make_batches(
+        self, model: nn.Module, seeds: Seeds, own: Mapping[str, np.ndarray], each: int = 1
+    ) -> BatchMaker:
+        """What makes the training batches. Collective.
+
+        Args:
+            model: whatever the blocks go into.
+            own: node type → this rank's nodes that seeds stand for; each: how many a seed has.
+
+        Raises:
+            DataError: there are no seeds.
+        """
+        config, world = self.config, self.ranks.world
+        if not seeds.num:
+            raise DataError(
+                f"none of the {config.task.seeds} of {self.of} is in train_mask and has a target",
+                where=str(self.job.partition),
+                remedy="check task.target and the masks",
+            )
+        how = None
+        if all(i.one_table for i in self.inputs.values()) and isinstance(model, Network):
+            how = model.first_combine
+        ring = config.sampling.prefetch + 3  # queued, being made, being trained on
+        store = self._store = self.store(
+            self.ranks.data, weighted=how == "gcn", resident=self._resident(), ring=ring
+        )
+        fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)[: config.model.depth]
+        if config.sampling.cache and world.size > 1:
+            start = time.perf_counter()
+            bounds, rank = self.shard.bounds, world.rank
+            scores = self._scores(own, each, fanouts)
+            store.fill_cache(choose(scores, bounds, rank, config.sampling.cache))
+            log.info("cached remote rows in %.1f s", time.perf_counter() - start)
+        return BatchMaker(
+            plan=seed_plan(self.job, seeds.num),
+            seeds=seeds,
+            world=world,
+            sampler=NeighborSampler(
+                self.shard,
+                self.ranks.data,
+                seed=config.train.seed,
+                replace=config.sampling.replace,
+                weight=config.sampling.edge_weight,
+                relation=relation_array(config.model),
+            ),
+            store=store,
+            fanouts=fanouts,
+            inputs=self.inputs,
+            degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
+            combine="weighted" if how == "gcn" else how,
+            note=blackbox.note,
+            identity=self.identity,
+        )
+
+    @property
+    def identity(self) -> str:
+        """What the partition was made from, however many parts it has; of one that others made,
+        how much there is of it."""
+        assert self.job.partition is not None
+        meta = read_meta(self.job.partition)
+        made_from = ((meta.manifest or {}).get("source") or {}).get("made_from") or {}
+        if "graph" in made_from:
+            return str(made_from["graph"])
+        counts = {t: meta.num_nodes(t) for t in meta.ntypes}
+        return json.dumps([counts, [meta.num_edges(e) for e in meta.etypes]])
+
+    def _resident(self) -> bool:
+        """Whether this rank copies its rows into its own memory."""
+        wanted = self.config.staging.resident
+        if wanted != "auto":
+            return wanted == "always"
+        width = PRECISIONS[self.config.precision].dtype.itemsize
+        rows = sum(
+            self.shard.owned(t)
+            * sum(
+                row_width(arrays[name]) * (1 if name in self.inputs[t].scaled else width)
+                for name in (*self.inputs[t].plain, *self.inputs[t].scaled)
+            )
+            for t, arrays in self.shard.node_data.items()
+        )
+        # how many of the ranks are on this node is not known here: at most so many
+        neighbours = min(self.ranks.world.size, os.cpu_count() or 1)
+        _, free = memory()
+        return large_pages() and free is not None and 4 * rows * neighbours <= free
+
+    def _scores(self, own: Mapping[str, np.ndarray], each: int, fanouts: list[Fanout]) -> Scores:
+        """How much each node's row is worth keeping; see `make_batches`."""
+        sampling = self.config.sampling
+        if sampling.cache_policy == "degree":
+            return degrees(self.shard)
+        share = -(-self.job.global_batch // self.ranks.world.size) * each
+        return inclusion(self.shard, own, share, fanouts, replace=sampling.replace)
+
+    def _count(self, ntype: str, name: str) -> int:
+        """Categories of an array, over all ranks."""
+        values = self.shard.node_data[ntype][name]
+        lowest = int(values.min()) if len(values) else 0
+        if self.control.max(-lowest) > 0:
+            raise DataError(
+                f"array {name!r} of node type {ntype!r} has categories below 0",
+                where=str(self.job.partition),
+                remedy="number the categories from 0, or leave it out of model.categories",
+            )
+        return self.control.max(int(values.max()) + 1 if len(values) else 0)
+
+
+def _check_scales(shard: Shard, inputs: dict[str, Inputs]) -> None:
+    for ntype, chosen in inputs.items():
+        for name in chosen.scaled:
+            scale = shard.node_data[ntype][name + SCALE]
+            if row_width(scale) > 1:
+                raise DataError(
+                    f"array {name + SCALE!r} of node type {ntype!r} has rows of "
+                    f"{list(scale.shape[1:])}, expected one number for each node",
+                    remedy=f"give each node one scale, or rename it so that {name!r} has none",
+                )
+
+
+def _check_weights(shard: Shard, config: Config) -> None:
+    name = config.sampling.edge_weight
+    for etype, rows in shard.topology.items():
+        if name is not None and name in rows.data:
+            check_weights(name, etype, rows.data[name])

@@ -1,0 +1,298 @@
+"""Learned rows of nodes: what plain torch learns in one process, however they are spread."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.embeddings import Embeddings
+from raygnn.training import checkpoint, weights
+from raygnn.training.job import Job
+from raygnn.training.rank import Rank
+from raygnn.training.row_state import RowState
+from tests.training.conftest import JobFactory, job, runtime, train_on_ranks
+from tests.training.plain_embeddings import Plain, learned_rows, rows_in
+from tests.training.test_numerics import losses
+from tests.training.test_predict import ask
+from tests.training.test_resume import cut
+
+DIM = 8
+STEPS = 50
+
+
+def options(workers: int, *, optimizer: str = "adam", **train: Any) -> dict[str, Any]:
+    """One layer over all neighbours, a global batch of 120 seeds."""
+    return {
+        "graph": {"nodes": 600, "degree": 4},
+        "model": {
+            "layers": 1,
+            "embedding": {"dim": DIM, "ntypes": ["_N"], "optimizer": optimizer, "lr": 0.02},
+        },
+        "sampling": {"fanout": [-1], "batch_size": 120 // workers},
+        "train": {"epochs": STEPS, "max_steps": STEPS, "select": "last", **train},
+        "cluster": {"workers": workers},
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("train", [{}, {"accumulate": 3, "clip": 0.3, "schedule": "constant"}])
+def test_what_torch_learns_in_one_process(
+    optimizer: str, train: dict[str, Any], make_job: JobFactory
+) -> None:
+    """Rows, weights and losses to 1e-5 after 50 steps, with 1, 2, 3 and 4 workers in both
+    topologies, against `nn.Embedding` with `SparseAdam` or sparse `Adagrad`."""
+    plain = Plain(make_job(**options(1, optimizer=optimizer, **train)))
+    expected = plain.train(STEPS)
+    assert expected[-1] < 0.8 * expected[0]
+    moved = set(np.concatenate(plain.touched).tolist())
+    before = Plain(plain.config).rows.weight.detach()
+    for workers in (1, 2, 3, 4):
+        config = make_job(name=f"w{workers}", **options(workers, optimizer=optimizer, **train))
+        run = train_on_ranks(config, replicated=workers % 2 == 0)
+        rows = learned_rows(run)["_N"]
+        assert np.abs(rows - plain.rows.weight.detach().numpy()).max() < 1e-5, workers
+        state = torch.load(run.path / "checkpoints" / "selected.pt")
+        for name, value in plain.dense.items():
+            assert (state[name] - value).abs().max() < 1e-5, (workers, name)
+        assert np.allclose(losses(run), expected, atol=1e-5)
+        still = sorted(set(range(len(rows))) - moved)
+        assert still
+        assert (rows[still] == before[still].numpy()).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_bytes_grow_with_the_rows_that_are_read(workers: int, make_job: JobFactory) -> None:
+    """A row of another rank comes once and its gradient goes once, whatever the graph's size."""
+    for number, (nodes, dim) in enumerate([(600, 8), (600, 16), (2400, 8)]):
+        wanted = options(workers)
+        wanted["graph"]["nodes"] = nodes
+        wanted["model"]["embedding"]["dim"] = dim
+        wanted["train"]["max_steps"] = 1
+        config = make_job(name=f"run-{number}", **wanted)
+        counted = train_on_ranks(config).summary["embeddings"]
+        assert counted["bytes"] == 2 * 4 * dim * counted["remote"]
+        assert (counted["remote"] == 0) == (workers == 1)
+        plain = Plain(config)
+        plain.train(1)
+        (touched,) = plain.touched
+        # a row that several ranks read is read by each
+        assert len(touched) <= counted["rows"] <= workers * len(touched)
+        assert workers > 1 or counted["rows"] == len(touched)
+        assert counted["rows"] < 0.8 * nodes
+
+
+def test_a_typed_graph(make_job: JobFactory) -> None:
+    """Rows for one type beside its features, none for the other: the same with 1, 2 and 3."""
+    curves, scores = [], []
+    for workers in (1, 2, 3):
+        config = make_job(
+            name=f"typed-{workers}",
+            graph={"typed": True},
+            model={"embedding": {"dim": 4, "ntypes": ["user", "item"]}},
+            sampling={"fanout": [-1, 5], "batch_size": 120 // workers},
+            cluster={"workers": workers},
+        )
+        run = train_on_ranks(config, replicated=workers == 2)
+        curves.append(losses(run))
+        scores.append(run.summary["metrics"]["test/loss"])
+        assert {t: r.shape[1] for t, r in learned_rows(run).items()} == {"user": 4, "item": 4}
+    assert np.allclose(curves[0], curves[1], atol=1e-5)
+    assert np.allclose(curves[0], curves[2], atol=1e-5)
+    assert np.allclose(scores, scores[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_without_layers(workers: int, make_job: JobFactory) -> None:
+    """A node is what its learned row says, so only nodes that were seen are known; nothing else
+    is read."""
+    base = job(make_job().run_dir.parent, cluster={"workers": workers})
+    base["model"] = {"kind": "none", "embedding": {"dim": 4, "ntypes": ["_N"], "lr": 0.1}}
+    base["sampling"] = {"batch_size": 120 // workers}
+    base["train"] |= {"epochs": 10, "lr": 0.1}
+    run = train_on_ranks(load_config(base))
+    assert losses(run)[-1] < 0.5 * losses(run)[0]
+    assert run.summary["embeddings"]["rows"] == 400 * 10
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory) -> None:
+    config = make_job(precision=precision, **options(2, optimizer=optimizer))
+    run = train_on_ranks(config)
+    assert losses(run)[-1] < 0.6 * losses(run)[0]
+    rows = torch.from_numpy(learned_rows(run)["_N"])
+    assert (rows != rows.bfloat16().float()).any(dim=1).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize(("workers", "again"), [(2, 2), (3, 3), (2, 3), (4, 1)])
+def test_a_run_that_goes_on(optimizer: str, workers: int, again: int, make_job: JobFactory) -> None:
+    """To the bit with the same two workers, else to rounding: rows, optimizer's state, best rows;
+    also with another partition of the graph. (Of three, gloo adds up the weights' gradients in
+    another order once DDP has laid out its buckets anew.)"""
+    exact = workers == again == 2
+    more = {"fault": {"checkpoint_every": 3, "keep": 20}}
+
+    def config(name: str, workers: int) -> Config:
+        wanted = options(workers, optimizer=optimizer)
+        wanted["train"] |= {"epochs": 12, "select": "best"}
+        return make_job(name=name, **wanted, **more)
+
+    whole = train_on_ranks(config("whole", workers))
+    part = train_on_ranks(config("part", workers))
+    cut(part.path, 6)
+    resumed = train_on_ranks(config("part", again), resume=True)
+    old, new = (run.path / "checkpoints" / "step-0000000012" for run in (whole, resumed))
+    state = {"adam": {"exp_avg", "exp_avg_sq"}, "adagrad": {"sum"}}[optimizer]
+    for name in ("row", "best", *state):
+        values = []
+        for place in (old, new):
+            files = checkpoint.rows_of(place / "state.ckpt")
+            assert files is not None
+            assert files.steps == 12
+            values.append(rows_in(place, files, name)["_N"])
+        same = np.array_equal(*values) if exact else np.allclose(*values, atol=1e-6)
+        assert same, name
+    rows = [learned_rows(run)["_N"] for run in (whole, resumed)]
+    assert np.abs(rows[0] - rows[1]).max() <= (0 if exact else 1e-5)
+    assert not exact or whole.summary["metrics"] == resumed.summary["metrics"]
+
+
+def test_the_best_rows_are_tested(make_job: JobFactory) -> None:
+    """They are those of the best epoch, with the weights that go with them."""
+    wanted = options(2)
+    wanted["train"] |= {"epochs": 12, "max_steps": None, "lr": 0.3, "select": "best"}
+    wanted["model"]["embedding"]["lr"] = 0.3
+    run = train_on_ranks(make_job(**wanted))
+    seen = run.metrics["val/accuracy"].dropna()
+    assert seen.iloc[-2] < seen.max()  # the last is of the weights that were put back
+    assert run.summary["metrics"]["val/accuracy"] == seen.max()
+
+
+def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
+    """By any number of workers, from the files."""
+    config = make_job(**options(2))
+    run = train_on_ranks(config)
+    for workers in (1, 2, 3):
+        for split in ("val", "test"):
+            found = ask(run, config, workers, split=split, rows=False, scores=False)
+            for name, value in found.items():
+                assert value == pytest.approx(run.summary["metrics"][name], abs=1e-5)
+
+
+def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:
+    wanted = {**options(2), "fault": {"checkpoint_every": 5, "keep": 3}}
+    wanted["train"] |= {"max_steps": 10}
+    config = make_job(**wanted)
+    run = train_on_ranks(config)
+    place = run.path / "checkpoints"
+    selected = place / "selected-rows" / "rows-1-0.bin"
+    whole = selected.read_bytes()
+    selected.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(DataError, match=r"rows-1-0\.bin has changed"):
+        weights.find(place)
+    selected.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"rows-1-0\.bin has .* bytes"):
+        weights.find(place)
+    selected.unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        weights.find(place)
+    newest = place / "step-0000000010" / "rows-0-0.bin"
+    newest.write_bytes(newest.read_bytes()[:-4] + b"\0\0\0\1")
+    found, rejected = checkpoint.find(place, config)
+    assert found is not None
+    assert found.name == "step-0000000005"
+    assert "rows-0-0.bin has changed" in rejected[0]
+    manifest = place / "step-0000000005" / "manifest.json"
+    said = json.loads(manifest.read_text())
+    said["rows"]["files"][0]["name"] = "../../../etc/passwd"
+    said["digest"] = checkpoint._digest({k: v for k, v in said.items() if k != "digest"})
+    manifest.write_text(json.dumps(said))
+    found, rejected = checkpoint.find(place, config)
+    assert found is None
+    assert "manifest.json is damaged" in rejected[1]
+
+
+def _full(exchange: Exchange, job: Job) -> dict[str, Any]:
+    """Rank 1's storage is full at the second checkpoint."""
+    write, calls = RowState._write, []
+
+    def fail(self: RowState, *args: Any) -> Any:
+        calls.append(1)
+        if exchange.world.rank == 1 and len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return write(self, *args)
+
+    RowState._write = fail  # type: ignore[method-assign]
+    return Rank(job, runtime(exchange)).run()
+
+
+def test_storage_that_is_full_costs_a_checkpoint(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.training import conftest
+
+    monkeypatch.setattr(conftest, "_train", _full)
+    wanted = {**options(2), "fault": {"checkpoint_every": 4}}
+    wanted["train"] |= {"max_steps": 12}
+    run = train_on_ranks(make_job(**wanted))
+    assert run.summary["checkpoints"] == {"saved": 2, "failed": 1}
+    there = sorted(path.name for path in (run.path / "checkpoints").iterdir())
+    assert there == ["selected-rows", "selected.json", "selected.pt"] + [
+        f"step-{step:010d}" for step in (4, 12)
+    ]
+    events = (run.path / "logs" / "events.jsonl").read_text()
+    assert "learned rows: No space left on device (rank 1)" in events
+
+
+def _poison(exchange: Exchange, job: Job) -> dict[str, Any]:
+    """A gradient of one row is not finite on rank 1, in the third step."""
+    send, calls = Embeddings.send_back, []
+
+    def poisoned(self: Embeddings, parameters: Any) -> None:
+        calls.append(1)
+        if exchange.world.rank == 1 and len(calls) == 3:
+            assert self._leaf is not None
+            assert self._leaf.grad is not None
+            self._leaf.grad[0, 0] = torch.inf
+        send(self, parameters)
+
+    Embeddings.send_back = poisoned  # type: ignore[method-assign]
+    return Rank(job, runtime(exchange)).run()
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_step_out(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all ranks, and for rows and weights alike."""
+    from tests.training import conftest
+
+    monkeypatch.setattr(conftest, "_train", _poison)
+    wanted = {**options(2), "fault": {"checkpoint_every": 1, "keep": 9}}
+    wanted["train"] |= {"max_steps": 4}
+    run = train_on_ranks(make_job(**wanted))
+    assert run.summary["skipped"]["steps"] == 1
+    places = [run.path / "checkpoints" / f"step-{step:010d}" for step in (2, 3, 4)]
+    states = [checkpoint.rows_of(place / "state.ckpt") for place in places]
+    assert [s.steps for s in states if s] == [2, 2, 3]
+    found = [rows_in(place, files)["_N"] for place, files in zip(places, states) if files]
+    assert (found[0] == found[1]).all()
+    assert np.isfinite(found[2]).all()
+    assert (found[1] != found[2]).any()
+
+
+def test_sharded_optimizers_change_nothing(make_job: JobFactory) -> None:
+    curves = []
+    for shard in ("none", "optimizer"):
+        wanted = options(2)
+        wanted["train"] |= {"max_steps": 20, "clip": 0.3}
+        curves.append(losses(train_on_ranks(make_job(name=shard, comm={"shard": shard}, **wanted))))
+    assert np.allclose(*curves, atol=1e-6)
