@@ -63,9 +63,18 @@ def save(directory: Path, model: nn.Module, data: str) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    about = {"data": data, "bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
+    about: dict[str, Any] = {"data": data, "bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
+    about |= _schema(model)
     write_atomic(directory / ABOUT, json_text({**about, "raygnn": __version__}))
     sync(directory)
+
+
+def _schema(model: nn.Module) -> dict[str, Any]:
+    """What a built-in network must know of the data, for whoever makes it without them."""
+    from raygnn.models.export import describe
+    from raygnn.models.network import Network
+
+    return {"schema": describe(model.schema)} if isinstance(model, Network) else {}
 
 
 def find(directory: Path) -> Weights:
