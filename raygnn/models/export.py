@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from raygnn.errors import CapabilityError
+from raygnn.errors import InputError
 from raygnn.models.network import Network, Schema
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.sampling.batch import Adjacency, Block, etype_str
@@ -21,11 +21,10 @@ _NODES, _EDGES = 7, 11
 class Program(nn.Module):
     """A network on a whole graph, with plain tensors; see `export`."""
 
-    def __init__(self, network: Network, schema: Schema):
+    def __init__(self, network: Network):
         super().__init__()
         self.network = network
-        self.etypes = {etype_str(etype): etype for etype in schema.etypes}
-        self.relations = schema.relations
+        self.etypes = {etype_str(etype): etype for etype in network.schema.etypes}
 
     def forward(
         self,
@@ -46,7 +45,7 @@ class Program(nn.Module):
         return out
 
 
-def export(network: Network, schema: Schema) -> ExportedProgram:
+def export(network: Network) -> ExportedProgram:
     """The network in fp32, without dropout, for graphs of any size.
 
     Its inputs, by position:
@@ -60,19 +59,20 @@ def export(network: Network, schema: Schema) -> ExportedProgram:
     exact for nodes all of whose in-edges within as many hops as there are layers are given.
 
     Raises:
-        CapabilityError: R-GCN whose relations have blocks or matrices of their own.
+        InputError: R-GCN whose relations have blocks or matrices of their own.
     """
+    schema = network.schema
     if any(isinstance(m, RGCNLayer) and m.blocks and schema.relations for m in network.modules()):
-        raise CapabilityError(
+        raise InputError(
             "an rgcn whose relations have matrices of their own can not be exported: how often "
             "each occurs decides what is computed",
             where="model.regularizer",
             remedy="train with model.regularizer basis",
         )
-    program = Program(copy.deepcopy(network).float().eval(), schema)
+    program = Program(copy.deepcopy(network).float().eval())
     for module in program.modules():
         if hasattr(module, "kernels"):
-            module.kernels = "scatter"
+            vars(module)["kernels"] = "scatter"
     inputs = _example(schema)
     x, edges, relation, categories = inputs
     nodes = {t: Dim(f"nodes_{i}", min=1) for i, t in enumerate(schema.widths)}
@@ -85,6 +85,45 @@ def export(network: Network, schema: Schema) -> ExportedProgram:
     )
     with torch.no_grad():
         return torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def describe(schema: Schema) -> dict[str, Any]:
+    """A schema as JSON; `restore` reads it."""
+    return {
+        "in_features": schema.in_features,
+        "etypes": [list(etype) for etype in schema.etypes],
+        "target": schema.target,
+        "out_features": schema.out_features,
+        "categories": schema.categories,
+        "relations": {etype_str(etype): num for etype, num in schema.relations.items()},
+    }
+
+
+def restore(values: Any) -> Schema:
+    """The schema that `describe` has written.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        etypes = [(str(a), str(b), str(c)) for a, b, c in values["etypes"]]
+        return Schema(
+            {str(t): int(width) for t, width in values["in_features"].items()},
+            etypes,
+            str(values["target"]),
+            int(values["out_features"]),
+            {
+                str(t): {str(name): (int(num), int(width)) for name, (num, width) in named.items()}
+                for t, named in values["categories"].items()
+            },
+            {
+                e: int(values["relations"][etype_str(e)])
+                for e in etypes
+                if etype_str(e) in values["relations"]
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no description of a network's data: {error}") from error
 
 
 def _example(schema: Schema) -> tuple[Any, Any, Any, Any]:

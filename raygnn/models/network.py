@@ -195,6 +195,7 @@ class Network(Stack):
         widths, out = schema.widths, schema.out_features
         layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, schema.relations)
         super().__init__(config, family, schema, layers, config.layers - 1)
+        self.schema = schema
         self.target = schema.target
         self._combine = family.combine
 
