@@ -17,6 +17,7 @@ from raygnn.graph.data import (
     GraphData,
     NodeFrame,
 )
+from raygnn.graph.edge_target import EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.partition import partition_graph
 from raygnn.graph.shard import Shard, load_shard
@@ -66,7 +67,13 @@ def typed_graph(items: int = 120, users: int = 40, *, seed: int = 0) -> GraphDat
 
 
 def shard_of(
-    exchange: Exchange, meta: PartitionMeta, *, replicated: bool, edge_arrays: Sequence[str] = ()
+    exchange: Exchange,
+    meta: PartitionMeta,
+    *,
+    replicated: bool,
+    edge_arrays: Sequence[str] = (),
+    split: EdgeSplit | None = None,
+    hide: bool = False,
 ) -> Shard:
     """A rank's share, from a cache beside the partition."""
     return load_shard(
@@ -76,6 +83,8 @@ def shard_of(
         replicated=replicated,
         stage=Stage(meta.directory.parent / "stage"),
         edge_arrays=edge_arrays,
+        split=split,
+        hide=hide,
     )
 
 

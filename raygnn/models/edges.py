@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -10,6 +10,8 @@ from raygnn.errors import TrainingError
 from raygnn.models.decoders import Decoder
 from raygnn.models.typed import Hidden
 from raygnn.sampling.batch import Batch, EdgeType
+
+_ENDS = ("source", "target")
 
 
 class Encoder(Protocol):
@@ -53,7 +55,7 @@ class EdgeModel(nn.Module):
                 )
         return h[self.etype[0]], h[self.etype[2]]
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Any:
         """``[B, out_features]``."""
         assert batch.pairs is not None
         source, target = self.ends(batch)
@@ -63,3 +65,25 @@ class EdgeModel(nn.Module):
             batch.relation,
         )
         return out
+
+
+class LinkModel(EdgeModel):
+    """Scores of edges and, with other nodes in place of their ends, of edges that are not there."""
+
+    def forward(self, batch: Batch) -> Any:
+        """``(there, absent, counts)``: scores of the edges ``[B]``; for each end that is replaced
+        scores ``[B, K]``, and which of them count, bool ``[B, K]``: not those of a node that the
+        edge ends at anyway."""
+        pairs = batch.pairs
+        assert pairs is not None
+        rows = dict(zip(_ENDS, self.ends(batch)))
+        own = dict(zip(_ENDS, pairs))
+        ends = {end: rows[end].index_select(0, at) for end, at in own.items()}
+        there = self.decoder(ends["source"], ends["target"], batch.relation).flatten()
+        absent, counts = [], []
+        for end, nodes in batch.instead.items():
+            kept = ends["target" if end == "source" else "source"]
+            candidates = rows[end].index_select(0, nodes)
+            absent.append(self.decoder.against(kept, candidates, batch.relation, end))
+            counts.append(nodes.unsqueeze(0) != own[end].unsqueeze(1))
+        return there, absent, counts

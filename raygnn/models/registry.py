@@ -12,7 +12,7 @@ from raygnn.config.types import NO_LAYERS
 from raygnn.errors import ConfigError
 from raygnn.models.decoders import COMPLEX, make_decoder
 from raygnn.models.direct import Direct
-from raygnn.models.edges import EdgeModel
+from raygnn.models.edges import EdgeModel, LinkModel
 from raygnn.models.gin import GINConv, Rest
 from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.han import HANLayer
@@ -38,14 +38,19 @@ def build_model(config: ModelConfig, schema: Schema) -> nn.Module:
 
 
 def build_edge_model(
-    config: ModelConfig, schema: Schema, etype: EdgeType, decoder: str, relations: int, out: int
+    config: ModelConfig,
+    schema: Schema,
+    etype: EdgeType,
+    decoder: str,
+    relations: int,
+    out: int | None,
 ) -> EdgeModel:
     """The network that the config names, and a decoder, for a task whose seeds are edges.
 
     Args:
         schema: of the network, whose targets are the node types at the edges' ends.
         decoder: its kind; relations: how many there are, at least 1.
-        out: classes, numbers, or 1.
+        out: classes or numbers; None for links.
 
     Raises:
         ConfigError: see `build_model`; the ends are not of the same width, or there is nothing
@@ -71,7 +76,8 @@ def build_edge_model(
             where="model.decoder",
             remedy="make that width even, or choose another decoder",
         )
-    model = EdgeModel(encoder, make_decoder(config, decoder, width, relations, out), etype)
+    head = make_decoder(config, decoder, width, relations, out or 1)
+    model = (LinkModel if out is None else EdgeModel)(encoder, head, etype)
     if not any(True for _ in model.parameters()):
         raise ConfigError(
             f"model.kind {config.kind} with the decoder {decoder} has no weights",

@@ -103,7 +103,8 @@ class EdgeSeeds:
         positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
         exclude: which edges a batch may not sample, so that it does not see what it is to
             predict: None, "self" (the seeds of all ranks) or "reverse" (and the same pairs the
-            other way round). They are left out by their ends, so parallel edges do not give them away.
+            other way round). They are left out by their ends, so parallel edges do not give them
+            away.
         reverse: the edge type that holds the reverses, where it is not the seeds' own.
         target, relation: the arrays that hold what is to be predicted, and each edge's relation.
         negatives: draws nodes that take the place of ends.

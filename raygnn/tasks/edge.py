@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raygnn.models.edges import EdgeModel
 from raygnn.sampling.batch import Batch
 from raygnn.tasks.link_losses import LinkLoss
 from raygnn.tasks.task import Task
@@ -19,22 +18,10 @@ class EdgeTask(Task):
 
 
 class LinkTask(EdgeTask):
-    """Edges are told from those that are not there; ``loss`` is a `LinkLoss`."""
+    """Edges are told from those that are not there, by a `LinkModel` and a `LinkLoss`."""
 
     def losses(self, batch: Batch) -> Tensor:
-        """See `Task`. A node that an edge ends at anyway does not count against it."""
-        model, pairs = self.model, batch.pairs
-        assert isinstance(model, EdgeModel)
-        assert pairs is not None
-        rows = dict(zip(("source", "target"), model.ends(batch)))
-        own = dict(zip(rows, pairs))
-        ends = {end: rows[end].index_select(0, at) for end, at in own.items()}
-        there = model.decoder(ends["source"], ends["target"], batch.relation)
-        absent, counts = [], []
-        for end, nodes in batch.instead.items():
-            kept = ends["target" if end == "source" else "source"]
-            candidates = rows[end].index_select(0, nodes)
-            absent.append(model.decoder.against(kept, candidates, batch.relation, end).float())
-            counts.append(nodes.unsqueeze(0) != own[end].unsqueeze(1))
+        """See `Task`."""
+        there, absent, counts = self.model(batch)
         loss: LinkLoss = self.loss
-        return loss(there.float().flatten(), absent, counts)
+        return loss(there.float(), [scores.float() for scores in absent], counts)

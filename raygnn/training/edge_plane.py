@@ -119,7 +119,9 @@ class EdgePlane(PartitionPlane):
         relations = self.relations
         model = build(
             config,
-            lambda: build_edge_model(config.model, schema, self.etype, kind, relations, out),
+            lambda: build_edge_model(
+                config.model, schema, self.etype, kind, relations, None if links else out
+            ),
         )
         assert isinstance(model, EdgeModel)
         more = (config.train, self.ranks.world.size, out, self.job.planned)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from raygnn.graph.data import EdgeType, GraphData
+from raygnn.graph.edge_target import TRAIN, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
-from raygnn.sampling.edges import gather_edge_seeds
+from raygnn.sampling.edges import Edges, EdgeSeeds, in_order
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import resolve_fanouts
 from raygnn.sampling.inputs import Inputs, build_store
@@ -42,10 +43,13 @@ def epoch(
     exchange: Exchange, meta: PartitionMeta, replicated: bool, typed: bool, exclude: Any, split: Any
 ) -> list[Any]:
     """All batches of an epoch: per batch the seeds' ends and the sampled edges, original ids."""
-    shard = shard_of(exchange, meta, replicated=replicated, edge_arrays=["train_mask"])
+    shard = shard_of(exchange, meta, replicated=replicated)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     etype, reverse = (BUYS, BOUGHT_BY) if typed else (PLAIN, None)
-    seeds = gather_edge_seeds(shard, exchange, etype, split=split, exclude=exclude, reverse=reverse)
+    whole = shard_of(exchange, meta, replicated=False, split=EdgeSplit(etype))
+    edges = Edges(whole, exchange, etype)
+    positions = in_order(edges, edges.chosen(TRAIN)) if split else None
+    seeds = EdgeSeeds(edges, positions, exclude=exclude, reverse=reverse)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     make = BatchMaker(
         plan=SeedPlan(seeds.num, 64, seed=3),
@@ -115,3 +119,16 @@ def test_batches_do_not_see_their_seeds(typed: bool, exclude: Any, tmp_path: Pat
         elif exclude == "reverse":
             assert seen_back == 0
     assert kept[True] == kept[False]  # the same batches with either topology
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_steps_are_the_same_for_any_ranks_and_parts(typed: bool, tmp_path: Path) -> None:
+    """Edges are numbered as in the user's graph; what no batch of a step may see is the same."""
+    data, found = graph(typed), []
+    for workers, parts in ((1, 1), (2, 2), (3, 3), (2, 3)):
+        meta = partitioned(data, tmp_path, parts)
+        ranks = run_ranks(workers, epoch, meta, False, typed, "reverse", "train")
+        steps = [[pair for pairs, _ in step for pair in pairs] for step in zip(*ranks)]
+        seen = [set().union(*(drawn for _, drawn in step)) for step in zip(*ranks)]
+        found.append(([sorted(pairs) for pairs in steps], seen))
+    assert all(each == found[0] for each in found)

@@ -177,10 +177,11 @@ def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
 
 
 def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
-    """Where the data lie, and the node type to classify."""
+    """Where the data lie, and the node type to predict for."""
     if not config.task.of_graphs:
         meta = ensure_partition(config, workers)
-        return meta.directory, "item" if "item" in meta.ntypes else meta.ntypes[0]
+        ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
+        return meta.directory, config.task.ntype or ntype
     if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
         return None, None
     return ensure_collection(config).directory, None

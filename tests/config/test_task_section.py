@@ -1,0 +1,80 @@
+"""The section ``task``: what suits a kind, and what would be ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.task import TaskConfig
+from raygnn.errors import ConfigError
+
+JOB: dict[str, Any] = {
+    "name": "task",
+    "graph": {"format": "planted", "nodes": 100, "degree": 5, "classes": 3, "train": 0.5},
+    "model": {"kind": "sage"},
+}
+LINKS: dict[str, Any] = {"kind": "link_prediction"}
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "key"),
+    [
+        ({"kind": "node_classification", "etype": "x"}, {}, "task.etype"),
+        ({"kind": "node_regression", "split": {"val": 0.2}}, {}, "task.split"),
+        ({"kind": "node_classification", "exclude": "self"}, {}, "task.exclude"),
+        ({"kind": "node_classification", "negatives": {"number": 3}}, {}, "task.negatives"),
+        ({"kind": "edge_classification", "negatives": {"number": 3}}, {}, "task.negatives"),
+        ({"kind": "edge_regression", "ntype": "x"}, {}, "task.ntype"),
+        ({**LINKS, "target": "x"}, {}, "task.target"),
+        ({**LINKS, "metric": "accuracy"}, {}, "task.metric"),
+        ({"kind": "edge_regression", "metric": "mrr"}, {}, "task.metric"),
+        ({"kind": "node_classification", "loss": "mse"}, {}, "task.loss"),
+        ({"kind": "edge_regression", "loss": "softmax"}, {}, "task.loss"),
+        ({**LINKS, "loss": "l1"}, {}, "task.loss"),
+        ({**LINKS, "margin": 2.0}, {}, "task.margin"),
+        ({**LINKS, "loss": "bce", "margin": 2.0}, {"decoder": "dot"}, "task.margin"),
+        ({**LINKS, "temperature": 2.0}, {}, "task.temperature"),
+        ({**LINKS, "exclude": "self", "reverse": "x"}, {}, "task.reverse"),
+        ({**LINKS, "split": {"val": 0.6, "test": 0.4}}, {}, "task.split.val"),
+        ({**LINKS, "negatives": {"kind": "in_batch", "number": 3}}, {}, "task.negatives.number"),
+        ({"kind": "node_classification"}, {"decoder": "dot"}, "model.decoder"),
+        ({"kind": "edge_classification"}, {"decoder": "dot"}, "model.decoder"),
+        (LINKS, {"decoder": "dot", "relation": "r"}, "model.decoder"),
+        (LINKS, {"decoder": "rotate", "hidden": 7}, "model.decoder"),
+        (
+            LINKS,
+            {"kind": "none", "embedding": {"dim": 7}, "decoder": "complex"},
+            "model.decoder",
+        ),
+    ],
+)
+def test_what_is_refused(task: dict[str, Any], model: dict[str, Any], key: str) -> None:
+    job = {**JOB, "task": task, "model": {**JOB["model"], **model}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(job)
+    assert key in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "loss"),
+    [
+        ({"kind": "node_regression"}, "mae", "mse"),
+        ({"kind": "edge_classification"}, "accuracy", "mse"),
+        ({"kind": "edge_regression", "loss": "l1", "metric": "r2"}, "r2", "l1"),
+        (LINKS, "mrr", "softmax"),
+        ({**LINKS, "metric": "hits@3", "loss": "margin", "margin": 2.0}, "hits@3", "margin"),
+    ],
+)
+def test_what_is_chosen(task: dict[str, Any], metric: str, loss: str) -> None:
+    found = load_config({**JOB, "task": task}).task
+    assert (found.chosen_metric, found.chosen_loss) == (metric, loss)
+
+
+def test_every_kind_has_metrics_and_a_unit() -> None:
+    kinds = TaskConfig.model_json_schema()["properties"]["kind"]["enum"]
+    units = {kind: TaskConfig(kind=kind).unit for kind in kinds}
+    assert all(kind.startswith((unit, "link")) for kind, unit in units.items())
+    assert all(TaskConfig(kind=kind).chosen_metric for kind in kinds)

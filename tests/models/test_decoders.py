@@ -1,0 +1,100 @@
+"""Decoders: one formula for an edge, the same number by all ways that compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from raygnn.config.model import ModelConfig
+from raygnn.models import decoders
+from raygnn.models.decoders import Decoder, make_decoder
+
+KINDS = ("dot", "distmult", "complex", "rotate", "transe", "mlp")
+RELATIONS, WIDTH = 3, 6
+
+
+def made(kind: str, out: int = 1) -> Decoder:
+    torch.manual_seed(1)
+    config = ModelConfig(kind="sage", hidden=5, dropout=0.0)
+    decoder = make_decoder(config, kind, WIDTH, RELATIONS, out).double()
+    for parameter in decoder.parameters():  # none is 0, where a mistake would not show
+        torch.nn.init.uniform_(parameter, -1, 1)
+    return decoder
+
+
+def by_the_paper(kind: str, decoder: Any, s: Tensor, r: int, t: Tensor) -> float:
+    """The score of one edge, written down as the papers have it."""
+    if kind == "dot":
+        return float(s @ t)
+    row = decoder.relation[r].detach()
+    if kind == "distmult":
+        return float((s * row * t).sum())
+    if kind == "transe":
+        return -float((s + row - t).abs().sum())
+    if kind == "mlp":
+        hidden = decoder.source(s) + decoder.target(t) + row
+        return float(decoder.out(torch.relu(hidden)))
+    half = WIDTH // 2
+    head, tail = torch.complex(s[:half], s[half:]), torch.complex(t[:half], t[half:])
+    if kind == "complex":
+        return float((head * torch.complex(row[:half], row[half:]) * tail.conj()).sum().real)
+    turn = torch.polar(torch.ones_like(row), row)
+    return -float((head * turn - tail).abs().sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(batch=st.integers(1, 5), nodes=st.integers(1, 7), seed=st.integers(0, 99))
+def test_every_way_gives_the_papers_score(kind: str, batch: int, nodes: int, seed: int) -> None:
+    decoder = made(kind)
+    draw = torch.Generator().manual_seed(seed)
+    source, target, others = (
+        torch.randn(n, WIDTH, generator=draw, dtype=torch.float64) for n in (batch, batch, nodes)
+    )
+    relation = torch.randint(0, RELATIONS, (batch,), generator=draw)
+    given_rows = list(zip(source, relation.tolist(), target))
+    with torch.no_grad():
+        scores = decoder(source, target, relation)
+        wanted = [[by_the_paper(kind, decoder, s, r, t)] for s, r, t in given_rows]
+        torch.testing.assert_close(scores, torch.tensor(wanted, dtype=torch.float64))
+        targets = decoder.against(source, others, relation, "target")
+        wanted = [[by_the_paper(kind, decoder, s, r, o) for o in others] for s, r, _ in given_rows]
+        torch.testing.assert_close(targets, torch.tensor(wanted, dtype=torch.float64))
+        sources = decoder.against(target, others, relation, "source")
+        wanted = [[by_the_paper(kind, decoder, o, r, t) for o in others] for _, r, t in given_rows]
+        torch.testing.assert_close(sources, torch.tensor(wanted, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_finite_and_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both ends are the same, and where little is laid out at a time."""
+    decoder = made(kind)
+    source = torch.randn(4, WIDTH, dtype=torch.float64, requires_grad=True)
+    relation = torch.tensor([0, 1, 2, 0])
+    table = decoder.against(source, source, relation, "target")
+    edges = decoder(source, source, relation).flatten()
+    torch.testing.assert_close(table.diagonal(), edges)
+    (one,) = torch.autograd.grad(table.diagonal().sum(), source, retain_graph=True)
+    (other,) = torch.autograd.grad(edges.sum(), source)
+    assert one.isfinite().all()
+    torch.testing.assert_close(one, other)
+    monkeypatch.setattr(decoders, "_AT_ONCE", 1)
+    with torch.no_grad():
+        torch.testing.assert_close(decoder.against(source, source, relation, "target"), table)
+
+
+def test_edges_without_relations_are_of_the_first() -> None:
+    for kind in KINDS[1:-1]:
+        decoder, rows = made(kind), torch.randn(3, WIDTH, dtype=torch.float64)
+        first = torch.zeros(3, dtype=torch.int64)
+        torch.testing.assert_close(decoder(rows, rows, None), decoder(rows, rows, first))
+
+
+def test_classes() -> None:
+    rows = torch.randn(3, WIDTH, dtype=torch.float64)
+    assert made("mlp", 4)(rows, rows, torch.zeros(3, dtype=torch.int64)).shape == (3, 4)

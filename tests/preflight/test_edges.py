@@ -1,0 +1,73 @@
+"""Which edges a task predicts, of what a graph has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.graph.data import EdgeType
+from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
+from raygnn.preflight.edges import edge_target
+
+BUYS: EdgeType = ("user", "buys", "item")
+BY: EdgeType = ("item", "by", "user")
+ALSO: EdgeType = ("item", "also", "item")
+MASKS: dict[str, Any] = {"train_mask": 0, "val_mask": 0, "test_mask": 0}
+JOB: dict[str, Any] = {
+    "name": "edges",
+    "graph": {"format": "planted", "nodes": 100, "degree": 5, "classes": 3, "train": 0.5},
+    "model": {"kind": "sage"},
+}
+
+
+def found(arrays: dict[EdgeType, Any], model: dict[str, Any] | None = None, **task: Any) -> Any:
+    task = {"kind": "link_prediction", **task}
+    job = {**JOB, "task": task, "model": {"kind": "sage", **(model or {})}}
+    return edge_target(load_config(job), arrays)
+
+
+def test_the_only_type_and_the_one_with_masks() -> None:
+    shares = (0.1, 0.1)
+    assert found({ALSO: {}}) == EdgeTarget(EdgeSplit(ALSO, ALSO, shares))
+    assert found({BUYS: {}}) == EdgeTarget(EdgeSplit(BUYS, None, shares))
+    arrays = {BUYS: MASKS, BY: {}, ALSO: {}}
+    assert found(arrays) == EdgeTarget(EdgeSplit(BUYS))
+    assert found(arrays, reverse="by") == EdgeTarget(EdgeSplit(BUYS, BY))
+    wanted = EdgeSplit(BY, None, (0.3, 0.1), 4)
+    split = {"val": 0.3, "seed": 4}
+    assert found(arrays, etype="item:by:user", split=split) == EdgeTarget(wanted)
+    assert found({ALSO: MASKS}, exclude="self") == EdgeTarget(EdgeSplit(ALSO))
+
+
+def test_relations() -> None:
+    arrays = {ALSO: {**MASKS, "relation": 0, "kind": 0}}
+    assert found(arrays).relation == "relation"
+    assert found(arrays, {"relation": "kind"}).relation == "kind"
+    assert found(arrays, {"decoder": "dot"}).relation is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "model", "task", "what"),
+    [
+        ({BUYS: {}, ALSO: {}}, {}, {}, "not clear"),
+        ({BUYS: MASKS, ALSO: MASKS}, {}, {}, "not clear"),
+        ({BUYS: {}}, {}, {"etype": "sells"}, "no edge type is called"),
+        (
+            {BUYS: {}, ("item", "buys", "item"): {}},
+            {},
+            {"etype": "buys"},
+            "more than one edge type",
+        ),
+        ({BUYS: MASKS}, {}, {"split": {"val": 0.2}}, "task.split would be ignored"),
+        ({BUYS: {}, ALSO: {}}, {}, {"etype": "buys", "reverse": "also"}, "is no edge type from"),
+        ({BUYS: {}}, {"relation": "kind"}, {}, "no array 'kind'"),
+        ({BUYS: {}}, {}, {"kind": "edge_regression", "target": "y"}, "no array 'y'"),
+    ],
+)
+def test_what_is_wrong(arrays: Any, model: Any, task: Any, what: str) -> None:
+    answer = found(arrays, model, **task)
+    assert isinstance(answer, tuple)
+    assert what in answer[0]
+    assert answer[1]

@@ -1,0 +1,66 @@
+"""Losses of links, against what the papers write for one edge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from raygnn.config.task import TaskConfig
+from raygnn.tasks.link_losses import make_link_loss
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def of_one(loss: str, p: float, ends: list[list[float]], *, shift: float, gap: float) -> float:
+    """The loss of an edge with score ``p``; ``ends``: scores of the others, for each end."""
+    found = []
+    for others in ends:
+        if loss == "softmax":
+            total = sum(math.exp(s) for s in [p, *others])
+            found.append(-math.log(math.exp(p) / total))
+        elif loss == "margin":
+            found.append(sum(max(0.0, gap - p + s) for s in others) / max(1, len(others)))
+        elif loss == "bce":
+            negative = sum(-math.log(1 - sigmoid(s + shift)) for s in others)
+            found.append((-math.log(sigmoid(p + shift)) + negative / max(1, len(others))) / 2)
+        else:
+            total = sum(math.exp(2 * s) for s in others)
+            negative = sum(-math.exp(2 * s) / total * math.log(sigmoid(-s - shift)) for s in others)
+            found.append((-math.log(sigmoid(p + shift)) + negative) / 2)
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("loss", ["bce", "softmax", "margin", "self_adversarial"])
+@pytest.mark.parametrize("distance", [False, True])
+@pytest.mark.parametrize("ends", [1, 2])
+def test_losses(loss: Any, distance: bool, ends: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, generator=draw, dtype=torch.float64)
+    there = scores.clone().requires_grad_()
+    absent = [torch.randn(4, 5, generator=draw, dtype=torch.float64) for _ in range(ends)]
+    counts = [torch.rand(4, 5, generator=draw) < 0.6 for _ in range(ends)]
+    counts[0][2] = False  # none counts
+    more = {"temperature": 2.0} if loss == "self_adversarial" else {}
+    if loss == "margin" or (distance and loss != "softmax"):
+        more["margin"] = 1.5
+    config = TaskConfig(kind="link_prediction", loss=loss, **more)
+    found = make_link_loss(config, distance=distance)(there, absent, counts)
+    wanted = [
+        of_one(
+            loss,
+            float(p),
+            [s[i][c[i]].tolist() for s, c in zip(absent, counts)],
+            shift=1.5 if distance else 0.0,
+            gap=1.5,
+        )
+        for i, p in enumerate(scores)
+    ]
+    assert found.tolist() == pytest.approx(wanted)
+    found.sum().backward()
+    assert there.grad is not None
+    assert there.grad.isfinite().all()

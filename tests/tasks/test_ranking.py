@@ -1,0 +1,126 @@
+"""Filtered ranks equal those of plain NumPy over all nodes at once, however spread."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.config.model import ModelConfig
+from raygnn.graph.data import EdgeType, GraphData
+from raygnn.graph.edge_target import EdgeSplit
+from raygnn.graph.layout import PartitionMeta
+from raygnn.models.decoders import make_decoder
+from raygnn.sampling.edges import Edges
+from raygnn.sampling.exchange import Exchange
+from raygnn.tasks import ranking
+from raygnn.tasks.ranking import Ranking
+from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
+from tests.ranks import run_ranks
+
+PLAIN: EdgeType = ("_N", "_E", "_N")
+BUYS: EdgeType = (USER, "buys", ITEM)
+RELATIONS, WIDTH = 3, 4
+
+
+def graph(typed: bool, related: bool) -> tuple[GraphData, EdgeType]:
+    data = typed_graph() if typed else random_graph(nodes=50, degree=12)
+    etype = BUYS if typed else PLAIN
+    edges = data.edges[etype]
+    kind = np.arange(edges.num) % 3
+    edges.data |= {f"{name}_mask": kind == i for i, name in enumerate(("train", "val", "test"))}
+    if related:
+        edges.data["relation"] = np.random.default_rng(3).integers(0, RELATIONS, edges.num)
+    return data, etype
+
+
+def decoder_of(kind: str) -> Any:
+    torch.manual_seed(0)
+    decoder = make_decoder(ModelConfig(kind="sage"), kind, WIDTH, RELATIONS, 1)
+    if kind == "distmult":  # whole numbers, so that scores are exact and many are equal
+        decoder.relation.data = torch.randint(-1, 2, decoder.relation.shape).float()
+    return decoder
+
+
+def rows_of(num: int, seed: int) -> torch.Tensor:
+    return torch.randint(-4, 5, (num, WIDTH), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def by_numpy(data: GraphData, etype: EdgeType, decoder: Any, split: str) -> dict[str, float]:
+    edges = data.edges[etype]
+    source = rows_of(data.nodes[etype[0]].num, 1)
+    target = rows_of(data.nodes[etype[2]].num, 2 if etype[0] != etype[2] else 1)
+    kinds = edges.data.get("relation", np.zeros(edges.num, np.int64))
+    known = set(zip(edges.src.tolist(), kinds.tolist(), edges.dst.tolist()))
+    ranks = []
+    for i in np.flatnonzero(edges.data[f"{split}_mask"]):
+        s, r, t = int(edges.src[i]), int(kinds[i]), int(edges.dst[i])
+        relation = torch.tensor([r])
+        with torch.no_grad():
+            targets = decoder.against(source[s : s + 1], target, relation, "target")[0].numpy()
+            sources = decoder.against(target[t : t + 1], source, relation, "source")[0].numpy()
+        for scores, right, keep in (
+            (targets, t, [o for o in range(len(target)) if (s, r, o) not in known]),
+            (sources, s, [o for o in range(len(source)) if (o, r, t) not in known]),
+        ):
+            best = 1 + (scores[keep] > scores[right]).sum()
+            worst = best + (scores[keep] == scores[right]).sum()
+            ranks.append((best + worst) / 2)
+    every = np.array(ranks)
+    hits = {f"hits@{n}": float((every <= n).mean()) for n in (1, 3, 10)}
+    return {"mrr": float((1 / every).mean()), **hits}
+
+
+def ranked(
+    exchange: Exchange, meta: PartitionMeta, etype: EdgeType, kind: str, related: bool, spoil: bool
+) -> dict[str, float]:
+    relation = "relation" if related else None
+    arrays = ["relation"] if related else []
+    shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(etype), edge_arrays=arrays)
+    edges = Edges(shard, exchange, etype)
+    rows = {
+        "source": rows_of(shard.num_nodes(etype[0]), 1)[shard.original[etype[0]].astype(int)],
+        "target": rows_of(shard.num_nodes(etype[2]), 2 if etype[0] != etype[2] else 1)[
+            shard.original[etype[2]].astype(int)
+        ],
+    }
+    if spoil and len(rows["source"]):
+        rows["source"][0, 0] = math.nan
+    original = everyones(exchange, shard.original[etype[0]])
+    everyone = rows_of(shard.num_nodes(etype[0]), 1)
+
+    def sources(own: np.ndarray) -> torch.Tensor:
+        return everyone[original[edges.src[own]]]
+
+    bounds = {"source": shard.bounds[etype[0]], "target": shard.bounds[etype[2]]}
+    ranker = Ranking(edges, bounds, relation, RELATIONS if related else 1)
+    own = edges.chosen(2)
+    return ranker.metrics(decoder_of(kind), own, sources, rows, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("kind", ["dot", "distmult"])
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_ranks_equal_those_of_numpy(
+    typed: bool, kind: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranking, "_SCORES", at_once * 500)
+    monkeypatch.setattr(ranking, "_NODES", 7 if at_once == 1 else 1 << 18)
+    related = kind == "distmult"
+    data, etype = graph(typed, related)
+    wanted = by_numpy(data, etype, decoder_of(kind), "test")
+    assert 0 < wanted["mrr"] < wanted["hits@10"] < 1
+    for workers, parts in ((1, 1), (2, 2), (3, 2)):
+        meta = partitioned(data, tmp_path, parts)
+        for found in run_ranks(workers, ranked, meta, etype, kind, related, False):
+            assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_rows_that_are_not_finite(tmp_path: Path) -> None:
+    data, etype = graph(False, False)
+    for found in run_ranks(2, ranked, partitioned(data, tmp_path, 2), etype, "dot", False, True):
+        assert all(math.isnan(value) for value in found.values())
