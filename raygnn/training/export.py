@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.model import ModelConfig, TaskConfig
+from raygnn.config.model import ModelConfig
+from raygnn.config.task import TaskConfig
 from raygnn.config.types import MODEL_FAMILIES
 from raygnn.errors import DataError, InputError
 from raygnn.runs.files import read_json, replacing, storage_errors
