@@ -274,6 +274,10 @@ def _add_up(
     )
     if how == "mean":  # faster than embedding_bag's own mean
         count = torch.from_numpy(np.maximum(np.diff(indptr), 1).astype(np.float64))
-        wide = torch.float64 if table.dtype == torch.float64 else torch.float32
-        added.mul_(count.reciprocal_().to(wide).unsqueeze(1))
+        if table.dtype == torch.bfloat16:
+            bits = added.view(torch.int16).numpy().view(np.uint16)
+            kernels.scale_rows(bits, count.reciprocal_().float().numpy())
+        else:
+            wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+            added.mul_(count.reciprocal_().to(wide).unsqueeze(1))
     return added

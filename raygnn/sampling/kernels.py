@@ -8,17 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
+from raygnn.sampling.primitives import below, floyd, mix, prefetch, smallest
+
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
 ALL = -1  # a fanout that takes every neighbour
 
-
-@njit(inline="always")
-def _mix(value):  # type: ignore[no-untyped-def]
-    value = uint64(value) + uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return value ^ (value >> uint64(31))
+_AHEAD = 16  # rows between asking for entries and reading them
+_LINE = 8  # entries of 8 bytes in a cache line
 
 
 @njit(**_COMPILE)
@@ -32,31 +29,12 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
         while True:
             left, right = block >> shift, block & mask
             for key in keys:
-                left, right = right, left ^ (_mix(right ^ key) & mask)
+                left, right = right, left ^ (mix(right ^ key) & mask)
             block = (left << shift) | right
             if block < uint64(size):
                 break
         out[i] = block
     return out
-
-
-@njit(inline="always")
-def _below(random, bound):  # type: ignore[no-untyped-def]
-    """A number in [0, bound) from 64 random bits (bound < 2³², bias below 2⁻³²)."""
-    return np.int64(((random >> uint64(32)) * uint64(bound)) >> uint64(32))
-
-
-@njit(inline="always")
-def _floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
-    """Write ``take`` distinct numbers in [0, count) to ``out[at:]``."""
-    for j in range(take):
-        last = count - take + j
-        pick = _below(_mix(state + uint64(j)), last + 1)
-        for seen in range(j):
-            if out[at + seen] == pick:
-                pick = last
-                break
-        out[at + j] = pick
 
 
 @njit(**_COMPILE)
@@ -92,34 +70,35 @@ def sample_rows(  # type: ignore[no-untyped-def]
         if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
             degree = np.int64(fanout)
         out_indptr[i + 1] = out_indptr[i] + degree
+    # The places to read are drawn, and asked for, some rows before they are read: nearly every one
+    # is a cache miss.
     out = np.empty(out_indptr[n], np.int64)
     drawn = np.empty(out_indptr[n] if valued else 0, np.int64)
-    for i in range(n):
-        row = rows[i]
-        if row < 0:
-            continue
-        start = indptr[row]
-        degree = indptr[row + 1] - start
-        at = out_indptr[i]
-        take = out_indptr[i + 1] - at
-        if fanout < 0 or (degree <= fanout and not replace):
-            for j in range(degree):
-                out[at + j] = src[start + j]
-            if valued:
+    for i in range(n + _AHEAD):
+        if i < n and out_indptr[i + 1] > out_indptr[i]:
+            at, take = out_indptr[i], out_indptr[i + 1] - out_indptr[i]
+            start = indptr[rows[i]]
+            degree = indptr[rows[i] + 1] - start
+            if fanout < 0 or (degree <= fanout and not replace):
                 for j in range(degree):
-                    drawn[at + j] = values[start + j]
-            continue
-        state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
-        if replace:
-            for j in range(take):
-                out[at + j] = _below(_mix(state + uint64(j)), degree)
-        else:
-            _floyd(out, at, take, degree, state)
-        # positions, which become ids now
-        for j in range(take):
-            if valued:
-                drawn[at + j] = values[start + out[at + j]]
-            out[at + j] = src[start + out[at + j]]
+                    out[at + j] = start + j
+                for j in range(0, degree, _LINE):
+                    prefetch(src, start + j)
+            else:
+                state = mix(uint64(key) ^ mix(uint64(node_keys[i])))
+                if replace:
+                    for j in range(take):
+                        out[at + j] = below(mix(state + uint64(j)), degree)
+                else:
+                    floyd(out, at, take, degree, state)
+                for j in range(take):
+                    out[at + j] += start
+                    prefetch(src, out[at + j])
+        if i >= _AHEAD:
+            for j in range(out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1]):
+                if valued:
+                    drawn[j] = values[out[j]]
+                out[j] = src[out[j]]
     return out_indptr, out, drawn
 
 
@@ -145,7 +124,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
     local = np.empty(ids.shape[0], np.int64)
     total = np.int64(0)
     for i in range(known.shape[0]):
-        at = _mix(known[i]) & mask
+        at = mix(known[i]) & mask
         while slots[at] >= 0:
             at = (at + uint64(1)) & mask
         slots[at] = total
@@ -153,7 +132,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
         total += 1
     for i in range(ids.shape[0]):
         node = ids[i]
-        at = _mix(node) & mask
+        at = mix(node) & mask
         while slots[at] >= 0 and nodes[slots[at]] != node:
             at = (at + uint64(1)) & mask
         if slots[at] < 0:
@@ -162,21 +141,6 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
             total += 1
         local[i] = slots[at]
     return nodes[:total].copy(), local
-
-
-@njit
-def _smallest(values, kept):  # type: ignore[no-untyped-def]
-    """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
-
-    By keeping the n smallest so far; numpy's partition takes numba too long to compile.
-    """
-    kept[:] = values[: kept.shape[0]]
-    worst = np.argmax(kept)
-    for j in range(kept.shape[0], values.shape[0]):
-        if values[j] < kept[worst]:
-            kept[worst] = values[j]
-            worst = np.argmax(kept)
-    return kept[worst]
 
 
 @njit(**_COMPILE)
@@ -229,7 +193,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                 if allowed:
                     at_list[count] = j
                     count += 1
-            state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+            state = mix(uint64(key) ^ mix(uint64(node_keys[i])))
             if count == 0:
                 pass
             elif fanout < 0 or (count <= fanout and not replace):
@@ -243,21 +207,21 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         total += weight[at_list[j]]
                         clock[j] = total
                 for j in range(fanout):
-                    random = _mix(state + uint64(j))
+                    random = mix(state + uint64(j))
                     if weighted:
                         mark = np.float64(random >> uint64(11)) * 2.0**-53 * total
                         pick = min(np.searchsorted(clock[:count], mark, side="right"), count - 1)
                     else:
-                        pick = _below(random, count)
+                        pick = below(random, count)
                     out[at + j] = at_list[pick]
                 at += fanout
             elif weighted:
                 for j in range(count):
                     # by place in the list, so that a ban does not change the others' clocks
-                    random = _mix(state + uint64(at_list[j] - start))
+                    random = mix(state + uint64(at_list[j] - start))
                     uniform = (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
                     clock[j] = -np.log(uniform) / weight[at_list[j]]
-                limit = _smallest(clock[:count], first)
+                limit = smallest(clock[:count], first)
                 taken = np.int64(0)
                 for j in range(count):
                     if clock[j] <= limit and taken < fanout:
@@ -265,7 +229,7 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         taken += 1
                 at += taken
             else:
-                _floyd(out, at, fanout, count, state)
+                floyd(out, at, fanout, count, state)
                 for j in range(fanout):
                     out[at + j] = at_list[out[at + j]]
                 at += fanout
@@ -319,7 +283,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     for i in range(n):
         if slots[i] < 0:
             node = ids[i]
-            at = _mix(node) & mask
+            at = mix(node) & mask
             while table[at] >= 0 and remote[table[at]] != node:
                 at = (at + uint64(1)) & mask
             if table[at] < 0:
@@ -331,7 +295,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     place = np.empty(found, np.int64)
     cache_mask = uint64(cache_ids.shape[0] - 1)
     for j in range(found):
-        at = _mix(remote[j]) & cache_mask
+        at = mix(remote[j]) & cache_mask
         while cache_ids[at] >= 0 and cache_ids[at] != remote[j]:
             at = (at + uint64(1)) & cache_mask
         if cache_ids[at] >= 0:
@@ -369,7 +333,7 @@ def hash_slots(ids, first):  # type: ignore[no-untyped-def]
     mask = uint64(size - 1)
     keys, slots = np.full(size, -1, np.int64), np.empty(size, np.int64)
     for i in range(ids.shape[0]):
-        at = _mix(ids[i]) & mask
+        at = mix(ids[i]) & mask
         while keys[at] >= 0:
             at = (at + uint64(1)) & mask
         keys[at] = ids[i]
@@ -389,3 +353,26 @@ def take_lists(indptr, values, order):  # type: ignore[no-untyped-def]
         for j in range(out_indptr[i + 1] - out_indptr[i]):
             out[out_indptr[i] + j] = values[start + j]
     return out_indptr, out
+
+
+@njit(**_COMPILE)
+def scale_rows(bits, by):  # type: ignore[no-untyped-def]
+    """Multiply rows of bf16 numbers, in place, and round to the nearest (ties to even).
+
+    torch converts there and back in tensors of their own, at eight times the cost. Numbers that
+    are not finite stay so.
+
+    Args:
+        bits: uint16 ``[n, F]``, contiguous, the numbers as they lie.
+        by: float32 ``[n]``, finite.
+    """
+    for i in range(bits.shape[0]):
+        row = bits[i]
+        for j in range(row.shape[0]):
+            value = np.uint32(np.uint32(row[j]) << np.uint32(16)).view(np.float32) * by[i]
+            wide = np.float32(value).view(np.uint32)
+            odd = (wide >> np.uint32(16)) & np.uint32(1)
+            if (wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+                wide = np.uint32(0x7FC00000)  # NaN, whose payload must not carry over
+                odd = np.uint32(0)
+            row[j] = np.uint16((wide + np.uint32(0x7FFF) + odd) >> np.uint32(16))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from raygnn.config.model import ModelConfig
 from raygnn.errors import ConfigError
@@ -351,6 +353,47 @@ def test_linear_is_torchs_on_any_processor(emulated: bool, monkeypatch: pytest.M
         torch.testing.assert_close(
             linear_module.linear(*leaves[:2]), out - leaves[2], atol=0.05, rtol=0.05
         )
+
+
+class Products(TorchDispatchMode):
+    """Notes the longest side of every bf16 matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in func.__name__:
+            left = args[-2]
+            if left.dtype == torch.bfloat16:
+                self.rows.add(max(left.shape))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 511, 512, 513, 1500])
+def test_bf16_products_have_few_shapes(
+    rows: int, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_module, "_emulated", lambda: False)
+    torch.manual_seed(0)
+    exact = [torch.randn(s, requires_grad=True) for s in ((rows, 5), (3, 5), (3,))]
+    grad = torch.randn(rows, 3)
+    nn.functional.linear(*exact).backward(grad)
+    kind = torch.float32 if autocast else torch.bfloat16
+    leaves = [v.detach().to(kind).requires_grad_() for v in exact]
+    with Products() as products, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = linear_module.linear(*leaves)
+        out.backward(grad.to(out.dtype))
+    assert out.dtype == torch.bfloat16
+    assert products.rows == ({rows // 512 * 512} if rows >= 512 else set())
+    close = {"atol": 0.02 * max(1, rows) ** 0.5, "rtol": 0.02}
+    torch.testing.assert_close(out.float(), nn.functional.linear(*exact), atol=0.05, rtol=0.02)
+    for leaf, reference in zip(leaves, exact):
+        assert leaf.grad is not None
+        assert reference.grad is not None
+        assert leaf.grad.dtype == kind
+        torch.testing.assert_close(leaf.grad.float(), reference.grad, **close)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

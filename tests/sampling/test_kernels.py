@@ -4,16 +4,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.sampling import kernels
+from raygnn.sampling import primitives
 from raygnn.sampling.kernels import (
     draw_rows,
     hash_slots,
     locate,
     relabel,
     sample_rows,
+    scale_rows,
     take_lists,
 )
 from raygnn.sampling.keys import mix
@@ -256,4 +258,15 @@ def test_locate(data: st.DataObject) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_mix_is_one_function(value: int) -> None:
-    assert mix(value) == int(kernels._mix(np.uint64(value)))
+    assert mix(value) == int(primitives.mix(np.uint64(value)))
+
+
+@given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=40), st.integers(1, 300))
+def test_bf16_rows_are_scaled_as_torch_scales_them(bits: list[int], count: int) -> None:
+    given = np.array(bits, np.uint16).reshape(1, -1)
+    values = torch.from_numpy(given.view(np.int16).copy()).view(torch.bfloat16)
+    by = torch.tensor([1 / count])
+    scale_rows(given, by.numpy())
+    scaled = torch.from_numpy(given.view(np.int16)).view(torch.bfloat16)
+    expected = (values.float() * by.unsqueeze(1)).to(torch.bfloat16)
+    torch.testing.assert_close(scaled, expected, rtol=0, atol=0, equal_nan=True)

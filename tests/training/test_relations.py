@@ -72,7 +72,7 @@ def test_any_workers_and_topology_learn_what_relations_tell(
         )
         run = train_on_ranks(job, replicated=replicated)
         curves.append(run.metrics["train/loss"].dropna().to_numpy())
-    assert curves[0][-1] < 0.8 * curves[0][0]
+    assert curves[0][-1] < 0.9 * curves[0][0]
     for curve in curves[1:]:
         assert np.allclose(curves[0], curve, atol=1e-4), curves
 
