@@ -122,7 +122,12 @@ def on_whole_graph(model: nn.Module, layers: int, data: GraphData) -> Tensor:
         order = np.argsort(edges.dst, kind="stable")
         counts = np.bincount(edges.dst, minlength=data.nodes[etype[2]].num)
         indptr = np.concatenate([[0], np.cumsum(counts)])
-        adj[etype] = Adjacency(torch.from_numpy(indptr), torch.from_numpy(edges.src[order]))
+        relation = edges.data.get("relation")
+        adj[etype] = Adjacency(
+            torch.from_numpy(indptr),
+            torch.from_numpy(edges.src[order]),
+            None if relation is None else torch.from_numpy(relation[order]),
+        )
         degree[etype] = torch.from_numpy(counts)
     sizes = {t: frame.num for t, frame in data.nodes.items()}
     block = Block(adj, sizes, sizes)

@@ -1,4 +1,4 @@
-"""Verbs that ask a trained model: predict, evaluate."""
+"""Verbs that ask a trained model, or take it along: predict, evaluate, export."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from raygnn.cli.options import here, overrides, print_json, run_verb
+from raygnn.runs.output import say
 
 
 def add(verbs: Any) -> None:
@@ -28,6 +29,15 @@ def add(verbs: Any) -> None:
         "measure a run's tested weights again, as when training ended",
     )
     _split(evaluate, ("train", "val", "test"), "test")
+
+    export = run_verb(
+        verbs,
+        "export",
+        _export,
+        "write a run's tested network as a program of torch's, to serve it without raygnn",
+    )
+    export.add_argument("--out", metavar="FILE", required=True, help="the file to write (.pt2)")
+    export.add_argument("--overwrite", action="store_true", help="replace FILE")
 
     for verb in (predict, evaluate):
         overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
@@ -59,6 +69,18 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     metrics = evaluate(args.name, **_common(args))
     print_json(args, {"split": args.split, "metrics": metrics})
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    here()
+    from raygnn.training.export import export
+
+    made = export(args.name, out=args.out, storage=args.storage, overwrite=args.overwrite)
+    if args.json:
+        print_json(args, made.to_dict())
+    else:
+        say(f"{made.path}: {made.target} → {made.out_features}")
     return 0
 
 

@@ -18,6 +18,16 @@ class _Graph(Section):
     )
 
 
+class ReversibleGraph(_Graph):
+    """A graph whose edges may be added the other way round."""
+
+    reverse: bool = Field(
+        False,
+        description="Add an edge type rev_NAME for each edge type NAME: the same edges with the "
+        "same arrays the other way round, so that messages pass both ways.",
+    )
+
+
 class PlanetoidGraph(_Graph):
     """Cora, CiteSeer or PubMed as published by Yang et al. (2016)."""
 
@@ -37,7 +47,7 @@ class NpzGraph(_Graph):
     )
 
 
-class DglGraph(_Graph):
+class DglGraph(ReversibleGraph):
     """A file that dgl.save_graphs wrote."""
 
     format: Literal["dgl"] = Field(description="Format of the input graph.")
@@ -45,14 +55,14 @@ class DglGraph(_Graph):
     index: int = Field(0, ge=0, le=10**6, description="Which of the file's graphs, from 0.")
 
 
-class TablesGraph(_Graph):
+class TablesGraph(ReversibleGraph):
     """Tables of nodes and edges, CSV or Parquet, as a YAML of their own describes them."""
 
     format: Literal["tables"] = Field(description="Format of the input graph.")
     path: InputPath = Field(description="The YAML that describes the tables: see docs/data.md.")
 
 
-class TriplesGraph(_Graph):
+class TriplesGraph(ReversibleGraph):
     """A knowledge graph: files of head, relation and tail."""
 
     format: Literal["triples"] = Field(description="Format of the input graph.")

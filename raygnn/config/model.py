@@ -15,11 +15,12 @@ class ModelConfig(Section):
     """The network."""
 
     kind: ModelKind = Field(
-        description="gcn, sage, gat, gatv2, gin, none (no message passing: a node is what its "
-        "features and learned rows say), or package.module:Class of your own torch.nn.Module."
+        description="gcn, sage, gat, gatv2, gin, rgcn, hgt, han, none (no message passing: a node "
+        "is what its features and learned rows say), or package.module:Class of your own "
+        "torch.nn.Module."
     )
     hidden: Count = Field(
-        64, description="Width of a hidden layer; for gat and gatv2 over all heads."
+        64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
     )
     layers: int = Field(2, ge=1, le=64, description="Number of message-passing layers.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of a layer's inputs dropped.")
@@ -34,16 +35,19 @@ class ModelConfig(Section):
         "that the device has.",
     )
     heads: int = Field(
-        8, ge=1, le=1024, description="Attention heads of a hidden layer (gat, gatv2)."
+        8,
+        ge=1,
+        le=1024,
+        description="Attention heads of a hidden layer (gat, gatv2, han), or of each layer (hgt).",
     )
     out_heads: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Attention heads of the last layer, averaged (gat, gatv2; nodes).",
+        description="Attention heads of the last layer, averaged (gat, gatv2, han; nodes).",
     )
     attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Share of attention weights dropped (gat, gatv2); null = dropout."
+        None, description="Share of attention weights dropped (gat, gatv2, han); null = dropout."
     )
     residual: bool = Field(False, description="Add a layer's input to its output.")
     norm: Literal["none", "layer", "batch"] = Field(
@@ -79,6 +83,18 @@ class ModelConfig(Section):
         None,
         description="Edge array that holds each edge's relation; null = `relation` if there is "
         "one, else the edge type alone.",
+    )
+    regularizer: Literal["basis", "block", "none"] = Field(
+        "basis",
+        description="What a relation's weights are made of (rgcn): basis = a sum of a few "
+        "matrices that relations share, block = a few blocks on the diagonal, none = a matrix of "
+        "its own.",
+    )
+    bases: Count = Field(8, description="How many matrices are shared, or how many blocks (rgcn).")
+    mean_over: Literal["relation", "all"] = Field(
+        "relation",
+        description="Neighbours are averaged for each relation, or over all relations of an edge "
+        "type (rgcn).",
     )
     readout: Literal["sum", "mean", "max"] | None = Field(
         None,

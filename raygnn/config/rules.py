@@ -11,6 +11,7 @@ from raygnn.config import (
     comm_rules,
     embedding_rules,
     logging_rules,
+    model_rules,
     task_rules,
     train_rules,
 )
@@ -28,29 +29,7 @@ from raygnn.config.model import ModelConfig
 from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.schema import Config, SamplingConfig
-from raygnn.config.task import TaskConfig
-from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
-from raygnn.config.user_class import class_problem
-
-ATTENTION = ("gat", "gatv2")
-
-# Keys of a section that only some kinds read: a value other than the default would be ignored.
-_ONLY_FOR = {
-    "heads": ATTENTION,
-    "out_heads": ATTENTION,
-    "attn_dropout": ATTENTION,
-    "aggregator": ("sage",),
-    "hidden": MODEL_FAMILIES,
-    "dropout": MODEL_FAMILIES,
-    "input_dropout": MODEL_FAMILIES,
-    "kernels": MODEL_FAMILIES,
-    "categories": MODEL_FAMILIES,
-    "residual": MODEL_FAMILIES,
-    "norm": MODEL_FAMILIES,
-    "activation": MODEL_FAMILIES,
-    "readout": MODEL_FAMILIES,
-    "recompute": MODEL_FAMILIES,
-}
+from raygnn.config.types import NO_LAYERS
 
 
 def contradictions(config: Config) -> list[Problem]:
@@ -58,7 +37,7 @@ def contradictions(config: Config) -> list[Problem]:
     return [
         *_graph(config),
         *task_rules.tasks(config),
-        *_model(config.model, config.task),
+        *model_rules.network(config.model, config.task),
         *(_whole(config) if config.task.of_graphs else _sampling(config.sampling, config.model)),
         *train_rules.optimisation(config.train),
         *_resources(config),
@@ -132,50 +111,6 @@ def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
             f"{parts} parts of {graph.nodes} nodes would leave empty ones",
             "lower partition.parts",
         )
-
-
-def _model(model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
-    for key, kinds in _ONLY_FOR.items():
-        value, default = getattr(model, key), ModelConfig.model_fields[key].default
-        if model.kind not in kinds and value != default:
-            yield Problem(
-                ("model", key),
-                f"{key} {show(value)} would be ignored: only {' and '.join(kinds)} have {key}, "
-                f"and model.kind is {model.kind}",
-                f"remove model.{key}, or choose another model.kind (your own class has model.args)",
-            )
-    for key, of_graphs, why in (
-        ("readout", True, "only tasks on whole graphs read it"),
-        ("out_heads", False, "every layer is hidden in tasks on whole graphs"),
-    ):
-        value, default = getattr(model, key), ModelConfig.model_fields[key].default
-        if model.kind in _ONLY_FOR[key] and task.of_graphs != of_graphs and value != default:
-            yield Problem(
-                ("model", key),
-                f"{key} {show(value)} would be ignored: {why}, and task.kind is {task.kind}",
-                f"remove model.{key}, or choose another task.kind",
-            )
-    for name in sorted(set(model.feature_names) & set(model.categories)):
-        yield Problem(
-            ("model", "categories"),
-            f"{name} is in model.features and in model.categories",
-            "keep it in one of them: categories are embedded, features are taken as numbers",
-        )
-    if model.kind in ATTENTION and model.hidden % model.heads:
-        yield Problem(
-            ("model", "hidden"),
-            f"hidden {model.hidden} does not divide into {model.heads} heads",
-            "make model.hidden a multiple of model.heads: it is the width over all heads",
-        )
-    if model.kind in (*MODEL_FAMILIES, NO_LAYERS):
-        if model.args:
-            yield Problem(
-                ("model", "args"),
-                f"{model.kind} takes no args, got {', '.join(map(show, model.args))}",
-                "set the keys of the model section; args are for package.module:Class",
-            )
-    elif problem := class_problem(model.kind):
-        yield Problem(("model", "kind"), f"{show(model.kind)}: {problem[0]}", problem[1])
 
 
 def _whole(config: Config) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 from raygnn.config.duration import Duration
 from raygnn.config.uri import SCHEMES, Uri
 
-MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin")
+MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han")
 NO_LAYERS = "none"  # the model.kind without message passing
 LARGEST = 2**31 - 1
 _MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name

@@ -62,6 +62,7 @@ class GraphData:
         ids: node type → what the user calls its nodes, a pyarrow array of int64 or large_string
             ``[num]``; of types without one, the numbers are all there is.
         names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
+        reverses: edge type → the one that holds its edges the other way round, in the same order.
     """
 
     name: str
@@ -70,6 +71,7 @@ class GraphData:
     origin: dict[str, str] = field(default_factory=dict)
     ids: dict[str, Any] = field(default_factory=dict)
     names: dict[str, list[Any]] = field(default_factory=dict)
+    reverses: dict[EdgeType, EdgeType] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:

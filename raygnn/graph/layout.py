@@ -94,6 +94,13 @@ class PartitionMeta:
         known = (self.manifest or {}).get("ids", ())
         return self.directory / "ids" / f"{ntype}.arrow" if ntype in known else None
 
+    @property
+    def reverses(self) -> dict[EdgeType, EdgeType]:
+        """Edge type → the one that holds its edges the other way round, as far as is known."""
+        named = {etype_str(etype): etype for etype in self.etypes}
+        known = (self.manifest or {}).get("reverses", {})
+        return {named[one]: named[other] for one, other in known.items()}
+
     def num_nodes(self, ntype: str) -> int:
         """Nodes of one type, over all parts."""
         return int(self.node_ranges[ntype][-1, 1])

@@ -85,6 +85,9 @@ def _wrong_alone(manifest: Mapping[str, Any]) -> str | None:
             return f"parts, {number}, splits"
     if not _are_names(manifest.get("ids", [])):
         return "ids"
+    reverses = manifest.get("reverses", {})
+    if not isinstance(reverses, dict) or not _are_names([*reverses.values()]):
+        return "reverses"
     source = manifest["source"]
     if not all(isinstance(source.get(key, {}), dict) for key in ("made_from", "options")):
         return "source"
@@ -108,6 +111,10 @@ def _wrong_beside(manifest: Mapping[str, Any], meta: PartitionMeta) -> str | Non
     for ntype in manifest.get("ids", []):
         if ntype not in meta.ntypes or f"ids/{ntype}.arrow" not in manifest["files"]:
             return f"ids, {ntype}"
+    known = {etype_str(etype): etype[::2] for etype in meta.etypes}
+    for one, other in manifest.get("reverses", {}).items():
+        if one not in known or known.get(other) != known[one][::-1]:
+            return f"reverses, {one[:_SHOWN]!r}"
     nodes = {ntype: meta.node_ranges[ntype] for ntype in meta.ntypes}
     edges = {etype_str(etype): meta.edge_ranges[etype] for etype in meta.etypes}
     masks: dict[str, set[str]] = {}

@@ -112,9 +112,14 @@ class Shard:
 
     def own_sources(self, etype: EdgeType) -> np.ndarray:
         """Source ids of all in-edges of the owned nodes, mapped, as :class:`Rows` has them."""
+        return self.topology[etype].src[slice(*self.own_edges(etype))]
+
+    def own_edges(self, etype: EdgeType) -> tuple[int, int]:
+        """Where in ``topology[etype].src``, and in the arrays of edges, those into owned nodes
+        stand: the first, and one past the last."""
         rows, ntype = self.topology[etype], etype[2]
         low = self.first(ntype) - rows.first
-        return rows.src[rows.indptr[low] : rows.indptr[low + self.owned(ntype)]]
+        return int(rows.indptr[low]), int(rows.indptr[low + self.owned(ntype)])
 
     def edge_first(self, etype: EdgeType) -> int:
         """Where the first of ``topology[etype].src`` stands in the order of all parts' in-edge

@@ -94,6 +94,7 @@ def write_parts(
         "features": features,
         "ids": list(data.ids),
         "names": data.names,
+        "reverses": {etype_str(one): etype_str(other) for one, other in data.reverses.items()},
         "parts": parts,
         "files": {
             name: {"bytes": each.size, "sha256": each.sha256} for name, each in files.items()

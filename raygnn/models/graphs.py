@@ -24,12 +24,14 @@ class GraphSchema(Typed):
         etypes: all edge types.
         out_features: width of a graph's output (number of classes, or of targets).
         categories: node type → name → number of categories and width of their embedding.
+        relations: none; the relation of an edge of a whole graph is its type.
     """
 
     in_features: dict[str, int]
     etypes: Sequence[EdgeType]
     out_features: int
     categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    relations: dict[EdgeType, int] = field(default_factory=dict)
 
 
 class GraphNetwork(Stack):

@@ -33,15 +33,16 @@ def with_self_loops(adj: Adjacency) -> Adjacency:
     A block's destinations are the first of its sources, so node d's own number is d.
     """
     device = adj.src.device
-    num_dst = len(adj.degree)
+    num_dst = adj.num_dst
     own = torch.arange(num_dst, device=device)
     indptr = adj.indptr + torch.arange(num_dst + 1, device=device)
-    src = adj.src.new_empty(len(adj.src) + num_dst)
-    src[indptr[1:] - 1] = own
-    rest = torch.ones(len(src), dtype=torch.bool, device=device)
-    rest[indptr[1:] - 1] = False
-    src[rest] = adj.src
-    return Adjacency(indptr, src)
+    # before the edges of destination d there are d loops
+    place = torch.cat([torch.arange(adj.src.shape[0], device=device) + adj.dst, indptr[1:] - 1])
+    src, dst = (
+        torch.empty_like(place).scatter_(0, place, torch.cat([ends, own]))
+        for ends in (adj.src, adj.dst)
+    )
+    return Adjacency(indptr, src).knowing(dst)
 
 
 class LinearConv(nn.Module, ABC):
@@ -77,7 +78,9 @@ class LinearConv(nn.Module, ABC):
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
         """Whether it is cheaper to apply ``weight`` to all sources, before they are combined."""
         out, width = self.weight.shape
-        more = (len(h_src) - len(adj.degree)) * out * width
+        if self.kernels == "scatter":  # sizes are not known yet
+            return False
+        more = (len(h_src) - adj.num_dst) * out * width
         return self.reduce != "max" and more < _GATHER_COST * len(adj.src) * (width - out)
 
     def transform(
@@ -96,7 +99,7 @@ class LinearConv(nn.Module, ABC):
         if not self.weight_first(adj, h_src):
             return self.transform(self.combine(adj, h_src, degree), adj, h_dst, degree)
         z = linear(h_src, self.weight)
-        return self.finish(self.combine(adj, z, degree), adj, z[: len(h_dst)], degree)
+        return self.finish(self.combine(adj, z, degree), adj, z[: h_dst.shape[0]], degree)
 
 
 class GCNConv(LinearConv):
@@ -122,7 +125,7 @@ class GCNConv(LinearConv):
         weight = None
         if self.same_type:
             assert degree is not None
-            norm = (_wide(degree[: len(h_src)], h_src) + 1).rsqrt()
+            norm = (_wide(degree[: h_src.shape[0]], h_src) + 1).rsqrt()
             weight = norm.index_select(0, adj.src)
         return select(self.kernels, h_src).aggregate(adj, h_src, "sum", weight)
 
@@ -130,7 +133,7 @@ class GCNConv(LinearConv):
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
         assert degree is not None
-        full = _wide(degree[: len(adj.degree)], combined)
+        full = _wide(degree[: adj.num_dst], combined)
         scale = full / adj.degree.clamp(min=1)
         if not self.same_type:
             return combined * (scale / full.clamp(min=1)).to(combined.dtype).unsqueeze(1)
@@ -211,7 +214,7 @@ class GATConv(nn.Module):
             adj = with_self_loops(adj)
         left = linear(h_src, self.src.weight, self.src.bias).view(-1, self.heads, self.width)
         if self.dst is None:
-            right = left[: len(h_dst)]
+            right = left[: h_dst.shape[0]]
         else:
             right = linear(h_dst, self.dst.weight, self.dst.bias).view(-1, self.heads, self.width)
         if self.attn_dst is None:
@@ -223,7 +226,7 @@ class GATConv(nn.Module):
             own, other = (right * self.attn_dst).sum(-1), (left * self.attn_src).sum(-1)
             score = F.leaky_relu(other.index_select(0, adj.src) + own.index_select(0, adj.dst), 0.2)
         ops = select(self.kernels, left)
-        share = self.attn_dropout(ops.edge_softmax(adj, score, len(left)))
+        share = self.attn_dropout(ops.edge_softmax(adj, score, left.shape[0]))
         out = ops.attend(adj, left, share)
         return (out.mean(1) if self.mean_heads else out.flatten(1)) + self.bias
 

@@ -15,7 +15,7 @@ from raygnn.config.model import ModelConfig
 from raygnn.models.dropout import Dropout
 from raygnn.models.layers import Combine
 from raygnn.models.norm import activation, norm, repeated
-from raygnn.models.typed import Combined, Degrees, Family, Hidden, TypedLayer, join, key, stack
+from raygnn.models.typed import Combined, Degrees, Family, Hidden, Layer, join, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
 Categories = Mapping[str, Mapping[str, Tensor]]
@@ -28,6 +28,7 @@ class Typed:
     etypes: Sequence[EdgeType]
     out_features: int
     categories: dict[str, dict[str, tuple[int, int]]]
+    relations: dict[EdgeType, int]
 
     @property
     def widths(self) -> dict[str, int]:
@@ -47,6 +48,8 @@ class Schema(Typed):
         target: the node type whose outputs are wanted.
         out_features: their width (number of classes).
         categories: node type → name → number of categories and width of their embedding.
+        relations: edge type → how many relations its edges have, of the types whose blocks say
+            which (`Adjacency.relation`).
         others: more node types whose outputs are wanted, as wide.
     """
 
@@ -55,6 +58,7 @@ class Schema(Typed):
     target: str
     out_features: int
     categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    relations: dict[EdgeType, int] = field(default_factory=dict)
     others: tuple[str, ...] = ()
 
 
@@ -75,7 +79,7 @@ class Stack(nn.Module):
         config: ModelConfig,
         family: Family,
         schema: Typed,
-        layers: Sequence[TypedLayer],
+        layers: Sequence[Layer],
         hidden: int,
     ):
         super().__init__()
@@ -106,7 +110,7 @@ class Stack(nn.Module):
 
     def computes(self, number: int) -> list[str]:
         """The node types that a layer computes, in a fixed order."""
-        outputs: list[str] = cast("TypedLayer", self.layers[number]).outputs()
+        outputs: list[str] = cast("Layer", self.layers[number]).outputs()
         return outputs
 
     def inputs(self, x: Hidden, categories: Categories | None = None) -> Hidden:
@@ -177,7 +181,7 @@ class Stack(nn.Module):
             return out
         for ntype, v in out.items():
             if self.residual and ntype in h and h[ntype].shape[1] == v.shape[1]:
-                v = v + h[ntype][: len(v)]
+                v = v + h[ntype][: v.shape[0]]
             normed = cast("nn.ModuleDict", self.norms[number])[key(ntype)](v)
             out[ntype] = self.activation(normed)
         return out
@@ -189,8 +193,9 @@ class Network(Stack):
     def __init__(self, config: ModelConfig, family: Family, schema: Schema):
         wanted = _needed(schema, config.layers)
         widths, out = schema.widths, schema.out_features
-        layers = stack(family, schema.etypes, widths, wanted, config.hidden, out)
+        layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, schema.relations)
         super().__init__(config, family, schema, layers, config.layers - 1)
+        self.schema = schema
         self.target = schema.target
         self._combine = family.combine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -14,9 +15,12 @@ from raygnn.models.direct import Direct
 from raygnn.models.edges import EdgeModel, LinkModel
 from raygnn.models.gin import GINConv, Rest
 from raygnn.models.graphs import GraphNetwork, GraphSchema
+from raygnn.models.han import HANLayer
+from raygnn.models.hgt import HGTLayer
 from raygnn.models.layers import GATConv, GCNConv, SAGEConv
 from raygnn.models.network import Network, Schema
-from raygnn.models.typed import Family, LayerSpec
+from raygnn.models.rgcn import RGCNLayer
+from raygnn.models.typed import ConvFactory, Family, LayerSpec, TypedLayer
 from raygnn.models.user import UserGraphModel, UserModel
 from raygnn.sampling.batch import EdgeType
 
@@ -102,6 +106,11 @@ def needs_degree(config: ModelConfig) -> bool:
     return config.kind == "gcn"
 
 
+def needs_relation(config: ModelConfig) -> bool:
+    """Whether blocks must carry the relations of edges, where edges have any."""
+    return config.kind == "rgcn"
+
+
 def gcn(config: ModelConfig) -> Family:
     """Kipf & Welling, "Semi-supervised classification with graph convolutional networks"."""
 
@@ -114,7 +123,7 @@ def gcn(config: ModelConfig) -> Family:
             kernels=config.kernels,
         )
 
-    return Family(conv, own=False, activation="relu", combine="gcn")
+    return Family(partial(TypedLayer, conv=conv), own=False, activation="relu", combine="gcn")
 
 
 def sage(config: ModelConfig) -> Family:
@@ -128,10 +137,11 @@ def sage(config: ModelConfig) -> Family:
             kernels=config.kernels,
         )
 
-    return Family(conv, own=True, activation="relu", combine=config.aggregator)
+    layer = partial(TypedLayer, conv=conv)
+    return Family(layer, own=True, activation="relu", combine=config.aggregator)
 
 
-def _gat(config: ModelConfig, *, dynamic: bool) -> Family:
+def _gat_conv(config: ModelConfig, *, dynamic: bool) -> ConvFactory:
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
         heads = config.out_heads if spec.last else config.heads
         return GATConv(
@@ -146,7 +156,12 @@ def _gat(config: ModelConfig, *, dynamic: bool) -> Family:
             kernels=config.kernels,
         )
 
-    return Family(conv, own=False, activation="elu")
+    return conv
+
+
+def _gat(config: ModelConfig, *, dynamic: bool) -> Family:
+    layer = partial(TypedLayer, conv=_gat_conv(config, dynamic=dynamic))
+    return Family(layer, own=False, activation="elu")
 
 
 def gat(config: ModelConfig) -> Family:
@@ -170,14 +185,37 @@ def gin(config: ModelConfig) -> Family:
             kernels=config.kernels,
         )
 
-    return Family(
-        conv,
-        own=False,
-        activation="relu",
-        combine="sum",
+    layer = partial(
+        TypedLayer,
+        conv=conv,
         inner=config.hidden,
         rest=lambda width: Rest(config.hidden, width, config.norm),
     )
+    return Family(layer, own=False, activation="relu", combine="sum")
+
+
+def rgcn(config: ModelConfig) -> Family:
+    """Schlichtkrull et al., "Modeling relational data with graph convolutional networks"."""
+    layer = partial(
+        RGCNLayer,
+        regularizer=config.regularizer,
+        bases=config.bases,
+        mean_over=config.mean_over,
+        kernels=config.kernels,
+    )
+    return Family(layer, own=True, activation="relu")
+
+
+def hgt(config: ModelConfig) -> Family:
+    """Hu, Dong, Wang & Sun, "Heterogeneous graph transformer"."""
+    layer = partial(HGTLayer, hidden=config.hidden, heads=config.heads, kernels=config.kernels)
+    return Family(layer, own=True, activation="relu")
+
+
+def han(config: ModelConfig) -> Family:
+    """After Wang et al., "Heterogeneous graph attention network"; see `HANLayer`."""
+    layer = partial(HANLayer, conv=_gat_conv(config, dynamic=False), attention=config.hidden)
+    return Family(layer, own=False, activation="elu")
 
 
 FAMILIES: dict[str, Callable[[ModelConfig], Family]] = {
@@ -186,4 +224,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Family]] = {
     "gat": gat,
     "gatv2": gatv2,
     "gin": gin,
+    "rgcn": rgcn,
+    "hgt": hgt,
+    "han": han,
 }

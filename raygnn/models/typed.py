@@ -1,12 +1,13 @@
-"""One layer on a typed graph: a convolution per edge type, added up at each node type.
+"""Layers on a typed graph, among them the usual one: a convolution per edge type, added up.
 
 A homogeneous graph has one edge type and goes the same way.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -30,12 +31,63 @@ class LayerSpec:
         in_features: node type → width of what goes in.
         out_features: width of what comes out.
         last: its outputs are the network's own.
+        relations: edge type → how many relations its edges have; types left out have one.
     """
 
     in_features: dict[str, int]
     out_features: int
     last: bool
+    relations: Mapping[EdgeType, int] = field(default_factory=dict)
 
+
+class Layer(nn.Module, ABC):
+    """One layer of all edge types.
+
+    Args:
+        etypes: the edge types into the node types that it computes.
+        self_types: node types that get a transform of the node itself: all for families whose
+            convolution leaves it out, else those without an edge type onto themselves.
+    """
+
+    def __init__(self, etypes: Sequence[EdgeType], spec: LayerSpec, self_types: Sequence[str]):
+        super().__init__()
+        self.width = spec.out_features
+        self.etypes = list(etypes)
+        self.self_types = list(self_types)
+
+    @abstractmethod
+    def forward(
+        self,
+        block: Block,
+        h: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+    ) -> Hidden:
+        """Node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
+
+    def outputs(self) -> list[str]:
+        """The node types that come out of this layer."""
+        return sorted({e[2] for e in self.etypes} | set(self.self_types))
+
+    def inputs(self) -> list[str]:
+        """The node types that go into it."""
+        return sorted({e[0] for e in self.etypes} | set(self.outputs()))
+
+    def into(self, ntype: str) -> list[EdgeType]:
+        """The edge types that end at ``ntype``."""
+        return [e for e in self.etypes if e[2] == ntype]
+
+    def heads(self, block: Block, h: Hidden) -> tuple[Hidden, Hidden]:
+        """``h`` and, of the node types that come out, its rows for the destinations."""
+        h, h_dst = dict(h), {}
+        for ntype in self.outputs():
+            if ntype in h:
+                h[ntype], h_dst[ntype] = with_head(h[ntype], block.num_dst[ntype])
+        return h, h_dst
+
+
+# etypes, spec, self_types → a layer
+LayerFactory = Callable[[Sequence[EdgeType], LayerSpec, Sequence[str]], Layer]
 
 # etype, spec → the convolution of that edge type
 ConvFactory = Callable[[EdgeType, LayerSpec], nn.Module]
@@ -46,53 +98,51 @@ class Family:
     """What tells one built-in family from the others.
 
     Attributes:
-        conv: makes the convolutions.
-        own: they leave the node itself out.
+        layer: makes the layers.
+        own: their convolutions leave the node itself out.
         activation: of hidden layers, where the config names none.
         combine: how all convolutions of the first layer combine sources; None for those that
             need the sources themselves.
-        inner: width of the convolutions' sum in every layer; None: the layer's own.
-        rest: the layer's ``out_features`` → what the sum then goes through.
     """
 
-    conv: ConvFactory
+    layer: LayerFactory
     own: bool
     activation: str
     combine: Combine | None = None
-    inner: int | None = None
-    rest: Callable[[int], nn.Module] | None = None
 
 
-class TypedLayer(nn.Module):
+class TypedLayer(Layer):
     """One convolution per edge type, summed per destination type, plus the node itself.
 
     Args:
-        self_types: node types that get a linear transform of the node itself: all for families
-            whose convolution leaves it out, else those without an edge type onto themselves.
+        etypes, spec, self_types: see `Layer`.
+        conv: makes the convolutions.
+        inner: width of the convolutions' sum; None: the layer's own.
+        rest: the layer's ``out_features`` → what the sum then goes through.
     """
 
     def __init__(
         self,
         etypes: Sequence[EdgeType],
         spec: LayerSpec,
-        family: Family,
         self_types: Sequence[str],
+        *,
+        conv: ConvFactory,
+        inner: int | None = None,
+        rest: Callable[[int], nn.Module] | None = None,
     ):
-        super().__init__()
-        self.width = spec.out_features
-        inner = family.inner or self.width
-        self.etypes = list(etypes)
-        self.convs = nn.ModuleDict({key(*e): family.conv(e, spec) for e in etypes})
+        super().__init__(etypes, spec, self_types)
+        inner = inner or self.width
+        self.convs = nn.ModuleDict({key(*e): conv(e, spec) for e in etypes})
         self.own = nn.ModuleDict(
             {key(t): nn.Linear(spec.in_features[t], inner, bias=False) for t in self_types}
         )
-        self.self_types = list(self_types)
         joined = {e[2] for e in etypes if isinstance(self.convs[key(*e)], LinearConv)}
         self.bias = nn.ParameterDict(
             {key(t): nn.Parameter(torch.zeros(inner)) for t in sorted(joined | set(self_types))}
         )
-        rest = {} if family.rest is None else {t: family.rest(self.width) for t in self.outputs()}
-        self.rest = nn.ModuleDict({key(t): module for t, module in rest.items()})
+        made = {} if rest is None else {t: rest(self.width) for t in self.outputs()}
+        self.rest = nn.ModuleDict({key(t): module for t, module in made.items()})
 
     def forward(
         self,
@@ -106,10 +156,7 @@ class TypedLayer(nn.Module):
         rows: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}
         weights: dict[str, list[Tensor]] = {t: [] for t in rows}
         messages: dict[str, list[Tensor]] = {t: [] for t in rows}
-        h, h_dst = dict(h), {}
-        for ntype in rows:
-            if ntype in h:
-                h[ntype], h_dst[ntype] = with_head(h[ntype], block.num_dst[ntype])
+        h, h_dst = self.heads(block, h)
         for ntype in self.self_types:
             rows[ntype].append(h_dst[ntype])
             weights[ntype].append(cast("nn.Linear", self.own[key(ntype)]).weight)
@@ -143,14 +190,6 @@ class TypedLayer(nn.Module):
             out = out + message
         return out
 
-    def outputs(self) -> list[str]:
-        """The node types that come out of this layer."""
-        return sorted({e[2] for e in self.etypes} | set(self.self_types))
-
-    def inputs(self) -> list[str]:
-        """The node types that go into it."""
-        return sorted({e[0] for e in self.etypes} | set(self.outputs()))
-
 
 def stack(
     family: Family,
@@ -159,7 +198,8 @@ def stack(
     wanted: Sequence[set[str]],
     hidden: int,
     out_features: int | None = None,
-) -> list[TypedLayer]:
+    relations: Mapping[EdgeType, int] | None = None,
+) -> list[Layer]:
     """Layers, each on top of the one before.
 
     Args:
@@ -167,16 +207,17 @@ def stack(
         wanted: the node types that each layer computes.
         hidden: width of a layer's output.
         out_features: of the last layer, whose outputs are then the network's own; None: hidden.
+        relations: see `LayerSpec`.
     """
     with_loop = {e[2] for e in etypes if e[0] == e[2]}
     self_types = {t for t in widths if family.own or t not in with_loop}
-    layers = []
+    layers: list[Layer] = []
     for number, targets in enumerate(wanted):
-        spec = LayerSpec(widths, hidden, False)
+        spec = LayerSpec(widths, hidden, False, relations or {})
         if out_features is not None and number == len(wanted) - 1:
-            spec = LayerSpec(widths, out_features, True)
+            spec = LayerSpec(widths, out_features, True, relations or {})
         into = [e for e in etypes if e[2] in targets]
-        layer = TypedLayer(into, spec, family, sorted(self_types & targets))
+        layer = family.layer(into, spec, sorted(self_types & targets))
         layers.append(layer)
         widths = dict.fromkeys(layer.outputs(), layer.width)
     return layers

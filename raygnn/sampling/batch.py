@@ -44,10 +44,34 @@ class Adjacency:
     Attributes:
         indptr: int64 ``[D+1]``.
         src: int64 ``[E]``, numbers of the source nodes within the block.
+        relation: int64 ``[E]``, the relation of each edge, for models that ask for it; else None.
     """
 
     indptr: Tensor
     src: Tensor
+    relation: Tensor | None = None
+
+    @staticmethod
+    def of_edges(
+        src: Tensor, dst: Tensor, num_dst: int, relation: Tensor | None = None
+    ) -> Adjacency:
+        """Edges in any order, ``src`` and ``dst`` int64 ``[E]``, grouped; those of a destination
+        stay in their order."""
+        order = torch.argsort(dst, stable=True)
+        starts = dst.new_zeros(num_dst + 1).index_add_(0, dst + 1, torch.ones_like(dst))
+        relation = None if relation is None else relation.index_select(0, order)
+        grouped = Adjacency(starts.cumsum(0), src.index_select(0, order), relation)
+        return grouped.knowing(dst.index_select(0, order))
+
+    def knowing(self, dst: Tensor) -> Adjacency:
+        """The same, where what `dst` would compute is known already."""
+        self.__dict__["dst"] = dst
+        return self
+
+    @property
+    def num_dst(self) -> int:
+        """D; a symbol where a program is exported, which ``len`` would make a number of."""
+        return self.indptr.shape[0] - 1
 
     @cached_property
     def degree(self) -> Tensor:
@@ -75,7 +99,8 @@ class Adjacency:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Adjacency:
         """The same with each tensor replaced."""
-        return Adjacency(function(self.indptr), function(self.src))
+        relation = None if self.relation is None else function(self.relation)
+        return Adjacency(function(self.indptr), function(self.src), relation)
 
 
 @dataclass(frozen=True)
@@ -214,9 +239,7 @@ class GraphBatch(Share):
         nums = {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
         adj = {}
         for etype, (src, dst) in self.edges.items():
-            indptr = torch.zeros(nums[etype[2]] + 1, dtype=torch.int64, device=dst.device)
-            torch.cumsum(torch.bincount(dst, minlength=nums[etype[2]]), 0, out=indptr[1:])
-            adj[etype] = Adjacency(indptr, src.index_select(0, torch.argsort(dst, stable=True)))
+            adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]])
         return Block(adj, nums, nums)
 
     def to_dgl(self) -> Any:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numba import njit
 
 from raygnn.graph.shard import Shard
-from raygnn.sampling import kernels
 from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.fanout import Fanout
 
@@ -47,9 +47,7 @@ def inclusion(
         missed = {t: np.zeros(len(p), np.float32) for t, p in chance.items()}
         for etype, rows in shard.topology.items():
             held = chance[etype[2]][rows.first : rows.first + rows.num]
-            kernels.spread_inclusion(
-                rows.indptr, rows.src, held, fanout[etype], replace, missed[etype[0]]
-            )
+            _spread(rows.indptr, rows.src, held, fanout[etype], replace, missed[etype[0]])
         for ntype, p in chance.items():
             chance[ntype] = 1 - (1 - p) * np.exp(missed[ntype])
     return chance
@@ -84,3 +82,27 @@ def choose(scores: Scores, bounds: Mapping[str, np.ndarray], rank: int, share: f
             top = np.argpartition(remote, len(remote) - count)[len(remote) - count :]
             chosen[ntype] = np.sort(top)
     return chosen
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _spread(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[no-untyped-def]
+    """One hop of vertex-inclusion probabilities (SALIENT++, sec. 3).
+
+    Args:
+        indptr: ``[R+1]``; src: ids of the sources.
+        chance: float32 ``[R]``, that each row's node is in the frontier.
+        fanout: neighbours drawn per row, -1 = all.
+        log_missed: float32, by source id: added to is the log of the chance that no row draws it.
+    """
+    for row in range(chance.shape[0]):
+        degree = indptr[row + 1] - indptr[row]
+        if chance[row] <= 0 or degree == 0 or fanout == 0:
+            continue
+        drawn = 1.0
+        if replace:
+            drawn = 1.0 - (1.0 - 1.0 / degree) ** fanout
+        elif 0 <= fanout < degree:
+            drawn = fanout / degree
+        missed = np.float32(np.log1p(-min(chance[row] * drawn, 0.999999)))
+        for j in range(indptr[row], indptr[row + 1]):
+            log_missed[src[j]] += missed

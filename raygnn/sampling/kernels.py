@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types, uint64
-from numba.extending import intrinsic
+from numba import njit, uint64
+
+from raygnn.sampling.primitives import below, floyd, mix, prefetch, smallest
 
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
@@ -16,14 +16,6 @@ ALL = -1  # a fanout that takes every neighbour
 
 _AHEAD = 16  # rows between asking for entries and reading them
 _LINE = 8  # entries of 8 bytes in a cache line
-
-
-@njit(inline="always")
-def _mix(value):  # type: ignore[no-untyped-def]
-    value = uint64(value) + uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return value ^ (value >> uint64(31))
 
 
 @njit(**_COMPILE)
@@ -37,7 +29,7 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
         while True:
             left, right = block >> shift, block & mask
             for key in keys:
-                left, right = right, left ^ (_mix(right ^ key) & mask)
+                left, right = right, left ^ (mix(right ^ key) & mask)
             block = (left << shift) | right
             if block < uint64(size):
                 break
@@ -45,43 +37,10 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
     return out
 
 
-@intrinsic
-def prefetch(context, array, index):  # type: ignore[no-untyped-def]
-    """Ask for the cache line that ``array[index]`` (contiguous) is in."""
-
-    def build(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        whole = context.make_array(signature.args[0])(context, builder, values[0])
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        place = builder.bitcast(builder.gep(whole.data, [values[1]]), byte)
-        builder.call(call, [place, flag(0), flag(3), flag(1)])  # to read, into all caches, data
-        return context.get_dummy_value()
-
-    return types.void(array, index), build
-
-
-@njit(inline="always")
-def _below(random, bound):  # type: ignore[no-untyped-def]
-    """A number in [0, bound) from 64 random bits (bound < 2³², bias below 2⁻³²)."""
-    return np.int64(((random >> uint64(32)) * uint64(bound)) >> uint64(32))
-
-
-@njit(inline="always")
-def _floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
-    """Write ``take`` distinct numbers in [0, count) to ``out[at:]``."""
-    for j in range(take):
-        last = count - take + j
-        pick = _below(_mix(state + uint64(j)), last + 1)
-        for seen in range(j):
-            if out[at + seen] == pick:
-                pick = last
-                break
-        out[at + j] = pick
-
-
 @njit(**_COMPILE)
-def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ignore[no-untyped-def]
+def sample_rows(  # type: ignore[no-untyped-def]
+    indptr, src, values, rows, node_keys, fanout, replace, key
+):
     """Draw in-neighbours of ``rows``.
 
     Without replacement by Floyd's method (Bentley & Floyd, "A sample of brilliance", 1987), so
@@ -90,6 +49,7 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
 
     Args:
         indptr: ``[R+1]``; src: ``[E]`` global ids of sources.
+        values: int64 ``[E]``, a number of each edge; empty = none is wanted.
         rows: ``[B]`` row numbers in the CSC; a row that is negative has no edges.
         node_keys: ``[B]`` what identifies each node (its original id).
         fanout: neighbours per row, or -1 for all.
@@ -97,9 +57,11 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
         key: uint64, of (seed, epoch, step, hop, edge type).
 
     Returns:
-        ``(out_indptr [B+1], neighbours)``: global source ids, row after row.
+        ``(out_indptr [B+1], neighbours, values)``: global source ids, row after row, and the
+        numbers of the edges they were drawn by.
     """
     n = rows.shape[0]
+    valued = values.shape[0] > 0
     out_indptr = np.empty(n + 1, np.int64)
     out_indptr[0] = 0
     for i in range(n):
@@ -111,6 +73,7 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
     # The places to read are drawn, and asked for, some rows before they are read: nearly every one
     # is a cache miss.
     out = np.empty(out_indptr[n], np.int64)
+    drawn = np.empty(out_indptr[n] if valued else 0, np.int64)
     for i in range(n + _AHEAD):
         if i < n and out_indptr[i + 1] > out_indptr[i]:
             at, take = out_indptr[i], out_indptr[i + 1] - out_indptr[i]
@@ -122,19 +85,21 @@ def sample_rows(indptr, src, rows, node_keys, fanout, replace, key):  # type: ig
                 for j in range(0, degree, _LINE):
                     prefetch(src, start + j)
             else:
-                state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+                state = mix(uint64(key) ^ mix(uint64(node_keys[i])))
                 if replace:
                     for j in range(take):
-                        out[at + j] = _below(_mix(state + uint64(j)), degree)
+                        out[at + j] = below(mix(state + uint64(j)), degree)
                 else:
-                    _floyd(out, at, take, degree, state)
+                    floyd(out, at, take, degree, state)
                 for j in range(take):
                     out[at + j] += start
                     prefetch(src, out[at + j])
         if i >= _AHEAD:
             for j in range(out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1]):
+                if valued:
+                    drawn[j] = values[out[j]]
                 out[j] = src[out[j]]
-    return out_indptr, out
+    return out_indptr, out, drawn
 
 
 @njit(**_COMPILE)
@@ -159,7 +124,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
     local = np.empty(ids.shape[0], np.int64)
     total = np.int64(0)
     for i in range(known.shape[0]):
-        at = _mix(known[i]) & mask
+        at = mix(known[i]) & mask
         while slots[at] >= 0:
             at = (at + uint64(1)) & mask
         slots[at] = total
@@ -167,7 +132,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
         total += 1
     for i in range(ids.shape[0]):
         node = ids[i]
-        at = _mix(node) & mask
+        at = mix(node) & mask
         while slots[at] >= 0 and nodes[slots[at]] != node:
             at = (at + uint64(1)) & mask
         if slots[at] < 0:
@@ -178,24 +143,9 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
     return nodes[:total].copy(), local
 
 
-@njit
-def _smallest(values, kept):  # type: ignore[no-untyped-def]
-    """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
-
-    By keeping the n smallest so far; numpy's partition takes numba too long to compile.
-    """
-    kept[:] = values[: kept.shape[0]]
-    worst = np.argmax(kept)
-    for j in range(kept.shape[0], values.shape[0]):
-        if values[j] < kept[worst]:
-            kept[worst] = values[j]
-            worst = np.argmax(kept)
-    return kept[worst]
-
-
 @njit(**_COMPILE)
 def draw_rows(  # type: ignore[no-untyped-def]
-    indptr, src, weight, rows, node_keys, fanout, replace, key, banned_indptr, banned
+    indptr, src, values, weight, rows, node_keys, fanout, replace, key, banned_indptr, banned
 ):
     """`sample_rows` for lists whose entries are not alike, or not all allowed.
 
@@ -204,13 +154,13 @@ def draw_rows(  # type: ignore[no-untyped-def]
     a reservoir", 2006), which is drawing one after the other in proportion to what is left.
 
     Args:
-        indptr, src, rows, node_keys, fanout, replace, key: as `sample_rows`; a row draws the
-            same there as here where nothing is banned and nothing weighted.
+        indptr, src, values, rows, node_keys, fanout, replace, key: as `sample_rows`; a row draws
+            the same there as here where nothing is banned and nothing weighted.
         weight: ``[E]`` of the edges, at least 0, entries with 0 are never drawn; empty = alike.
         banned_indptr, banned: ``[B+1]`` and source ids: for each row those that it may not draw.
 
     Returns:
-        ``(out_indptr [B+1], neighbours)``.
+        ``(out_indptr [B+1], neighbours, values)``.
     """
     n = rows.shape[0]
     weighted = weight.shape[0] > 0
@@ -243,12 +193,12 @@ def draw_rows(  # type: ignore[no-untyped-def]
                 if allowed:
                     at_list[count] = j
                     count += 1
-            state = _mix(uint64(key) ^ _mix(uint64(node_keys[i])))
+            state = mix(uint64(key) ^ mix(uint64(node_keys[i])))
             if count == 0:
                 pass
             elif fanout < 0 or (count <= fanout and not replace):
                 for j in range(count):
-                    out[at + j] = src[at_list[j]]
+                    out[at + j] = at_list[j]
                 at += count
             elif replace:
                 total = 0.0
@@ -257,34 +207,39 @@ def draw_rows(  # type: ignore[no-untyped-def]
                         total += weight[at_list[j]]
                         clock[j] = total
                 for j in range(fanout):
-                    random = _mix(state + uint64(j))
+                    random = mix(state + uint64(j))
                     if weighted:
                         mark = np.float64(random >> uint64(11)) * 2.0**-53 * total
                         pick = min(np.searchsorted(clock[:count], mark, side="right"), count - 1)
                     else:
-                        pick = _below(random, count)
-                    out[at + j] = src[at_list[pick]]
+                        pick = below(random, count)
+                    out[at + j] = at_list[pick]
                 at += fanout
             elif weighted:
                 for j in range(count):
                     # by place in the list, so that a ban does not change the others' clocks
-                    random = _mix(state + uint64(at_list[j] - start))
+                    random = mix(state + uint64(at_list[j] - start))
                     uniform = (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
                     clock[j] = -np.log(uniform) / weight[at_list[j]]
-                limit = _smallest(clock[:count], first)
+                limit = smallest(clock[:count], first)
                 taken = np.int64(0)
                 for j in range(count):
                     if clock[j] <= limit and taken < fanout:
-                        out[at + taken] = src[at_list[j]]
+                        out[at + taken] = at_list[j]
                         taken += 1
                 at += taken
             else:
-                _floyd(out, at, fanout, count, state)
+                floyd(out, at, fanout, count, state)
                 for j in range(fanout):
-                    out[at + j] = src[at_list[out[at + j]]]
+                    out[at + j] = at_list[out[at + j]]
                 at += fanout
         out_indptr[i + 1] = at
-    return out_indptr, out[:at].copy()
+    drawn = np.empty(at if values.shape[0] > 0 else 0, np.int64)
+    for j in range(drawn.shape[0]):
+        drawn[j] = values[out[j]]
+    for j in range(at):
+        out[j] = src[out[j]]
+    return out_indptr, out[:at].copy(), drawn
 
 
 @njit(**_COMPILE)
@@ -328,7 +283,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     for i in range(n):
         if slots[i] < 0:
             node = ids[i]
-            at = _mix(node) & mask
+            at = mix(node) & mask
             while table[at] >= 0 and remote[table[at]] != node:
                 at = (at + uint64(1)) & mask
             if table[at] < 0:
@@ -340,7 +295,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     place = np.empty(found, np.int64)
     cache_mask = uint64(cache_ids.shape[0] - 1)
     for j in range(found):
-        at = _mix(remote[j]) & cache_mask
+        at = mix(remote[j]) & cache_mask
         while cache_ids[at] >= 0 and cache_ids[at] != remote[j]:
             at = (at + uint64(1)) & cache_mask
         if cache_ids[at] >= 0:
@@ -378,36 +333,12 @@ def hash_slots(ids, first):  # type: ignore[no-untyped-def]
     mask = uint64(size - 1)
     keys, slots = np.full(size, -1, np.int64), np.empty(size, np.int64)
     for i in range(ids.shape[0]):
-        at = _mix(ids[i]) & mask
+        at = mix(ids[i]) & mask
         while keys[at] >= 0:
             at = (at + uint64(1)) & mask
         keys[at] = ids[i]
         slots[at] = first + i
     return keys, slots
-
-
-@njit(**_COMPILE)
-def spread_inclusion(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[no-untyped-def]
-    """One hop of vertex-inclusion probabilities (SALIENT++, Kaler et al., MLSys 2023, sec. 3).
-
-    Args:
-        indptr: ``[R+1]``; src: ids of the sources.
-        chance: float32 ``[R]``, that each row's node is in the frontier.
-        fanout: neighbours drawn per row, -1 = all.
-        log_missed: float32, by source id: added to is the log of the chance that no row draws it.
-    """
-    for row in range(chance.shape[0]):
-        degree = indptr[row + 1] - indptr[row]
-        if chance[row] <= 0 or degree == 0 or fanout == 0:
-            continue
-        drawn = 1.0
-        if replace:
-            drawn = 1.0 - (1.0 - 1.0 / degree) ** fanout
-        elif 0 <= fanout < degree:
-            drawn = fanout / degree
-        missed = np.float32(np.log1p(-min(chance[row] * drawn, 0.999999)))
-        for j in range(indptr[row], indptr[row + 1]):
-            log_missed[src[j]] += missed
 
 
 @njit(**_COMPILE)

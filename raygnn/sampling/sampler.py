@@ -29,6 +29,19 @@ Draws = dict[EdgeType, Lists]
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What the nodes of a frontier drew.
+
+    Attributes:
+        ids: edge type → the sources that each node drew.
+        relations: edge type → the relations of the edges to them, for the types that have any.
+    """
+
+    ids: Draws
+    relations: Draws
+
+
+@dataclass(frozen=True)
 class Banned:
     """Edges that must not be drawn: those between the two ends of each pair, in one direction.
 
@@ -67,6 +80,8 @@ class NeighborSampler:
         replace: draw with replacement.
         weight: edge array that neighbours are drawn in proportion to; None, and edge types that
             lack it, draw alike.
+        relation: edge array that blocks shall carry (`Adjacency.relation`), of the edge types
+            that have it; None = nothing.
     """
 
     def __init__(
@@ -77,6 +92,7 @@ class NeighborSampler:
         seed: int = 0,
         replace: bool = False,
         weight: str | None = None,
+        relation: str | None = None,
     ):
         self._shard = shard
         self._exchange = exchange
@@ -86,6 +102,11 @@ class NeighborSampler:
         self._weights = {
             e: _weights(none if weight is None else rows.data.get(weight, none))
             for e, rows in shard.topology.items()
+        }
+        self._relations = {
+            e: rows.data[relation]
+            for e, rows in shard.topology.items()
+            if relation is not None and relation in rows.data
         }
         fits = max(map(shard.num_nodes, shard.ntypes), default=0) < 2**31
         self._wire = np.dtype(np.int32 if fits else np.int64)  # of ids on their way
@@ -140,7 +161,7 @@ class NeighborSampler:
         *inner, outer = fanouts
         blocks, frontier = self.sample(seeds, inner, epoch=epoch, step=step, banned=banned)
         key = derive_key(self._seed, epoch, step, len(inner))
-        draws = self._draw(frontier, outer, key, banned)
+        draws = self._draw(frontier, outer, key, banned).ids
         counts = {t: len(ids) for t, ids in frontier.items()}
         nothing = torch.empty(0, dtype=torch.int64)
         adj = {e: Adjacency(torch.from_numpy(d.indptr), nothing) for e, d in draws.items()}
@@ -155,7 +176,8 @@ class NeighborSampler:
     ) -> tuple[Block, Frontier]:
         """One block whose destinations are ``nodes``; returns it and its source nodes."""
         frontier = {t: as_ids(ids) for t, ids in nodes.items()}
-        draws = self._draw(frontier, fanout, key, banned)
+        drawn = self._draw(frontier, fanout, key, banned)
+        draws = drawn.ids
         adj: dict[EdgeType, Adjacency] = {}
         sources: Frontier = {}
         for ntype, known in frontier.items():
@@ -166,8 +188,12 @@ class NeighborSampler:
             start = 0
             for etype in etypes:
                 stop = start + len(draws[etype].ids)
-                indptr = torch.from_numpy(draws[etype].indptr)
-                adj[etype] = Adjacency(indptr, torch.from_numpy(local[start:stop]))
+                relation = drawn.relations.get(etype)
+                adj[etype] = Adjacency(
+                    torch.from_numpy(draws[etype].indptr),
+                    torch.from_numpy(local[start:stop]),
+                    None if relation is None else torch.from_numpy(relation.ids),
+                )
                 start = stop
         block = Block(
             adj={e: adj[e] for e in draws},
@@ -179,7 +205,7 @@ class NeighborSampler:
     def _seeds(self, seeds: Mapping[str, Ids]) -> Frontier:
         return {t: as_ids(seeds.get(t, np.empty(0, np.int64))) for t in self._shard.ntypes}
 
-    def _draw(self, frontier: Frontier, fanout: Fanout, key: int, banned: Banned | None) -> Draws:
+    def _draw(self, frontier: Frontier, fanout: Fanout, key: int, banned: Banned | None) -> Drawn:
         bans: Draws = {}
         if banned is not None:
             bans = {e: banned.of(e, frontier[e[2]]) for e in banned.pairs}
@@ -187,25 +213,30 @@ class NeighborSampler:
             return self._ask_owners(frontier, fanout, key, bans)
         return self._draw_here(frontier, fanout, key, bans)
 
-    def _draw_here(self, nodes: Frontier, fanout: Fanout, key: int, bans: Draws) -> Draws:
+    def _draw_here(self, nodes: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:
         """Draw for nodes whose rows are held here."""
-        draws = {}
+        ids, relations = {}, {}
         for number, etype in enumerate(self._shard.etypes):
-            ids = nodes[etype[2]]
+            chosen = nodes[etype[2]]
             rows, weight = self._shard.topology[etype], self._weights[etype]
-            index = ids - rows.first
+            relation = self._relations.get(etype, np.empty(0, np.int64))
+            index = chosen - rows.first
             keyed = np.uint64(derive_key(key, number))
             given = (index, rows.keys[index], fanout[etype], self._replace, keyed)
             if not len(weight) and etype not in bans:
-                draws[etype] = Lists(*kernels.sample_rows(rows.indptr, rows.src, *given))
+                found = kernels.sample_rows(rows.indptr, rows.src, relation, *given)
             else:
-                ban = bans.get(etype, Lists.empty(len(ids)))
-                draws[etype] = Lists(
-                    *kernels.draw_rows(rows.indptr, rows.src, weight, *given, ban.indptr, ban.ids)
+                ban = bans.get(etype, Lists.empty(len(chosen)))
+                found = kernels.draw_rows(
+                    rows.indptr, rows.src, relation, weight, *given, ban.indptr, ban.ids
                 )
-        return draws
+            indptr, ids_drawn, relations_drawn = found
+            ids[etype] = Lists(indptr, ids_drawn)
+            if etype in self._relations:
+                relations[etype] = Lists(indptr, relations_drawn)
+        return Drawn(ids, relations)
 
-    def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Draws:
+    def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:
         """Draw where the rows are: four all-to-alls, whatever the number of edge types."""
         size = self._exchange.world.size
         order, cuts = {}, {}
@@ -225,13 +256,16 @@ class NeighborSampler:
             key,
             {e: parcel.lists for e, parcel in zip(bans, asked[len(here) :])},
         )
-        answers = [Parcel(lists, here[e[2]].cuts) for e, lists in drawn.items()]
-        found = {}
-        for etype, answer in zip(drawn, swap(self._exchange, answers, self._wire)):
+        both = [*drawn.ids.items(), *drawn.relations.items()]
+        answers = [Parcel(lists, here[e[2]].cuts) for e, lists in both]
+        found = []
+        for (etype, _), answer in zip(both, swap(self._exchange, answers, self._wire)):
             back = np.empty(len(order[etype[2]]), np.int64)
             back[order[etype[2]]] = np.arange(len(back))
-            found[etype] = answer.lists.take(back)
-        return found
+            found.append(answer.lists.take(back))
+        return Drawn(
+            dict(zip(drawn.ids, found)), dict(zip(drawn.relations, found[len(drawn.ids) :]))
+        )
 
 
 def _weights(weight: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ class Inference:
         inputs: which of its columns are the model's input.
         num_layers: of the model.
         batch_size: seeds per minibatch, for modules without layers; None = 1,024.
+        relation: see `NeighborSampler`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Inference:
         num_layers: int,
         batch_size: int | None,
         device: torch.device,
+        relation: str | None = None,
     ):
         self._shard = shard
         self._exchange = exchange
@@ -56,7 +58,7 @@ class Inference:
         self._num_layers = num_layers
         self._batch_size = batch_size or 1024
         self._device = device
-        self._sampler = NeighborSampler(shard, exchange)
+        self._sampler = NeighborSampler(shard, exchange, relation=relation)
         self._all = dict.fromkeys(shard.etypes, ALL)
 
     @torch.no_grad()

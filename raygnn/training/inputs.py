@@ -185,12 +185,10 @@ class PartitionInput:
         resolve_fanouts(sampling.fanout, list(self.counts))
         weight = sampling.edge_weight
         if weight is not None and arrays is not None and weight not in arrays:
-            known = ", ".join(sorted(arrays)) or "none"
-            raise ConfigError(
-                f"no edge type has an array {weight!r}; there are: {known}",
-                where="sampling.edge_weight",
-                remedy="name one of them, or remove the key",
-            )
+            raise _no_array(weight, arrays, "sampling.edge_weight")
+        relation = config.model.relation
+        if relation is not None and arrays is not None and relation not in arrays:
+            raise _no_array(relation, arrays, "model.relation")
         if weight is not None and self.data is not None:
             for etype, frame in self.data.edges.items():
                 if weight in frame.data:
@@ -215,6 +213,15 @@ class PartitionInput:
         kinds = {etype_str(etype) for etype in self.meta.etypes}
         named = (key.rpartition("/") for key in manifest["features"])
         return {name for kind, _, name in named if kind in kinds}
+
+
+def _no_array(name: str, arrays: set[str], key: str) -> ConfigError:
+    known = ", ".join(sorted(arrays)) or "none"
+    return ConfigError(
+        f"no edge type has an array {name!r}; there are: {known}",
+        where=key,
+        remedy="name one of them, or remove the key",
+    )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from raygnn.training.learned import make_embeddings, with_learned
 from raygnn.training.plane import Traffic, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.training.relations import edge_arrays, relation_array, relations
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,7 +83,7 @@ class PartitionPlane:
             world.size,
             replicated=job.replicated,
             stage=Stage.of(config.staging),
-            edge_arrays=[config.sampling.edge_weight] if config.sampling.edge_weight else (),
+            edge_arrays=edge_arrays(config),
             split=None if job.edges is None else job.edges.split,
             hide=True,
         )
@@ -137,6 +138,7 @@ class PartitionPlane:
             num_layers=self.config.model.depth,
             batch_size=self.config.sampling.eval_batch_size,
             device=self.ranks.device,
+            relation=relation_array(self.config.model),
         )
 
     def schema(self, target: str, out_features: int, others: tuple[str, ...] = ()) -> Schema:
@@ -156,6 +158,7 @@ class PartitionPlane:
                 for t, i in self.inputs.items()
                 if i.categories
             },
+            relations=relations(self.config, self.shard, self.control),
             others=others,
         )
 
@@ -229,6 +232,7 @@ class PartitionPlane:
                 seed=config.train.seed,
                 replace=config.sampling.replace,
                 weight=config.sampling.edge_weight,
+                relation=relation_array(config.model),
             ),
             store=store,
             fanouts=fanouts,

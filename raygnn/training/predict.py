@@ -101,7 +101,7 @@ def predict(
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
-    file = _free(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
     asked = _ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
     purpose = f"split {split} → {file}"
     with asked.answered(purpose, rows=True, scores=scores) as (found, place, plan):
@@ -242,8 +242,8 @@ def _partition(run: Run) -> dict[str, Any]:
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 
-def _free(file: Path, overwrite: bool) -> Path:
-    """The file, if it can be written.
+def free_file(file: Path, overwrite: bool) -> Path:
+    """The file of ``--out``, if it can be written.
 
     Raises:
         InputError: it cannot.
@@ -316,7 +316,7 @@ def _merge(
                 where=str(place),
                 remedy="see that all nodes mount the same storage",
             )
-        _free(file, overwrite)  # which may have changed meanwhile
+        free_file(file, overwrite)  # which may have changed meanwhile
 
 
 def _watch(

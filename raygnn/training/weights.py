@@ -82,6 +82,7 @@ def save(directory: Path, model: nn.Module, data: str, rows: RowFiles | None = N
     about |= {"bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
     if rows is not None:
         about["rows"] = rows.to_dict()
+    about |= _schema(model)
     write_atomic(directory / ABOUT, json_text({**about, "raygnn": __version__}))
     sync(directory)
 
@@ -89,6 +90,14 @@ def save(directory: Path, model: nn.Module, data: str, rows: RowFiles | None = N
 def rows_draft(directory: Path) -> Path:
     """Where ranks write the learned rows for `save`."""
     return directory / f".{ROWS}.tmp"
+
+
+def _schema(model: nn.Module) -> dict[str, Any]:
+    """What a built-in network must know of the data, for whoever makes it without them."""
+    from raygnn.models.export import describe
+    from raygnn.models.network import Network
+
+    return {"schema": describe(model.schema)} if isinstance(model, Network) else {}
 
 
 def find(directory: Path) -> Weights:

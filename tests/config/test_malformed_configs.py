@@ -230,7 +230,34 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         model("{kind: gat, hidden: 30, heads: 8}"),
         ("model.hidden", "30", "8 heads"),
     ),
-    "heads without attention": (model("{kind: gcn, heads: 4}"), ("model.heads", "gat and gatv2")),
+    "heads without attention": (model("{kind: gcn, heads: 4}"), ("model.heads", "gatv2 and han")),
+    "heads and width of all types": (
+        model("{kind: hgt, hidden: 30, heads: 8}"),
+        ("model.hidden", "30", "8 heads"),
+    ),
+    "heads of a last layer that has none of its own": (
+        model("{kind: hgt, out_heads: 2}"),
+        ("model.out_heads", "han"),
+    ),
+    "bases without relations": (model("{kind: sage, bases: 4}"), ("model.bases", "only rgcn")),
+    "bases that nothing is made of": (
+        model("{kind: rgcn, regularizer: none, bases: 4}"),
+        ("model.bases", "regularizer none"),
+    ),
+    "no bases": (model("{kind: rgcn, bases: 0}"), ("model.bases", "0")),
+    "a relation that nothing reads": (
+        model("{kind: gat, relation: kind}"),
+        ("model.relation", "only rgcn", "gat"),
+    ),
+    "relations of whole graphs": (
+        "name: small\ngraph: {format: graphs, path: graph.npz}\n"
+        "task: {kind: graph_classification}\nmodel: {kind: rgcn, relation: kind}\n",
+        ("model.relation", "whole graphs", "edge type"),
+    ),
+    "reverses of a graph that has both": (
+        graph("{format: npz, path: graph.npz, reverse: true}"),
+        ("graph.reverse",),
+    ),
     "arguments of a family": (model("{kind: gcn, args: {a: 1}}"), ("model.args", "'a'")),
     "momentum of adam": (GOOD + "train: {momentum: 0.9}\n", ("train.momentum", "0.9", "sgd")),
     "static and unused": (

@@ -269,6 +269,9 @@ DAMAGE: dict[str, tuple[list[str | int], object]] = {
     "a mask without counts": (["features", "user/test_mask"], {"dtype": "bool", "shape": []}),
     "a source in text": (["source"], "here"),
     "what it was made from": (["source"], {"made_from": []}),
+    "reverses in a list": (["reverses"], []),
+    "the reverse of no type": (["reverses"], {"item:r:item": "item:r:item"}),
+    "a reverse that is a number": (["reverses"], {"item:r:item": 3}),
     "seconds": (["seconds"], {"write": "long"}),
 }
 

@@ -58,6 +58,7 @@ def assert_same(one: GraphData, other: GraphData) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shop(kind: str, tmp_path: Path) -> None:
     data = load_graph(write_shop(tmp_path, kind, changed("edges user:bought:item reverse", "by")))
+    assert data.reverses == {("user", "bought", "item"): ("item", "by", "user")}
     user, item, edges = data.nodes["user"], data.nodes["item"], data.edges[BOUGHT]
     assert data.ids["user"].to_pylist() == ["anna", "ben", "carl"]
     assert data.ids["item"].to_pylist() == [1001, 1002]

@@ -42,6 +42,12 @@ FAMILIES = [
     {"kind": "gin", "hidden": 3},
     {"kind": "gin", "norm": "batch", "residual": True, "hidden": 6},
     {"kind": "gin", "norm": "layer", "activation": "elu"},
+    {"kind": "rgcn", "bases": 3},
+    {"kind": "rgcn", "regularizer": "block", "bases": 3, "norm": "layer", "residual": True},
+    {"kind": "rgcn", "regularizer": "none", "mean_over": "all"},
+    {"kind": "hgt", "heads": 2},
+    {"kind": "hgt", "heads": 4, "norm": "batch", "residual": True},
+    {"kind": "han", "heads": 2},
 ]
 LINEAR = [family for family in FAMILIES if family["kind"] in ("gcn", "sage", "gin")]
 names = {"ids": lambda f: "-".join(map(str, f.values()))}

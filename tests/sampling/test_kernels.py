@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.sampling import kernels
+from raygnn.sampling import primitives
 from raygnn.sampling.kernels import (
     draw_rows,
     hash_slots,
@@ -26,11 +26,24 @@ def csc(degrees: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return indptr, np.arange(indptr[-1], dtype=np.int64) * 7  # distinct sources
 
 
+UNASKED = np.empty(0, np.int64)
+
+
+def number(src: np.ndarray) -> np.ndarray:
+    """A number of each edge that tells which it is."""
+    return src * 3 + 1
+
+
 def draw(degrees: list[int], fanout: int, replace: bool = False, key: int = 1) -> list[list[int]]:
     indptr, src = csc(degrees)
     rows = np.arange(len(degrees))
-    out, neighbors = sample_rows(indptr, src, rows, rows, fanout, replace, np.uint64(key))
+    given = (rows, rows, fanout, replace, np.uint64(key))
+    out, neighbors, numbers = sample_rows(indptr, src, number(src), *given)
     assert out[-1] == len(neighbors)
+    assert np.array_equal(numbers, number(neighbors))
+    _, same, nothing = sample_rows(indptr, src, UNASKED, *given)
+    assert np.array_equal(same, neighbors)
+    assert not len(nothing)
     return [neighbors[a:b].tolist() for a, b in pairwise(out)]
 
 
@@ -58,10 +71,10 @@ def test_samples_come_from_the_row(
 def test_a_row_draws_the_same_whoever_else_is_asked_for() -> None:
     indptr, src = csc([20] * 50)
     rows = np.arange(50)
-    _, together = sample_rows(indptr, src, rows, rows, 5, False, np.uint64(9))
+    _, together, _ = sample_rows(indptr, src, UNASKED, rows, rows, 5, False, np.uint64(9))
     for row in rows:
-        _, alone = sample_rows(
-            indptr, src, rows[row : row + 1], rows[row : row + 1], 5, False, np.uint64(9)
+        _, alone, _ = sample_rows(
+            indptr, src, UNASKED, rows[row : row + 1], rows[row : row + 1], 5, False, np.uint64(9)
         )
         assert np.array_equal(alone, together[5 * row : 5 * row + 5])
 
@@ -73,7 +86,7 @@ def test_every_neighbor_is_equally_likely(replace: bool) -> None:
     indptr = np.array([0, degree])
     src = np.arange(degree)
     rows, keys = np.zeros(count, np.int64), np.arange(count)
-    _, drawn = sample_rows(indptr, src, rows, keys, fanout, replace, np.uint64(5))
+    _, drawn, _ = sample_rows(indptr, src, UNASKED, rows, keys, fanout, replace, np.uint64(5))
     seen = np.bincount(drawn, minlength=degree)
     expected = count * fanout / degree
     assert ((seen - expected) ** 2 / expected).sum() < 27.9  # p = 0.001 at 9 degrees of freedom
@@ -82,7 +95,8 @@ def test_every_neighbor_is_equally_likely(replace: bool) -> None:
 def test_rows_without_edges() -> None:
     assert draw([0, 3, 0], 2)[0] == []
     indptr, src = csc([3])
-    out, neighbors = sample_rows(indptr, src, np.array([-1]), np.array([0]), 2, False, np.uint64(1))
+    given = (np.array([-1]), np.array([0]), 2, False, np.uint64(1))
+    out, neighbors, _ = sample_rows(indptr, src, UNASKED, *given)
     assert out.tolist() == [0, 0]
     assert len(neighbors) == 0
 
@@ -126,9 +140,10 @@ def draw_from(
     lists = banned or [[] for _ in degrees]
     ban_indptr = np.concatenate([[0], np.cumsum([len(b) for b in lists])]).astype(np.int64)
     ban = np.array([v for b in lists for v in b], np.int64)
-    out, neighbors = draw_rows(
-        indptr, src, weight, rows, rows, fanout, replace, np.uint64(key), ban_indptr, ban
-    )
+    given = (weight, rows, rows, fanout, replace, np.uint64(key), ban_indptr, ban)
+    out, neighbors, numbers = draw_rows(indptr, src, number(src), *given)
+    assert np.array_equal(numbers, number(neighbors))
+    assert np.array_equal(draw_rows(indptr, src, UNASKED, *given)[1], neighbors)
     return [neighbors[a:b].tolist() for a, b in pairwise(out)]
 
 
@@ -183,8 +198,8 @@ def test_weights_are_probabilities() -> None:
     rows, keys = np.zeros(count, np.int64), np.arange(count)
     none, nobody = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
     for fanout, replace in ((3, True), (1, False)):
-        _, drawn = draw_rows(
-            indptr, src, weight, rows, keys, fanout, replace, np.uint64(5), none, nobody
+        _, drawn, _ = draw_rows(
+            indptr, src, UNASKED, weight, rows, keys, fanout, replace, np.uint64(5), none, nobody
         )
         seen = np.bincount(drawn, minlength=5)
         expected = count * fanout * weight / weight.sum()
@@ -198,7 +213,9 @@ def test_weighted_draws_without_replacement_follow_successive_draws() -> None:
     indptr, src = np.array([0, 3]), np.arange(3)
     rows, keys = np.zeros(count, np.int64), np.arange(count)
     none, nobody = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
-    _, drawn = draw_rows(indptr, src, weight, rows, keys, 2, False, np.uint64(3), none, nobody)
+    _, drawn, _ = draw_rows(
+        indptr, src, UNASKED, weight, rows, keys, 2, False, np.uint64(3), none, nobody
+    )
     missing = np.bincount(3 - drawn.reshape(-1, 2).sum(1), minlength=3)
     total = weight.sum()
     chance = [
@@ -241,7 +258,7 @@ def test_locate(data: st.DataObject) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_mix_is_one_function(value: int) -> None:
-    assert mix(value) == int(kernels._mix(np.uint64(value)))
+    assert mix(value) == int(primitives.mix(np.uint64(value)))
 
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=40), st.integers(1, 300))

@@ -202,3 +202,91 @@ def test_weights_of_other_shapes_and_dtypes(kind: str, tmp_path: Path) -> None:
         found += run_ranks(1, sample, meta, True, "_N", np.arange(20), [3, 3], False, "w")
     assert any(found[0].values())
     assert found[0] == found[1]
+
+
+def with_relations(data: GraphData, *names: EdgeType) -> GraphData:
+    """Every edge has a number that stands for its ends; parallel edges have different ones."""
+    for etype in names:
+        edges = data.edges[etype]
+        edges.src[1], edges.dst[1] = edges.src[0], edges.dst[0]
+        relation = (edges.src * 7 + edges.dst * 3) % 50 + 1000 * np.arange(edges.num)
+        edges.data["kind"] = relation.astype(np.int64)
+    return data
+
+
+def draw_relations(
+    exchange: Exchange,
+    meta: PartitionMeta,
+    replicated: bool,
+    ntype: str,
+    fanouts: list[int],
+    weighted: bool,
+) -> list[Any]:
+    """Of the blocks around the seeds, in original ids: ``(hop, etype, src, dst, relation)``."""
+    shard = shard_of(exchange, meta, replicated=replicated, edge_arrays=["kind", "w"])
+    original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
+    weight = "w" if weighted else None
+    sampler = NeighborSampler(shard, exchange, seed=5, relation="kind", weight=weight)
+    seeds = np.argsort(original[ntype])[[3, 4, 50, 99]]
+    blocks, nodes = sampler.sample(
+        {ntype: seeds}, resolve_fanouts(fanouts, shard.etypes), epoch=2, step=3
+    )
+    found = []
+    for hop, block in enumerate(blocks):
+        for etype, adj in block.adj.items():
+            if adj.relation is None:
+                continue
+            src = original[etype[0]][nodes[etype[0]][adj.src.numpy()]]
+            dst = original[etype[2]][nodes[etype[2]][adj.dst.numpy()]]
+            found += [(hop, etype, *edge) for edge in zip(src, dst, adj.relation.tolist())]
+        nodes = {t: ids[: block.num_dst[t]] for t, ids in nodes.items()}
+    return found
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("fanouts", [[-1, -1], [3, 2]])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_blocks_carry_the_relations_of_their_edges(
+    kind: str, fanouts: list[int], weighted: bool, tmp_path: Path
+) -> None:
+    """Those of the very edges that were drawn, also of parallel ones, whoever draws."""
+    make, ntype = GRAPHS[kind]
+    graph = make()
+    etypes = list(graph.edges)[:2]  # the others have no relations
+    data = with_relations(graph, *etypes)
+    for etype in etypes if weighted else []:
+        data.edges[etype].data["w"] = np.ones(data.edges[etype].num, np.float32)
+    every = {
+        (etype, src, dst, relation)
+        for etype in etypes
+        for src, dst, relation in zip(
+            *(a.tolist() for a in (data.edges[etype].src, data.edges[etype].dst)),
+            data.edges[etype].data["kind"].tolist(),
+        )
+    }
+    (expected,) = run_ranks(
+        1, draw_relations, partitioned(data, tmp_path, 1), True, ntype, fanouts, weighted
+    )
+    assert {edge[1:] for edge in expected} <= every
+    assert {edge[1] for edge in expected} == set(etypes)
+    assert len(set(expected)) == len(expected)  # no edge is drawn twice in a hop
+    for parts, workers in ((2, 2), (2, 3)):
+        meta = partitioned(data, tmp_path, parts)
+        for replicated in (True, False):
+            args = (meta, replicated, ntype, fanouts, weighted)
+            for found in run_ranks(workers, draw_relations, *args):
+                assert sorted(found) == sorted(expected), (workers, replicated)
+
+
+def test_relations_that_nobody_asks_for_are_not_carried(tmp_path: Path) -> None:
+    meta = partitioned(with_relations(random_graph(), ("_N", "_E", "_N")), tmp_path, 1)
+
+    def carried(exchange: Exchange) -> bool:
+        shard = shard_of(exchange, meta, replicated=True, edge_arrays=["kind"])
+        sampler = NeighborSampler(shard, exchange)
+        blocks, _ = sampler.sample(
+            {"_N": np.arange(5)}, resolve_fanouts([3], shard.etypes), epoch=0, step=0
+        )
+        return any(adj.relation is not None for adj in blocks[0].adj.values())
+
+    assert run_ranks(1, carried) == [False]

@@ -25,7 +25,7 @@ def losses(run: Run) -> list[float]:
     return [float(v) for v in run.metrics["train/loss"].dropna()]
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "rgcn", "hgt", "han"])
 def test_one_worker_and_several_train_the_same_model(kind: str, make_job: JobFactory) -> None:
     """Full neighbourhoods, no dropout, the same global batches: the same losses to 1e-4.
 

@@ -13,11 +13,12 @@ import json
 import re
 from types import ModuleType
 
-from raygnn.config.graphs import GraphConfig
+from raygnn.config.graphs import GraphConfig, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources.files import update_digest
 from raygnn.graph.sources.normalize import normalize
+from raygnn.graph.sources.reverse import add_reverses
 
 
 def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
@@ -40,6 +41,8 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
     validate.check(data, needs_masks=needs_masks)
     normalize(data, graph.normalize or module.DEFAULT_NORMALIZE)
+    if wants_reverses(graph):
+        add_reverses(data)
     return data
 
 
@@ -53,12 +56,19 @@ def digest(graph: GraphConfig) -> str:
     options = graph.model_dump(mode="json", exclude={"path"})
     options["normalize"] = graph.normalize or module.DEFAULT_NORMALIZE
     options["version"] = module.VERSION
+    if not wants_reverses(graph):  # what was made before there was the key is the same
+        options.pop("reverse", None)
     total = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for file in module.files(graph):
         content = hashlib.sha256()
         update_digest(content, file)
         total.update(content.digest())
     return total.hexdigest()
+
+
+def wants_reverses(graph: GraphConfig) -> bool:
+    """Whether edges are to be there the other way round, too."""
+    return isinstance(graph, ReversibleGraph) and graph.reverse
 
 
 def _module(graph: GraphConfig) -> ModuleType:

@@ -51,9 +51,12 @@ def read(graph: TablesGraph) -> GraphData:
         origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in ("label", "train_mask")}
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
+    reverses: dict[EdgeType, EdgeType] = {}
     for key, edge_table in spec.edges.items():
         etype = edge_type(key, spec)
         assert etype is not None  # seen to by read_spec
+        if edge_table.reverse is not None:
+            reverses[etype] = (etype[2], edge_table.reverse, etype[0])
         edges |= read_edges(etype, edge_table, resolve(file.parent, edge_table.files), nodes)
         origin |= {f"{etype_str(etype)}/{end}": f"{file}: edges.{key}" for end in ("src", "dst")}
     frames = {ntype: each.frame() for ntype, each in nodes.items()}
@@ -61,4 +64,4 @@ def read(graph: TablesGraph) -> GraphData:
         f"{t}/{name}": known for t, each in nodes.items() for name, known in each.names.items()
     }
     ids = {ntype: each.ids.values for ntype, each in nodes.items()}
-    return GraphData(file.stem, frames, edges, origin, ids, names)
+    return GraphData(file.stem, frames, edges, origin, ids, names, reverses)

@@ -1,4 +1,4 @@
-"""Which implementation of the graph operations runs: plain torch, or DGL's kernels."""
+"""Which implementation of the graph operations runs: plain torch, DGL's kernels, or scatters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal, cast
 import torch
 
 from raygnn.errors import CapabilityError, ConfigError
-from raygnn.models.kernels import dgl_ops, native
+from raygnn.models.kernels import dgl_ops, native, scatter
 from raygnn.models.kernels.api import Kernels, Reduce
 from raygnn.sampling.batch import dgl, require
 
 __all__ = ["Choice", "Kernels", "Reduce", "select"]
 
-Choice = Literal["auto", "torch", "dgl"]
+Choice = Literal["auto", "torch", "dgl", "scatter"]
 
 
 def select(choice: Choice, x: torch.Tensor, reduce: Reduce = "sum") -> Kernels:
@@ -26,12 +26,14 @@ def select(choice: Choice, x: torch.Tensor, reduce: Reduce = "sum") -> Kernels:
     On a GPU, where the two were not compared, it is torch.
 
     Args:
-        choice: the config's ``model.kernels``.
+        choice: the config's ``model.kernels``, or "scatter" for what is exported.
         reduce: "max" where maxima will be asked for.
 
     Raises:
         ConfigError: "dgl" for a device or dtype that this DGL has no kernels for.
     """
+    if choice == "scatter":
+        return cast("Kernels", scatter)
     reason = None
     if choice == "dgl" or (choice == "auto" and reduce == "max" and x.device.type == "cpu"):
         reason = _missing(x.device.type, x.dtype)

@@ -26,7 +26,7 @@ def aggregate(adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None =
     """See `raygnn.models.kernels.api.Kernels.aggregate`."""
     if reduce == "max":
         if not adj.src.numel():  # embedding_bag refuses an empty table
-            return x.new_zeros((len(adj.degree), x.shape[1])) + 0 * x.sum()
+            return x.new_zeros((adj.num_dst, x.shape[1])) + 0 * x.sum()
         return F.embedding_bag(adj.src, x, adj.indptr[:-1], mode="max")
     if weight is not None:
         weight = weight.to(x.dtype)
@@ -39,7 +39,7 @@ def edge_softmax(adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
     wide = score if score.dtype == torch.float64 else score.float()
     dst = adj.dst
     index = dst.unsqueeze(1).expand_as(wide)
-    top = wide.new_full((len(adj.degree), wide.shape[1]), -torch.inf)
+    top = wide.new_full((adj.num_dst, wide.shape[1]), -torch.inf)
     top = top.scatter_reduce(0, index, wide.detach(), "amax")
     exp = (wide - top.index_select(0, dst)).exp()
     total = exp.new_zeros(top.shape).index_add(0, dst, exp)
@@ -159,7 +159,7 @@ def by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
     # a counting sort, a sixth to a half of the cost of torch's sort
     csc = scipy.sparse.csr_matrix(
         (np.arange(len(adj.src)), adj.src.numpy(), adj.indptr.numpy()),
-        shape=(len(adj.degree), num_src),
+        shape=(adj.num_dst, num_src),
     ).tocsc()
     start, dst, edge = (torch.from_numpy(a) for a in (csc.indptr, csc.indices, csc.data))
     return start.long(), dst.long(), edge

@@ -1,0 +1,153 @@
+"""HGT: attention over the neighbours of all types at once. H heads of width ``hidden / H``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raygnn.models.kernels import Choice, select
+from raygnn.models.linear import linear
+from raygnn.models.typed import Combined, Degrees, Hidden, Layer, LayerSpec, key
+from raygnn.sampling.batch import Adjacency, Block, EdgeType
+
+
+class HGTLayer(Layer):
+    """Heterogeneous graph transformer (Hu et al., WWW 2020).
+
+    Keys and values are linear in the source, for each node type, then in each head for each edge
+    type; queries are linear in the destination. One softmax goes over a destination's edges of
+    all types. What attention gives passes the destination type's output transform and is mixed
+    with the node itself by a learned share, as in DGL's HGTConv; the node itself is transformed
+    where its width is another.
+
+    Not in here are the paper's relative temporal encoding, and its activation between attention
+    and output transform.
+
+    Args:
+        etypes, spec, self_types: see `Layer`.
+        hidden: width of the attention over all heads, in every layer.
+        heads: H, divides ``hidden``.
+    """
+
+    def __init__(
+        self,
+        etypes: Sequence[EdgeType],
+        spec: LayerSpec,
+        self_types: Sequence[str],
+        *,
+        hidden: int,
+        heads: int,
+        kernels: Choice,
+    ):
+        super().__init__(etypes, spec, self_types)
+        self.num_heads, self.head_width = heads, hidden // heads
+        self.kernels: Choice = kernels
+        sources = sorted({e[0] for e in etypes})
+        targets = sorted({e[2] for e in etypes})
+        widths = spec.in_features
+        self.keys = _linears({t: widths[t] for t in sources}, hidden)
+        self.values = _linears({t: widths[t] for t in sources}, hidden)
+        self.queries = _linears({t: widths[t] for t in targets}, hidden)
+        self.out = _linears(dict.fromkeys(targets, hidden), self.width)
+        self.own = nn.ModuleDict(
+            {
+                key(t): nn.Linear(widths[t], self.width, bias=False)
+                for t in self.outputs()
+                if widths[t] != self.width or t not in targets
+            }
+        )
+        self.skip = nn.ParameterDict({key(t): nn.Parameter(torch.ones(())) for t in targets})
+        self.attention, self.message = nn.ParameterDict(), nn.ParameterDict()
+        self.priority = nn.ParameterDict()
+        for etype in etypes:
+            for table in (self.attention, self.message):
+                bound = math.sqrt(3 / self.head_width)
+                square = torch.empty(heads, self.head_width, self.head_width)
+                table[key(*etype)] = nn.Parameter(square.uniform_(-bound, bound))
+            self.priority[key(*etype)] = nn.Parameter(torch.ones(heads))
+
+    def forward(
+        self,
+        block: Block,
+        h: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+    ) -> Hidden:
+        h, h_dst = self.heads(block, h)
+        keys = {t: self._split(self.keys, t, h[t]) for t in {e[0] for e in self.etypes}}
+        values = {t: self._split(self.values, t, h[t]) for t in keys}
+        out = {}
+        for ntype in self.outputs():
+            own = h_dst[ntype]
+            if key(ntype) in self.own:
+                own = linear(own, cast("nn.Linear", self.own[key(ntype)]).weight)
+            out[ntype] = own
+            if etypes := self.into(ntype):
+                query = self._split(self.queries, ntype, h_dst[ntype])
+                attended = self._attend(block, etypes, keys, values, query)
+                made = _apply(self.out, ntype, attended.flatten(1))
+                share = torch.sigmoid(self.skip[key(ntype)])
+                out[ntype] = made * share + own * (1 - share)
+        return out
+
+    def _split(self, linears: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
+        """``[N, F]`` → ``[N, H, d]``."""
+        return _apply(linears, ntype, h).view(-1, self.num_heads, self.head_width)
+
+    def _attend(
+        self,
+        block: Block,
+        etypes: Sequence[EdgeType],
+        keys: Hidden,
+        values: Hidden,
+        query: Tensor,
+    ) -> Tensor:
+        """What the destinations ``[D, H, d]`` of ``query`` get from all their sources."""
+        scores, messages = [], []
+        for etype in etypes:
+            adj, name = block.adj[etype], key(*etype)
+            turned = torch.einsum("nhi,hio->nho", keys[etype[0]], self.attention[name])
+            scale = self.priority[name] / math.sqrt(self.head_width)
+            products = turned.index_select(0, adj.src) * query.index_select(0, adj.dst)
+            scores.append(products.sum(-1) * scale)
+            messages.append(torch.einsum("nhi,hio->nho", values[etype[0]], self.message[name]))
+        joined, order = _joined([block.adj[e] for e in etypes], [m.shape[0] for m in messages])
+        score, message = torch.cat(scores).index_select(0, order), torch.cat(messages)
+        ops = select(self.kernels, message)
+        return ops.attend(joined, message, ops.edge_softmax(joined, score, message.shape[0]))
+
+
+def _joined(adjacencies: Sequence[Adjacency], sizes: Sequence[int]) -> tuple[Adjacency, Tensor]:
+    """Edges of several types as one: their sources one type after the other.
+
+    Args:
+        sizes: how many sources each has.
+
+    Returns:
+        ``(all edges, by destination; the place [E] of each in the types' edges side by side)``.
+    """
+    dst = torch.cat([adj.dst for adj in adjacencies])
+    order = torch.argsort(dst, stable=True)
+    first = [sum(sizes[:number]) for number in range(len(sizes))]
+    src = torch.cat([adj.src + start for adj, start in zip(adjacencies, first)])
+    degree = torch.stack([adj.degree for adj in adjacencies]).sum(0)
+    joined = Adjacency(F.pad(degree.cumsum(0), (1, 0)), src.index_select(0, order))
+    return joined.knowing(dst.index_select(0, order)), order
+
+
+def _linears(widths: dict[str, int], out_features: int) -> nn.ModuleDict:
+    made = {t: nn.Linear(width, out_features) for t, width in widths.items()}
+    for module in made.values():
+        nn.init.xavier_uniform_(module.weight)
+        nn.init.zeros_(module.bias)
+    return nn.ModuleDict({key(t): module for t, module in made.items()})
+
+
+def _apply(linears: nn.ModuleDict, ntype: str, h: Tensor) -> Tensor:
+    module = cast("nn.Linear", linears[key(ntype)])
+    return linear(h, module.weight, module.bias)

@@ -1,0 +1,187 @@
+"""R-GCN: a weight matrix for each relation, made of few. Shape suffixes as in `sampling.batch`.
+
+R relations of an edge type, B bases or blocks, P pairs of a destination and a relation that some
+edge has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raygnn.models.kernels import Choice, select
+from raygnn.models.linear import linear
+from raygnn.models.typed import Combined, Degrees, Hidden, Layer, LayerSpec, join, key
+from raygnn.sampling.batch import Adjacency, Block, EdgeType
+
+Regularizer = Literal["basis", "block", "none"]
+MeanOver = Literal["relation", "all"]
+
+
+class RGCNLayer(Layer):
+    """R-GCN (Schlichtkrull et al., "Modeling relational data with graph convolutional networks",
+    ESWC 2018)::
+
+        out(v) = W_0 h(v) + b + sum over relations r, edges u → v of r, of  W_r h(u) / c(v, r)
+
+    A relation is an edge type, or a number of an edge type whose edges have one. ``c(v, r)`` is
+    the number of edges of r into v in the block: all, or those that were sampled.
+
+    With "basis" ``W_r`` is a sum of B matrices, weighted by r's coefficients; all relations whose
+    sources are as wide share the matrices. Sources are added up once for each of the B, so the
+    cost does not grow with R. With "block" ``W_r`` has B blocks on its diagonal (the last of
+    which is smaller where B does not divide the width), with "none" it is a matrix of its own;
+    then sources are averaged for each of the P pairs, which are multiplied relation by relation.
+
+    Args:
+        etypes, spec, self_types: see `Layer`.
+        bases: B; at most as many as there are relations are made.
+        mean_over: "relation" as above; "all": ``c`` counts v's edges of all relations of an edge
+            type, as the paper has it for links.
+    """
+
+    def __init__(
+        self,
+        etypes: Sequence[EdgeType],
+        spec: LayerSpec,
+        self_types: Sequence[str],
+        *,
+        regularizer: Regularizer,
+        bases: int,
+        mean_over: MeanOver,
+        kernels: Choice,
+    ):
+        super().__init__(etypes, spec, self_types)
+        self.mean_over = mean_over
+        self.kernels: Choice = kernels
+        self.relations = {e: spec.relations.get(e, 1) for e in etypes}
+        self.sources = {e: spec.in_features[e[0]] for e in etypes}
+        self.bases, self.coefficients = nn.ParameterDict(), nn.ParameterDict()
+        self.blocks = nn.ParameterDict()
+        if regularizer == "basis":
+            for width in sorted(set(self.sources.values())):
+                num = sum(self.relations[e] for e in etypes if self.sources[e] == width)
+                self.bases[str(width)] = _matrices(min(bases, num), width, self.width)
+        for etype in etypes:
+            width, num = self.sources[etype], self.relations[etype]
+            if regularizer == "basis":
+                coefficients = torch.empty(num, len(self.bases[str(width)]))
+                nn.init.xavier_uniform_(coefficients, gain=nn.init.calculate_gain("relu"))
+                self.coefficients[key(*etype)] = nn.Parameter(coefficients)
+            else:
+                blocks = min(bases, width, self.width) if regularizer == "block" else 1
+                shape = -(-width // blocks), -(-self.width // blocks)
+                matrices = _matrices(num * blocks, *shape).detach()
+                self.blocks[key(*etype)] = nn.Parameter(matrices.view(num, blocks, *shape))
+        self.own = nn.ModuleDict(
+            {key(t): nn.Linear(spec.in_features[t], self.width, bias=False) for t in self_types}
+        )
+        self.bias = nn.ParameterDict(
+            {key(t): nn.Parameter(torch.zeros(self.width)) for t in self.outputs()}
+        )
+
+    def forward(
+        self,
+        block: Block,
+        h: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+    ) -> Hidden:
+        h, h_dst = self.heads(block, h)
+        out = {}
+        for ntype in self.outputs():
+            rows = [h_dst[ntype]]
+            weights = [cast("nn.Linear", self.own[key(ntype)]).weight]
+            messages = []
+            for etype in self.into(ntype):
+                adj, sources = block.adj[etype], h[etype[0]]
+                if self.blocks:
+                    messages.append(self._blocks(etype, adj, sources))
+                    continue
+                rows.append(self._combined(etype, adj, sources))
+                weights.append(self._weight(etype))
+            out[ntype] = linear(join(rows), join(weights), self.bias[key(ntype)])
+            for message in messages:
+                out[ntype] = out[ntype] + message
+        return out
+
+    def _combined(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
+        """What `_weight` is applied to: ``[D, F]`` of one relation, ``[D, B·F]`` of several."""
+        ops = select(self.kernels, h)
+        if self.relations[etype] == 1:
+            return ops.aggregate(adj, h, "mean")
+        assert adj.relation is not None
+        share = self._share(adj, adj.relation).unsqueeze(1)
+        coefficients = self.coefficients[key(*etype)]
+        weight = coefficients.index_select(0, adj.relation) * share.to(coefficients.dtype)
+        return join([ops.aggregate(adj, h, "sum", w.contiguous()) for w in weight.unbind(1)])
+
+    def _weight(self, etype: EdgeType) -> Tensor:
+        """``[F_out, F]`` of one relation, ``[F_out, B·F]`` of several."""
+        bases = self.bases[str(self.sources[etype])]
+        if self.relations[etype] > 1:
+            return bases.flatten(0, 1).T
+        return torch.einsum("b,bio->oi", self.coefficients[key(*etype)][0], bases)
+
+    def _share(self, adj: Adjacency, relation: Tensor) -> Tensor:
+        """``1 / c`` of each edge, ``[E]``."""
+        if self.mean_over == "all":
+            return adj.degree.reciprocal().index_select(0, adj.dst)
+        number = relation * adj.num_dst + adj.dst
+        _, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
+        return count.reciprocal().index_select(0, pair)
+
+    def _blocks(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
+        """The sum of the messages, ``[D, F_out]``."""
+        blocks, ops = self.blocks[key(*etype)], select(self.kernels, h)
+        if self.relations[etype] == 1:
+            return _times(ops.aggregate(adj, h, "mean"), blocks[0])[:, : self.width]
+        assert adj.relation is not None
+        nodes = adj.num_dst
+        number = adj.relation * nodes + adj.dst
+        # pairs, relation by relation
+        pairs, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
+        into_pairs = Adjacency(
+            F.pad(count.cumsum(0), (1, 0)), adj.src[torch.argsort(pair, stable=True)]
+        )
+        rows = ops.aggregate(into_pairs, h, "mean" if self.mean_over == "relation" else "sum")
+        counts = torch.bincount(pairs // nodes, minlength=len(blocks)).tolist()
+        parts = [
+            _times(some, matrix)[:, : self.width]
+            for some, matrix in zip(rows.split(counts), blocks.unbind(0), strict=True)
+            if len(some)
+        ]
+        if not parts:  # parameters that nothing uses would get no gradient
+            return rows.new_zeros(nodes, self.width) + 0 * blocks.sum()
+        node = pairs % nodes
+        order = torch.argsort(node, stable=True)
+        indptr = F.pad(torch.bincount(node, minlength=nodes).cumsum(0), (1, 0))
+        messages = torch.cat(parts)
+        out = ops.aggregate(Adjacency(indptr, order), messages, "sum")
+        if self.mean_over == "all":
+            out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
+        return out
+
+
+def _times(rows: Tensor, blocks: Tensor) -> Tensor:
+    """``rows [N, F]`` times a matrix with ``blocks [B, f, g]`` on its diagonal: ``[N, B·g]``.
+
+    Rows are filled up with zeros to B·f columns.
+    """
+    num, width, _ = blocks.shape
+    rows = F.pad(rows, (0, num * width - rows.shape[1]))
+    if num == 1:
+        return linear(rows, blocks[0].T)
+    return torch.einsum("nbi,bio->nbo", rows.view(-1, num, width), blocks).flatten(1)
+
+
+def _matrices(num: int, rows: int, columns: int) -> nn.Parameter:
+    """``[num, rows, columns]``, each initialised for itself."""
+    values = torch.empty(num, rows, columns)
+    for matrix in values:
+        nn.init.xavier_uniform_(matrix, gain=nn.init.calculate_gain("relu"))
+    return nn.Parameter(values)
