@@ -55,7 +55,7 @@ class DglGraph(ReversibleGraph):
     index: int = Field(0, ge=0, le=10**6, description="Which of the file's graphs, from 0.")
 
 
-class TablesGraph(_Graph):
+class TablesGraph(ReversibleGraph):
     """Tables of nodes and edges, CSV or Parquet, as a YAML of their own describes them."""
 
     format: Literal["tables"] = Field(description="Format of the input graph.")

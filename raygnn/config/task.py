@@ -112,8 +112,9 @@ class TaskConfig(Section):
     )
     reverse: Text | None = Field(
         None,
-        description="Edge type that holds the edges of task.etype the other way round; null = "
-        "task.etype itself, if it joins nodes of one type.",
+        description="Edge type that holds the edges of task.etype the other way round; null = the "
+        "one that was made so (graph.reverse, or a table's reverse), else task.etype itself, if it "
+        "joins nodes of one type.",
     )
     negatives: NegativesConfig = Field(
         NegativesConfig(),

@@ -16,14 +16,18 @@ _RELATION = "relation"
 Arrays = Mapping[EdgeType, Mapping[str, Any]]
 
 
-def edge_target(config: Config, arrays: Arrays) -> EdgeTarget | tuple[str, str]:
+def edge_target(
+    config: Config, arrays: Arrays, reverses: Mapping[EdgeType, EdgeType] | None = None
+) -> EdgeTarget | tuple[str, str]:
     """What a task on edges predicts, or what is wrong and what to do about it.
 
     Args:
         arrays: edge type → what is keyed by the names of its arrays.
+        reverses: edge type → the one that holds its edges the other way round, as far as known.
     """
     task, model = config.task, config.model
-    etype = _etype(config, arrays)
+    reverses = reverses or {}
+    etype = _etype(config, arrays, set(reverses.values()))
     if len(etype) == 2:
         return etype
     there = arrays[etype]
@@ -44,7 +48,7 @@ def edge_target(config: Config, arrays: Arrays) -> EdgeTarget | tuple[str, str]:
             f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
             "remove task.split, or give the graph without masks of edges",
         )
-    reverse = _reverse(config, etype, list(arrays))
+    reverse = _reverse(config, etype, list(arrays), reverses)
     if isinstance(reverse, str):
         return reverse, "set task.reverse to a type that joins them the other way round"
     shares = task.split or SplitConfig()
@@ -61,7 +65,8 @@ def edge_target(config: Config, arrays: Arrays) -> EdgeTarget | tuple[str, str]:
     )
 
 
-def _etype(config: Config, arrays: Arrays) -> EdgeType | tuple[str, str]:
+def _etype(config: Config, arrays: Arrays, made: set[EdgeType]) -> EdgeType | tuple[str, str]:
+    """``made``: the types that only hold the reverses of others."""
     task, known = config.task, list(arrays)
     listed = ", ".join(map(etype_str, known))
     if task.etype is not None:
@@ -73,10 +78,10 @@ def _etype(config: Config, arrays: Arrays) -> EdgeType | tuple[str, str]:
             f"{how} is called {task.etype!r} (task.etype); there are: {listed}",
             "name one of them as source:relation:target",
         )
-    found = known
-    if len(known) > 1:
+    found = [etype for etype in known if etype not in made]
+    if len(found) > 1:
         wanted = MASKS if task.of_links else (task.target,)
-        found = [e for e, there in arrays.items() if any(name in there for name in wanted)]
+        found = [e for e in found if any(name in arrays[e] for name in wanted)]
     if len(found) == 1:
         return found[0]
     return (
@@ -85,11 +90,19 @@ def _etype(config: Config, arrays: Arrays) -> EdgeType | tuple[str, str]:
     )
 
 
-def _reverse(config: Config, etype: EdgeType, known: Sequence[EdgeType]) -> EdgeType | str | None:
+def _reverse(
+    config: Config,
+    etype: EdgeType,
+    known: Sequence[EdgeType],
+    reverses: Mapping[EdgeType, EdgeType],
+) -> EdgeType | str | None:
     """The type of the reverses; text = what is wrong."""
     task = config.task
     if task.exclude != "reverse":
         return None
+    both = {other: one for one, other in reverses.items()} | dict(reverses)
+    if task.reverse is None and etype in both:
+        return both[etype]
     if task.reverse is None:
         return etype if etype[0] == etype[2] else None
     named = [e for e in known if task.reverse in (etype_str(e), e[1])]

@@ -201,6 +201,7 @@ class PartitionFacts:
             that are known.
         alike: every part has the same arrays, since they come, or will come, from one array each.
         edges: edge type → array → its column, in the first part that has some.
+        reverses: edge type → the one that holds its edges the other way round, as far as known.
     """
 
     directory: str
@@ -213,3 +214,4 @@ class PartitionFacts:
     splits: Mapping[str, int]
     alike: bool = False
     edges: Mapping[EdgeType, Mapping[str, Column]] = field(default_factory=dict)
+    reverses: Mapping[EdgeType, EdgeType] = field(default_factory=dict)

@@ -136,6 +136,7 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         splits=splits,
         alike=meta.manifest is not None,
         edges=edges,
+        reverses=meta.reverses,
     )
 
 
@@ -163,6 +164,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
             etype: {name: _column(array) for name, array in frame.data.items()}
             for etype, frame in data.edges.items()
         },
+        reverses=data.reverses,
     )
 
 

@@ -139,7 +139,7 @@ def _report(
         silent=tuple(node for node in found.nodes if node.problem is not None),
         workers=resolve_workers(config, found.resources),
         ntype=task_ntype(config, facts.columns),
-        edges=edge_target(config, facts.edges) if config.task.of_edges else None,
+        edges=edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None,
         links=found.links,
     )
     findings, comm = check(job, checks), make_comm_plan(config, job.holding)

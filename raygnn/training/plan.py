@@ -122,7 +122,7 @@ def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_b
     given.check(config)
     facts = given.facts(config)
     report = preflight(config, facts, nodes.look(given.meta))
-    edges = edge_target(config, facts.edges) if config.task.of_edges else None
+    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
     return Plan(
         input=given,
         report=report,

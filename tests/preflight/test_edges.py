@@ -22,10 +22,15 @@ JOB: dict[str, Any] = {
 }
 
 
-def found(arrays: dict[EdgeType, Any], model: dict[str, Any] | None = None, **task: Any) -> Any:
+def found(
+    arrays: dict[EdgeType, Any],
+    model: dict[str, Any] | None = None,
+    reverses: dict[EdgeType, EdgeType] | None = None,
+    **task: Any,
+) -> Any:
     task = {"kind": "link_prediction", **task}
     job = {**JOB, "task": task, "model": {"kind": "sage", **(model or {})}}
-    return edge_target(load_config(job), arrays)
+    return edge_target(load_config(job), arrays, reverses)
 
 
 def test_the_only_type_and_the_one_with_masks() -> None:
@@ -39,6 +44,16 @@ def test_the_only_type_and_the_one_with_masks() -> None:
     split = {"val": 0.3, "seed": 4}
     assert found(arrays, etype="item:by:user", split=split) == EdgeTarget(wanted)
     assert found({ALSO: MASKS}, exclude="self") == EdgeTarget(EdgeSplit(ALSO))
+
+
+def test_reverses_that_were_made() -> None:
+    """They are hidden with what they are of, and are no choice of their own."""
+    back: EdgeType = ("item", "rev_also", "item")
+    arrays = {ALSO: MASKS, back: MASKS}
+    assert found(arrays, reverses={ALSO: back}) == EdgeTarget(EdgeSplit(ALSO, back))
+    assert found(arrays, reverses={ALSO: back}, exclude="self") == EdgeTarget(EdgeSplit(ALSO))
+    chosen = found(arrays, reverses={ALSO: back}, etype="rev_also")
+    assert chosen == EdgeTarget(EdgeSplit(back, ALSO))
 
 
 def test_relations() -> None:

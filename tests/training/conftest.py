@@ -192,7 +192,8 @@ def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
     if not config.task.of_edges:
         return None
     assert place is not None
-    target = edge_target(config, partition_facts(config, read_meta(place)).edges)
+    facts = partition_facts(config, read_meta(place))
+    target = edge_target(config, facts.edges, facts.reverses)
     assert isinstance(target, EdgeTarget), target
     return target
 

@@ -19,7 +19,7 @@ from raygnn.runs.run import Run
 from raygnn.training.inputs import PartitionInput
 from raygnn.training.predict import _ids
 from tests.graphs import partitioned
-from tests.training.conftest import edges_of, job, train_on_ranks
+from tests.training.conftest import JobFactory, edges_of, job, train_on_ranks
 from tests.training.test_predict import ask
 
 PEOPLE, THINGS = 150, 100
@@ -188,6 +188,51 @@ def test_sharded_training_is_the_same(shard: str, tmp_path: Path) -> None:
 def test_other_precisions(precision: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, "bf16", task=LINKS, model={"decoder": "mlp"}, precision=precision)
     assert train_on_ranks(config).summary["metrics"]["test/mrr"] > 0.08
+
+
+def test_your_own_model(make_job: JobFactory) -> None:
+    """On a graph that says nothing of its edges; full neighbourhoods when it is measured."""
+    config = make_job(
+        graph={"nodes": 300, "degree": 6},
+        task={"kind": "link_prediction", "negatives": {"number": 50}},
+        model={"kind": "tests.training.models:DglSage"},
+        sampling={"fanout": [-1, -1], "batch_size": 200, "eval_batch_size": 37},
+    )
+    run = train_on_ranks(config)
+    assert losses(run)[-1] < losses(run)[0]
+    metrics = ask(run, config, 3, split="val", rows=False)
+    assert metrics == pytest.approx(
+        {name: run.summary["metrics"][name] for name in metrics}, abs=1e-3
+    )
+
+
+def test_ranks_that_own_nothing(tmp_path: Path) -> None:
+    """Two things for three ranks, and steps with fewer edges than ranks."""
+    data = shop()
+    likes, back = data.edges[LIKES], data.edges[LIKED_BY]
+    keep = likes.dst < 2
+    few = {name: array[keep] for name, array in likes.data.items()}
+    data.edges[LIKES] = EdgeFrame(likes.src[keep], likes.dst[keep], few)
+    data.edges[LIKED_BY] = EdgeFrame(back.src[keep], back.dst[keep])
+    things = data.nodes["thing"]
+    things.num, things.data = 2, {"feat": things.data["feat"][:2]}
+    found = []
+    for workers in (1, 3):
+        config = config_of(
+            tmp_path,
+            f"few-{workers}",
+            data=data,
+            parts=2,
+            task={**LINKS, "negatives": {"number": 5}},
+            sampling={"fanout": [-1, -1], "batch_size": 6 // workers},
+            cluster={"workers": workers},
+            train={"epochs": 1},
+        )
+        run = train_on_ranks(config, replicated=False)
+        assert len(ask(run, config, 3)) == keep.sum()
+        found.append((losses(run), run.summary["metrics"]))
+    assert np.abs(found[0][0] - found[1][0]).max() < 1e-4
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
 
 
 def test_a_resume_goes_on_to_the_bit(tmp_path: Path) -> None:
