@@ -62,6 +62,11 @@ def add(verbs: Any) -> None:
     export.add_argument("--overwrite", action="store_true", help="replace FILE")
 
     for verb in (predict, embed, evaluate):
+        verb.add_argument(
+            "--new-data",
+            action="store_true",
+            help="for data that it was not trained on: --set graph.path=…",
+        )
         overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
@@ -133,6 +138,7 @@ def _export(args: argparse.Namespace) -> int:
 def _common(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "split": args.split,
+        "new_data": args.new_data,
         "storage": args.storage,
         "overrides": args.set,
         "verbose": args.verbose,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr
 
 from raygnn.config.duration import Duration
 from raygnn.config.graphs import GraphConfig
+from raygnn.config.guard import GuardConfig
 from raygnn.config.logging import LoggingConfig
 from raygnn.config.model import ModelConfig
 from raygnn.config.secret import HIDDEN, is_secret
@@ -164,48 +165,6 @@ class CommConfig(Section):
     )
 
 
-class GuardConfig(Section):
-    """That all ranks do the same: what they compare, and what happens to odd batches.
-
-    ``guard: deep`` is short for ``guard: {mode: deep}``.
-    """
-
-    mode: Literal["on", "deep", "off"] = Field(
-        "on",
-        description="on: ranks compare what they are about to do (parameters, their types, the "
-        "batch's arrays, options); deep: each collective, too, before it runs (slow); off: not.",
-    )
-    every: Count = Field(
-        100,
-        description="Steps between comparisons; the first step of every start is compared, too.",
-    )
-    nan_steps: int = Field(
-        10,
-        ge=0,
-        le=LARGEST,
-        description="Steps in a row whose gradient is not finite that all ranks leave out "
-        "together; one more fails the run.",
-    )
-    on_bad_sample: Literal["raise", "skip"] = Field(
-        "raise",
-        description="What happens when a graph of your own dataset cannot be had: the run fails, "
-        "or all ranks go on without it.",
-    )
-    bad_samples: Count = Field(
-        100, description="How many samples are left out, over a whole run, before it fails."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_mode(cls, value: Any) -> Any:
-        if isinstance(value, (str, bool)):
-            value = {"mode": value}
-        if isinstance(value, dict) and isinstance(value.get("mode"), bool):
-            # what YAML 1.1 makes of on and off, where another reader than ours was used
-            value = {**value, "mode": "on" if value["mode"] else "off"}
-        return value
-
-
 class ClusterConfig(Section):
     """Where the job runs."""
 
@@ -333,11 +292,23 @@ class Config(Section):
     )
 
     _file: Path | None = PrivateAttr(default=None)
+    _trains: bool = PrivateAttr(default=True)
 
     @property
     def file(self) -> Path | None:
         """The YAML file that this was read from, if it was."""
         return self._file
+
+    @property
+    def trains(self) -> bool:
+        """Whether a model is trained: a job that asks one needs neither targets nor splits."""
+        return self._trains
+
+    def asking(self) -> Config:
+        """The same, for a job that asks a trained model."""
+        found = self.model_copy()
+        found._trains = False
+        return found
 
     def where(self, key: str) -> str:
         """A key as errors name it: with the file that it stands in, if there is one."""

@@ -56,7 +56,8 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
         return found
     _tell(progress, "load")
     return found.make(
-        sources.load_graph(found.graph, needs_masks=not config.task.of_edges), progress
+        sources.load_graph(found.graph, needs_masks=config.trains and not config.task.of_edges),
+        progress,
     )
 
 

@@ -87,7 +87,9 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
     if job.edges is not None:
         yield from _edge_arrays(job, job.edges)
         return
-    if task.target not in columns:
+    if task.target in columns:
+        yield from _target(job, columns[task.target][0])
+    elif job.config.trains:
         yield Finding(
             "arrays_usable",
             "error",
@@ -95,8 +97,6 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
             f"there are: {there}",
             "set task.target to one of them, or task.ntype to the type that has it",
         )
-    else:
-        yield from _target(job, columns[task.target][0])
 
 
 def _target(job: Job, column: Column) -> Iterator[Finding]:
@@ -234,6 +234,8 @@ def nodes_to_train_on(job: Job) -> Iterator[Finding]:
         "leave {0} graphs: see graph.val and graph.test" if graphs else "give the graph a {0}_mask"
     )
     train = splits.get("train")
+    if not job.config.trains:
+        return
     if train == 0:
         yield Finding(
             "nodes_to_train_on",

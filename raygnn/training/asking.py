@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,11 @@ _POLL = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be predicted, and with what; nothing has started."""
+    """What is to be predicted, and with what; nothing has started.
+
+    Attributes:
+        others: the data are others than those of the training.
+    """
 
     config: Config
     weights: weights.Weights
@@ -43,6 +47,7 @@ class Asked:
     show: Display
     verbose: bool
     started: float
+    others: bool
 
     @contextmanager
     def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
@@ -53,7 +58,9 @@ class Asked:
             plans.append(plan)
             return _watch(config, plan, *more)
 
-        if self.weights.data is None:
+        if self.others:
+            request["sizes"] = self.weights.sizes
+        elif self.weights.data is None:
             self.show.note("of what data it was trained on there is no record: not compared")
         with run_aside(
             self.config,
@@ -85,7 +92,14 @@ def ask(
     verbose: bool,
     display: bool,
     started: float | None,
+    others: bool = False,
 ) -> Asked:
+    """What a run is to be asked; ``others``: of data that it was not trained on.
+
+    Raises:
+        InputError: there is no such run or split, it has no weights, or cannot be asked about
+            other data.
+    """
     if split not in splits:
         raise InputError(
             f"there is no split {split!r}",
@@ -94,9 +108,51 @@ def ask(
         )
     there = run if isinstance(run, Run) else open_run(run, storage)
     found = weights.find(there.path / CHECKPOINTS)
-    config = config_of(there, overrides)
+    if others:
+        config = _of_others(there, found, overrides)
+    else:
+        config = config_of(there, overrides)
     started = time.time() if started is None else started
-    return Asked(config, found, split, display_of(display, verbose), verbose, started)
+    show = display_of(display, verbose)
+    return Asked(config.asking(), found, split, show, verbose, started, others)
+
+
+def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Config:
+    """The run's configuration for other data of the same kind.
+
+    Raises:
+        ConfigError: see `config_of`.
+        InputError: no other data are named, or the model is only for those it was trained on.
+    """
+    task, model = (run.config.get(name) or {} for name in ("task", "model"))
+    kind = str(task.get("kind"))
+    what = remedy = None
+    if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
+        what = "no other data are named"
+        remedy = "say where they are, such as --set graph.path=DIRECTORY"
+    elif not kind.startswith("node"):
+        what = f"{kind} predicts for the data that it was trained on"
+        remedy = "new data are for tasks on nodes"
+    elif model.get("embedding"):
+        what = "nodes of other data have no learned rows (model.embedding)"
+        remedy = "train a model on features alone, or train on these data, too"
+    elif found.sizes is None or found.ntype is None:
+        what = "of what its data were there is no record: it is of an older version"
+        remedy = "train it again"
+    if what is not None:
+        raise InputError(what, where="--new-data", remedy=remedy)
+    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
+    values["task"] = {**task, "ntype": found.ntype}
+    values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
+    config = load_config(values, overrides)
+    before = {
+        key: value
+        for key, value in fixed(run.config).items()
+        if not key.startswith("graph") and key != "task.ntype"
+    }
+    return _unchanged(
+        before, config, "change keys of graph, partition, cluster, comm, staging or fault"
+    )
 
 
 def config_of(run: Run, overrides: Sequence[str]) -> Config:
@@ -110,12 +166,14 @@ def config_of(run: Run, overrides: Sequence[str]) -> Config:
     if not any(key.startswith(("graph", "partition")) for key in overrides):
         values |= _partition(run)
     config = load_config(values, overrides)
-    if changed := changes(fixed(run.config), config):
-        raise ConfigError(
-            f"a trained model cannot be changed: {'; '.join(changed)}",
-            where="--set",
-            remedy="change keys of cluster, comm, staging, fault, partition, or graph.path",
-        )
+    remedy = "change keys of cluster, comm, staging, fault, partition, or graph.path"
+    return _unchanged(fixed(run.config), config, remedy)
+
+
+def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:
+    if changed := changes(before, config):
+        what = f"a trained model cannot be changed: {'; '.join(changed)}"
+        raise ConfigError(what, where="--set", remedy=remedy)
     return config
 
 

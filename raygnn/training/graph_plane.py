@@ -29,7 +29,7 @@ from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
-from raygnn.training.job import SPLITS, Job, Request
+from raygnn.training.job import SPLITS, Job, Request, Sizes
 from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
@@ -190,6 +190,11 @@ class GraphPlane:
         return graph_outputs(
             task, self._maker.join, numbers, size, self.ranks.device, run or task.checked
         )
+
+    @property
+    def sizes(self) -> Sizes:
+        """See `Plane`: other graphs are not predicted for."""
+        return Sizes()
 
     @property
     def identity(self) -> str:

@@ -112,7 +112,8 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     with show.stage("graph"):
-        data = load_graph(found.graph, needs_masks=not config.task.of_edges)
+        masks = config.trains and not config.task.of_edges
+        data = load_graph(found.graph, needs_masks=masks)
         return PartitionInput(found, data)
 
 
@@ -174,7 +175,12 @@ class PartitionInput:
     def check(self, config: Config) -> None:
         """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
         arrays, of_nodes = self._edge_arrays(), config.task.seeds == "nodes"
-        if of_nodes and "train_mask" in (arrays or ()) and not self._nodes_are_split:
+        if (
+            config.trains
+            and of_nodes
+            and "train_mask" in (arrays or ())
+            and not self._nodes_are_split
+        ):
             raise ConfigError(
                 f"{config.task.kind} trains on nodes, and here only edges are for training",
                 where="task.kind",

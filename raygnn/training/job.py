@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.config.schema import Config
+from raygnn.errors import DataError
 from raygnn.graph.edge_target import EdgeTarget
 from raygnn.training.weights import Weights
 
@@ -74,6 +76,8 @@ class Request:
         fanout: neighbours of the wanted nodes, from them outward; None = all.
         embeddings: what the rows have: the last hidden layer's output in place of predictions.
         ntype: of the nodes that embeddings are for; None = the one that the task is about.
+        sizes: what the data of the training had of what data are counted for, if these are others:
+            see `Sizes`; None = they are the same.
     """
 
     weights: Weights
@@ -84,6 +88,37 @@ class Request:
     fanout: tuple[int, ...] | None = None
     embeddings: bool = False
     ntype: str | None = None
+    sizes: Mapping[str, int] | None = None
+
+
+class Sizes:
+    """What a model must know of the data and only counting tells: classes, categories, relations.
+
+    Args:
+        trained: what was counted when the model was trained, by name; other data may have less.
+
+    Attributes:
+        found: name → what the model is made for.
+    """
+
+    def __init__(self, trained: Mapping[str, int] | None = None):
+        self._trained = trained
+        self.found: dict[str, int] = {}
+
+    def settle(self, name: str, counted: int) -> int:
+        """How many of something the model is made for.
+
+        Raises:
+            DataError: the data have more than the model knows.
+        """
+        known = counted if self._trained is None else self._trained.get(name, 0)
+        if counted > known:
+            raise DataError(
+                f"the data have {counted:,} {name}, and the model was trained for {known:,}",
+                remedy="predict for data that have what it was trained on, or train on them, too",
+            )
+        self.found[name] = known
+        return known
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,10 @@ class NodePlane(PartitionPlane):
         """See `Plane`."""
         config = self.config
         labels, classifies = self.labels, config.task.classifies
-        out_features = self.classes(labels) if classifies else row_width(labels)
+        if classifies:
+            out_features = self.classes(labels)
+        else:
+            out_features = self.sizes.settle("numbers", row_width(labels))
         schema = self.schema(self.ntype, out_features)
         model = build(config, lambda: build_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
@@ -105,10 +108,17 @@ class NodePlane(PartitionPlane):
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the owned nodes: classes, int64 ``[owned]``, or numbers, float32 ``[owned, …]``."""
-        task = self.config.task
-        stored = self.shard.node_data[self.ntype][task.target]
-        return stored.long().flatten() if task.classifies else stored.float()
+        """Of the owned nodes: classes, int64 ``[owned]``, or numbers, float32 ``[owned, …]``; -1
+        and NaN where the data have none and are only asked about."""
+        task, owned, request = self.config.task, self.shard.owned(self.ntype), self.job.request
+        stored = self.shard.node_data[self.ntype].get(task.target)
+        if stored is not None:
+            return stored.long().flatten() if task.classifies else stored.float()
+        assert not self.config.trains
+        if task.classifies:
+            return torch.full((owned,), -1)
+        width = (request.sizes or {}).get("numbers", 1) if request else 1
+        return torch.full((owned, width), float("nan"))
 
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""

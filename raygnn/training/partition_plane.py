@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
+from raygnn.graph.data import etype_str
 from raygnn.graph.idfile import read_ids
 from raygnn.graph.layout import read_meta
 from raygnn.graph.mapped import large_pages
@@ -38,7 +39,7 @@ from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
-from raygnn.training.job import SPLITS, Job, Request
+from raygnn.training.job import SPLITS, Job, Request, Sizes
 from raygnn.training.learned import make_embeddings, with_learned
 from raygnn.training.plane import Traffic, seed_plan
 from raygnn.training.precision import PRECISIONS
@@ -162,14 +163,23 @@ class PartitionPlane:
                 for t, i in self.inputs.items()
                 if i.categories
             },
-            relations=relations(self.config, self.shard, self.control),
+            relations={
+                e: self.sizes.settle(f"relations of {etype_str(e)}", count)
+                for e, count in relations(self.config, self.shard, self.control).items()
+            },
             others=others,
         )
 
     def classes(self, labels: Tensor) -> int:
         """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
         highest = int(labels.max()) if len(labels) else 0
-        return max(2, self.control.max(highest + 1))
+        return self.sizes.settle("classes", max(2, self.control.max(highest + 1)))
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """See `Plane`."""
+        request = self.job.request
+        return Sizes(None if request is None else request.sizes)
 
     def store(
         self,
@@ -343,7 +353,8 @@ class PartitionPlane:
                 where=str(self.job.partition),
                 remedy="number the categories from 0, or leave it out of model.categories",
             )
-        return self.control.max(int(values.max()) + 1 if len(values) else 0)
+        count = self.control.max(int(values.max()) + 1 if len(values) else 0)
+        return self.sizes.settle(f"categories of {ntype}/{name}", count)
 
 
 def _check_scales(shard: Shard, inputs: dict[str, Inputs]) -> None:

@@ -15,7 +15,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.task import Task
-from raygnn.training.job import Job, Request
+from raygnn.training.job import Job, Request, Sizes
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.rows import Embedded, Predictions
@@ -65,6 +65,11 @@ class Plane(Protocol):
 
     def count(self, split: str) -> int:
         """Seeds of all ranks in a split."""
+        ...
+
+    @property
+    def sizes(self) -> Sizes:
+        """What of the data was counted for the model."""
         ...
 
     @property

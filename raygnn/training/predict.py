@@ -53,6 +53,7 @@ def predict(
     scores: bool = False,
     ids: str | PathLike[str] | None = None,
     fanout: Sequence[int] | None = None,
+    new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -75,7 +76,10 @@ def predict(
             or Parquet with a column of them, ``node`` or ``graph``.
         fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
             place of all of them.
-        overrides: such as ``cluster.workers=1``: keys that do not change what was trained.
+        new_data: for data that the model was not trained on, of the same node and edge types and
+            features, which ``overrides`` name; nodes need no labels and no splits.
+        overrides: such as ``cluster.workers=1``: keys that do not change what was trained; with
+            ``new_data`` also those of ``graph``.
         overwrite: replace ``out`` if it is there.
         verbose, display, started: see `raygnn.train`.
 
@@ -93,7 +97,9 @@ def predict(
         Interrupted: Ctrl-C.
     """
     file = free_file(Path(out).expanduser().absolute(), overwrite)
-    asked = ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
+    asked = ask(
+        run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started, new_data
+    )
     request = {"scores": scores, **_few(asked.config, ids, fanout)}
     return _write(asked, file, overwrite, f"split {split} → {file}", **request)
 
@@ -104,6 +110,7 @@ def embed(
     out: str | PathLike[str],
     ntype: str | None = None,
     split: str = "all",
+    new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -118,7 +125,8 @@ def embed(
 
     Args:
         ntype: which nodes; None = those that the task is about.
-        run, out, split, storage, overrides, overwrite, verbose, display, started: see `predict`.
+        run, out, split, new_data, storage, overrides, overwrite, verbose, display,
+            started: see `predict`.
 
     Returns:
         The file. Columns: ``node`` or ``graph``, as of `predict`, ``split``, and ``embedding``,
@@ -129,7 +137,9 @@ def embed(
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
     file = free_file(Path(out).expanduser().absolute(), overwrite)
-    asked = ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
+    asked = ask(
+        run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started, new_data
+    )
     if ntype is not None and asked.config.task.of_graphs:
         raise InputError(
             "the embeddings of this run are of graphs",
@@ -144,6 +154,7 @@ def evaluate(
     run: str | Path | Run,
     *,
     split: str = "test",
+    new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     verbose: bool = False,
@@ -154,7 +165,7 @@ def evaluate(
 
     Args:
         split: ``train``, ``val`` or ``test``.
-        run, storage, overrides, verbose, display, started: see `predict`.
+        run, new_data, storage, overrides, verbose, display, started: see `predict`.
 
     Returns:
         The metrics, named as in ``summary.json``: ``test/accuracy``, …
@@ -162,7 +173,7 @@ def evaluate(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started)
+    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started, new_data)
     with asked.answered(f"metrics of split {split}", rows=False) as (found, _, _):
         metrics: dict[str, float] = found["metrics"]
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})

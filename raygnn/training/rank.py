@@ -154,7 +154,8 @@ class Rank:
             evaluation.restore_best(task)
         files = rows.write(weights.rows_draft(self.directory), rows_only=True) if rows else None
         if self.ranks.first:
-            self._insist(lambda: weights.save(self.directory, task.model, maker.identity, files))
+            known = {"data": maker.identity, "ntype": job.ntype, "sizes": plane.sizes.found}
+            self._insist(lambda: weights.save(self.directory, task.model, known, files))
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")

@@ -41,12 +41,16 @@ class Weights:
         sha256: of its content.
         data: what stands for the data they were trained on; None where that was not recorded.
         rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
+        ntype: the node type that the task was about; None where there is none, or no record.
+        sizes: see `raygnn.training.job.Sizes`; None where that was not recorded.
     """
 
     path: Path
     sha256: str
     data: str | None
     rows: RowFiles | None = None
+    ntype: str | None = None
+    sizes: Mapping[str, int] | None = None
 
     @property
     def rows_directory(self) -> Path:
@@ -54,14 +58,19 @@ class Weights:
         return self.path.parent / ROWS
 
 
-def save(directory: Path, model: nn.Module, data: str, rows: RowFiles | None = None) -> None:
+def save(
+    directory: Path,
+    model: nn.Module,
+    known: Mapping[str, Any],
+    rows: RowFiles | None = None,
+) -> None:
     """Write ``selected.pt``: plain tensors by parameter name.
 
     ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
 
     Args:
         directory: the run's ``checkpoints``.
-        data: what stands for the data.
+        known: ``data``, ``ntype`` and ``sizes``: see `Weights`.
         rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:
@@ -78,7 +87,7 @@ def save(directory: Path, model: nn.Module, data: str, rows: RowFiles | None = N
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    about: dict[str, Any] = {"data": data}
+    about = dict(known)
     about |= {"bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
     if rows is not None:
         about["rows"] = rows.to_dict()
@@ -124,7 +133,21 @@ def find(directory: Path) -> Weights:
     data = about.get("data")
     if about and (digest != about.get("sha256") or not isinstance(data, str)):
         raise _damaged(file, "it has changed since it was written: its SHA-256 is another")
-    return Weights(file, digest, data, _rows(directory, about))
+    ntype, sizes = about.get("ntype"), about.get("sizes")
+    return Weights(
+        file,
+        digest,
+        data,
+        _rows(directory, about),
+        ntype=ntype if isinstance(ntype, str) else None,
+        sizes=_counts(sizes),
+    )
+
+
+def _counts(found: Any) -> dict[str, int] | None:
+    if not isinstance(found, dict) or not all(isinstance(n, int) for n in found.values()):
+        return None
+    return found
 
 
 def load(weights: Weights, model: nn.Module) -> None:

@@ -151,7 +151,7 @@ def test_those_that_were_put_aside_come_back(
 def test_weights_on_a_full_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=200k") as disk:
         with pytest.raises(OSError, match="No space left"):
-            weights.save(disk, torch.nn.Linear(300, 300), data="")
+            weights.save(disk, torch.nn.Linear(300, 300), {"data": ""})
         assert list(disk.iterdir()) == []
 
 
