@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raygnn.training.driver import partition as partition
     from raygnn.training.driver import train as train
     from raygnn.training.export import export as export
+    from raygnn.training.predict import embed as embed
     from raygnn.training.predict import evaluate as evaluate
     from raygnn.training.predict import predict as predict
     from raygnn.training.tune import tune as tune
@@ -51,6 +52,7 @@ _HOME = {
     "check": "raygnn.training.driver",
     "partition": "raygnn.training.driver",
     "train": "raygnn.training.driver",
+    "embed": "raygnn.training.predict",
     "export": "raygnn.training.export",
     "evaluate": "raygnn.training.predict",
     "predict": "raygnn.training.predict",

@@ -24,6 +24,8 @@ PARSED = {
     "raygnn train jobs/cora-gcn.yaml --set 'logging": "needs packages that are not installed",
     "raygnn predict RUN --out nodes.parquet --s": "one `predict` is run; test_predict.py does more",
     "raygnn predict RUN --out test.parquet": "the same",
+    "raygnn predict RUN --out few.parquet": "tests/training/test_predict_some.py",
+    "raygnn embed RUN": "the same",
     "raygnn predict RUN --out edges.parquet": "tests/training/test_edge_tasks.py does it",
     "raygnn evaluate RUN": "tests/training/test_predict.py runs it",
     "raygnn train jobs/cora-gcn.yaml --profile": "tests/training/test_profiling.py runs it",

@@ -20,7 +20,29 @@ def add(verbs: Any) -> None:
     predict.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
     _split(predict, ("train", "val", "test", "all"), "all")
     predict.add_argument("--scores", action="store_true", help="also a probability for each class")
-    predict.add_argument("--overwrite", action="store_true", help="replace FILE")
+    predict.add_argument(
+        "--ids",
+        metavar="LIST",
+        help="predict for the nodes or graphs in a file alone: an id in each line, or Parquet",
+    )
+    predict.add_argument(
+        "--fanout",
+        metavar="N,N…",
+        type=_fanout,
+        help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
+    )
+
+    embed = run_verb(
+        verbs,
+        "embed",
+        _embed,
+        "write what a run's tested model makes of each node or graph before its last step",
+    )
+    embed.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
+    embed.add_argument("--ntype", metavar="TYPE", help="of nodes; default: the task's own")
+    _split(embed, ("train", "val", "test", "all"), "all")
+    for verb in (predict, embed):
+        verb.add_argument("--overwrite", action="store_true", help="replace FILE")
 
     evaluate = run_verb(
         verbs,
@@ -39,7 +61,7 @@ def add(verbs: Any) -> None:
     export.add_argument("--out", metavar="FILE", required=True, help="the file to write (.pt2)")
     export.add_argument("--overwrite", action="store_true", help="replace FILE")
 
-    for verb in (predict, evaluate):
+    for verb in (predict, embed, evaluate):
         overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
@@ -52,12 +74,36 @@ def _split(verb: argparse.ArgumentParser, splits: tuple[str, ...], default: str)
     )
 
 
+def _fanout(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.lstrip("-").isdecimal() and len(part) < 10 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected numbers such as 10,10, got {text}")
+    return [int(part) for part in parts]
+
+
 def _predict(args: argparse.Namespace) -> int:
     here()
     from raygnn.training.predict import predict
 
     made = predict(
-        args.name, out=args.out, scores=args.scores, overwrite=args.overwrite, **_common(args)
+        args.name,
+        out=args.out,
+        scores=args.scores,
+        ids=args.ids,
+        fanout=args.fanout,
+        overwrite=args.overwrite,
+        **_common(args),
+    )
+    print_json(args, made.to_dict())
+    return 0
+
+
+def _embed(args: argparse.Namespace) -> int:
+    here()
+    from raygnn.training.predict import embed
+
+    made = embed(
+        args.name, out=args.out, ntype=args.ntype, overwrite=args.overwrite, **_common(args)
     )
     print_json(args, made.to_dict())
     return 0

@@ -72,6 +72,32 @@ class TriplesGraph(ReversibleGraph):
     )
 
 
+class OgbGraph(_Graph):
+    """A node or link dataset of the Open Graph Benchmark, from its raw files."""
+
+    format: Literal["ogb"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(
+        description="Where the package ogb keeps datasets, or the directory of this one, with raw "
+        "and split in it."
+    )
+    name: Text = Field(description="Which dataset, such as ogbn-arxiv.")
+    split: Text | None = Field(
+        None, description="Which directory of split to use; null = the only one."
+    )
+    undirected: bool | None = Field(
+        None,
+        description="Each pair is listed once and stands for both directions; null = as ogb has "
+        "it for this dataset.",
+    )
+
+
+class CsvGraph(_Graph):
+    """A directory that dgl.data.CSVDataset reads: meta.yaml, and CSV files of nodes and edges."""
+
+    format: Literal["csv"] = Field(description="Format of the input graph.")
+    path: InputPath = Field(description="The directory with meta.yaml.")
+
+
 class PlantedGraph(_Graph):
     """A generated graph: power-law degrees, communities, features that need the neighbourhood."""
 
@@ -125,7 +151,15 @@ class ManyGraphs(_Graph):
 
 
 GraphConfig: TypeAlias = (
-    PlanetoidGraph | NpzGraph | DglGraph | TablesGraph | TriplesGraph | PlantedGraph | ManyGraphs
+    PlanetoidGraph
+    | NpzGraph
+    | DglGraph
+    | TablesGraph
+    | TriplesGraph
+    | OgbGraph
+    | CsvGraph
+    | PlantedGraph
+    | ManyGraphs
 )
 FORMATS: dict[str, type[Section]] = {
     "planetoid": PlanetoidGraph,
@@ -133,6 +167,8 @@ FORMATS: dict[str, type[Section]] = {
     "dgl": DglGraph,
     "tables": TablesGraph,
     "triples": TriplesGraph,
+    "ogb": OgbGraph,
+    "csv": CsvGraph,
     "planted": PlantedGraph,
     "graphs": ManyGraphs,
 }

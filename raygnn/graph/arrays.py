@@ -6,7 +6,9 @@ tensors only where numpy lacks the dtype (bfloat16), or where a caller has them 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,12 +33,67 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()} | {"bool": (1, 8)}
 
 
-def dtype_name(array: Array | Tensor) -> str:
+_PIECE = 1 << 22  # bytes that are gathered at a time
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of an array, gathered a piece at a time: a partition is written without a copy of it.
+
+    Attributes:
+        array: ``[N, …]``.
+        ids: int64 ``[n]``, which rows.
+    """
+
+    array: Array | Tensor
+    ids: Array
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.ids), *self.array.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        return int(self.array.ndim)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.ids) * self._width
+
+    def pieces(self) -> Iterator[Array | Tensor]:
+        """The rows, in order, a few megabytes at a time."""
+        step = max(_PIECE // max(self._width, 1), 1)
+        for start in range(0, len(self.ids), step):
+            yield self._take(self.ids[start : start + step])
+
+    def whole(self) -> Array | Tensor:
+        """All of the rows at once."""
+        return self._take(self.ids)
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.array.shape[1:]) * int(self.array.itemsize)
+
+    def _take(self, ids: Array) -> Array | Tensor:
+        if isinstance(self.array, np.ndarray):
+            taken: Array = np.take(self.array, ids, axis=0)
+            return taken
+        import torch
+
+        return self.array.index_select(0, torch.from_numpy(ids))
+
+
+def dtype_name(array: Array | Tensor | Rows) -> str:
     """``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
     return str(array.dtype).removeprefix("torch.")
 
 
-def storable(array: Array | Tensor) -> bool:
+def storable(array: Array | Tensor | Rows) -> bool:
     """Whether DGL's files can hold the array (bool comes back as uint8)."""
     return dtype_name(array) in CODES
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph import passes
+from raygnn.graph.arrays import Rows
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partjson import IntArray
 from raygnn.graph.passes import IndexArray, index_type
@@ -141,20 +142,22 @@ class Assembly:
         """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
         return {etype_str(t): torch.from_numpy(self._own(t, part)) for t in self.data.edges}
 
-    def node_data(self, part: int) -> dict[str, Tensor]:
+    def node_data(self, part: int) -> dict[str, Rows]:
         """``"<type>/<name>"`` → rows of the part's own nodes."""
+        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
         return {
-            f"{ntype}/{name}": _take(array, self._nodes(ntype, part))
-            for ntype, frame in self.data.nodes.items()
-            for name, array in frame.data.items()
+            f"{ntype}/{name}": Rows(array, ids)
+            for ntype, ids in own.items()
+            for name, array in self.data.nodes[ntype].data.items()
         }
 
-    def edge_data(self, part: int) -> dict[str, Tensor]:
+    def edge_data(self, part: int) -> dict[str, Rows]:
         """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
+        own = {t: self._own(t, part) for t, frame in self.data.edges.items() if frame.data}
         return {
-            f"{etype_str(etype)}/{name}": _take(array, self._own(etype, part))
-            for etype, frame in self.data.edges.items()
-            for name, array in frame.data.items()
+            f"{etype_str(etype)}/{name}": Rows(array, ids)
+            for etype, ids in own.items()
+            for name, array in self.data.edges[etype].data.items()
         }
 
     def _nodes(self, ntype: str, part: int) -> IntArray:
@@ -281,9 +284,3 @@ def _homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
         kind: np.stack([ends[:, i] - sizes[:, i], ends[:, i]], axis=1)
         for i, kind in enumerate(starts)
     }
-
-
-def _take(array: Any, ids: IntArray) -> Tensor:
-    if isinstance(array, np.ndarray):
-        return torch.from_numpy(np.take(array, ids, axis=0))
-    return array.index_select(0, torch.from_numpy(ids))

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from raygnn.errors import CapabilityError
+from raygnn.graph.dgl_distributed import accept_any_device
 from raygnn.graph.partjson import IntArray
 
 # add-on → where its native library lies inside the package, for one torch version
@@ -198,6 +199,7 @@ def _load() -> ModuleType:
     for name in _LIBRARIES:
         if name not in _reasons and (reason := _no_library(Path(already.__path__[0]), name)):
             _reasons[name] = reason
+    accept_any_device(already)
     return already
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from raygnn.graph.arrays import CODES, Array, dtype_name, element_bytes, storable
+from raygnn.graph.arrays import CODES, Array, Rows, dtype_name, element_bytes, storable
 from raygnn.graph.dglread import (
     COO,
     CSR,
@@ -121,7 +121,7 @@ def open_graphs(path: Readable) -> Iterator[GraphFile]:
         yield GraphFile(reader.fits(count, 8), labels, reader.graphs(count))
 
 
-def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor]) -> Written:
+def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor | Rows]) -> Written:
     """Write a tensor file that ``dgl.data.utils.load_tensors`` reads.
 
     Raises ValueError for an array that DGL cannot store; OSError as writing files does.
@@ -199,16 +199,17 @@ class _Writer:
         self.u64(len(data))
         self.raw(data)
 
-    def array(self, array: Array | Tensor) -> None:
+    def array(self, array: Array | Tensor | Rows) -> None:
         if not storable(array):
             raise ValueError(f"DGL's files cannot hold {dtype_name(array)}")
         code, bits = CODES[dtype_name(array)]
         self.raw(struct.pack("<QQiiiBBH", NDARRAY, 0, 1, 0, array.ndim, code, bits, 1))
         self.raw(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes))
-        if array.nbytes:
-            self.raw(element_bytes(array))
+        for piece in array.pieces() if isinstance(array, Rows) else [array]:
+            if piece.nbytes:
+                self.raw(element_bytes(piece))
 
-    def named_arrays(self, arrays: Mapping[str, Array | Tensor]) -> None:
+    def named_arrays(self, arrays: Mapping[str, Array | Tensor | Rows]) -> None:
         self.u64(len(arrays))
         for name, array in arrays.items():
             self.string(name)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import dtype_name
+from raygnn.graph.arrays import Array, Rows, dtype_name
 from raygnn.graph.data import MASKS, etype_str
 from raygnn.graph.layout import PartitionMeta, load_part
 from raygnn.graph.remote import AnyPath
@@ -62,12 +62,12 @@ def describe(meta: PartitionMeta) -> dict[str, Any]:
     }
 
 
-def feature(tensor: torch.Tensor) -> dict[str, Any]:
+def feature(tensor: torch.Tensor | Rows) -> dict[str, Any]:
     """How the manifest describes an array: dtype, and shape without the rows."""
     return {"dtype": dtype_name(tensor), "shape": list(tensor.shape[1:])}
 
 
-def splits(node_data: Mapping[str, torch.Tensor]) -> dict[str, dict[str, int]]:
+def splits(node_data: Mapping[str, Array | torch.Tensor]) -> dict[str, dict[str, int]]:
     """How many nodes a part's masks (``"<type>/<name>"``) mark: node type → split → number.
 
     Masks that are not there are left out, and so are types without any.

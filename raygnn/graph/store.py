@@ -14,7 +14,7 @@ from typing import Any
 from raygnn.errors import DataError
 from raygnn.graph.arrays import storable
 from raygnn.graph.assemble import Assembly
-from raygnn.graph.data import GraphData, etype_str
+from raygnn.graph.data import MASKS, GraphData, etype_str
 from raygnn.graph.dglfile import Written, write_graph, write_tensors
 from raygnn.graph.idfile import write_ids
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
@@ -127,19 +127,22 @@ def _write_arrays(
     files: dict[str, Written] = {}
     kinds: dict[str, Any] = {}
     facts: dict[str, Any] = {}
-    for name, gather in (
+    for name, choose in (
         ("node_feat.dgl", assembly.node_data),
         ("edge_feat.dgl", assembly.edge_data),
+    ):
+        chosen = choose(part)
+        files[f"{folder.name}/{name}"] = write_tensors(folder / name, chosen)
+        kinds |= {key: feature(rows) for key, rows in chosen.items()}
+        if name == "node_feat.dgl":
+            masks = {k: rows.whole() for k, rows in chosen.items() if k.rpartition("/")[2] in MASKS}
+            facts = {"splits": splits(masks)}
+        del chosen  # before the next are chosen
+    for name, gather in (
         ("orig_nids.dgl", assembly.original_nodes),
         ("orig_eids.dgl", assembly.original_edges),
     ):
-        tensors = gather(part)
-        files[f"{folder.name}/{name}"] = write_tensors(folder / name, tensors)
-        if name.endswith("_feat.dgl"):
-            kinds |= {key: feature(tensor) for key, tensor in tensors.items()}
-        if name == "node_feat.dgl":
-            facts = {"splits": splits(tensors)}
-        del tensors  # before the next are gathered
+        files[f"{folder.name}/{name}"] = write_tensors(folder / name, gather(part))
     return files, facts, kinds
 
 

@@ -23,10 +23,10 @@ def check(data: GraphData, *, needs_masks: bool = True) -> None:
     """Raise DataError at the first thing that can not be trained on.
 
     Checked: arrays with as many rows as nodes or edges; edge ends int64 and in range; matrices
-    of features finite; labels int64, from -1 (unknown) to below the number of nodes; masks
-    bool and disjoint, with a label under each of their nodes; some nodes, edges and training nodes
-    (or, where no node type has masks, training edges). The error names the file
-    (``data.origin``), the first bad row and its value.
+    of features finite; labels int64, from -1 (unknown) to below the number of nodes, or
+    float32, finite or NaN (unknown); masks bool and disjoint, with a label under each of their
+    nodes; some nodes, edges and training nodes (or, where no node type has masks, training
+    edges). The error names the file (``data.origin``), the first bad row and its value.
 
     Args:
         needs_masks: whether there must be nodes or edges for training; without, masks that are
@@ -138,12 +138,19 @@ def _check_labels(data: GraphData, ntype: str) -> None:
     if label is None:
         return
     key = f"{ntype}/label"
+    if isinstance(label, np.ndarray) and label.dtype == np.float32 and label.ndim == 1:
+        infinite = _first(np.isinf(label))
+        if infinite is not None:
+            what = f"the label is {label[infinite]}"
+            raise _error(data, key, what, "Labels are finite; NaN means unknown.", row=infinite)
+        return
     if not isinstance(label, np.ndarray) or label.dtype != np.int64 or label.ndim != 1:
         raise _error(
             data,
             key,
             f"it has shape {tuple(label.shape)} and dtype {label.dtype}",
-            "Labels are one integer for each node, -1 where unknown.",
+            "Labels are one integer (a class, -1 where unknown) or one float32 (a number, NaN "
+            "where unknown) for each node.",
         )
     bad = _first((label < -1) | (label >= max(frame.num, 1)))
     if bad is not None:
@@ -183,7 +190,7 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
                     row=both,
                 )
         seen.append(name)
-        unlabelled = None if label is None else _first(mask & (label < 0))
+        unlabelled = None if label is None else _first(mask & _unknown(label))
         if unlabelled is not None:
             raise _error(
                 data,
@@ -192,6 +199,10 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
                 f"Give it a label or take it out of {name}.",
                 row=unlabelled,
             )
+
+
+def _unknown(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.isnan(label) if label.dtype.kind == "f" else label < 0
 
 
 def _first(bad: np.ndarray[Any, Any]) -> int | None:

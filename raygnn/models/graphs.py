@@ -56,6 +56,13 @@ class GraphNetwork(Stack):
 
     def forward(self, batch: GraphBatch) -> Tensor:
         """Outputs of the graphs, ``[B, out_features]``."""
+        rows = self.represent(batch)
+        # a sum over a graph's nodes may be more than fp16 holds
+        with torch.autocast(rows.device.type, enabled=False):
+            return self.readout(self.dropout(rows).to(self.readout.weight.dtype))
+
+    def represent(self, batch: GraphBatch) -> Tensor:
+        """The pooled nodes of each layer and node type side by side, ``[B, …]``."""
         block = batch.block
         # no neighbour is left out, so the block's degrees are the graphs'
         degree = {etype: adj.degree for etype, adj in block.adj.items()}
@@ -65,9 +72,7 @@ class GraphNetwork(Stack):
         for number in range(self.num_layers):
             h = self.layer(number, block, h, degree)
             rows += self._pool(number + 1, graphs, h)
-        # a sum over a graph's nodes may be more than fp16 holds
-        with torch.autocast(rows[0].device.type, enabled=False):
-            return self.readout(self.dropout(join(rows)).to(self.readout.weight.dtype))
+        return join(rows)
 
     def _pool(self, number: int, graphs: Mapping[str, Adjacency], h: Hidden) -> list[Tensor]:
         return [pool(graphs[t], h[t], self.pooling, self.kernels) for t in self._pooled[number]]

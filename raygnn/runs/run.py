@@ -143,6 +143,8 @@ class Run:
         split: str = "all",
         *,
         scores: bool = False,
+        ids: Sequence[int] | Sequence[str] | None = None,
+        fanout: Sequence[int] | None = None,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
@@ -154,6 +156,8 @@ class Run:
         Args:
             split: ``train``, ``val``, ``test`` or ``all``.
             scores: also a probability for each class.
+            ids: nodes or graphs, to predict for those alone.
+            fanout: neighbours that are drawn for these nodes, from them outward; None = all.
             overrides: such as ``cluster.workers=1``.
             timeout: seconds.
 
@@ -168,7 +172,41 @@ class Run:
         with TemporaryDirectory(prefix="raygnn-predict-") as directory:
             out = Path(directory) / "predictions.parquet"
             options = ["--split", split, "--out", str(out), *(["--scores"] if scores else [])]
+            if ids is not None:
+                wanted = Path(directory) / "wanted.parquet"
+                pandas.DataFrame({"id": list(ids)}).to_parquet(wanted)
+                options += ["--ids", str(wanted)]
+            if fanout is not None:
+                options.append("--fanout=" + ",".join(map(str, fanout)))
             self._ask("predict", options, overrides, timeout)
+            return pandas.read_parquet(out)
+
+    def embed(
+        self,
+        ntype: str | None = None,
+        *,
+        split: str = "all",
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
+    ) -> pandas.DataFrame:
+        """What the tested model makes of each node or graph before its last step.
+
+        Args:
+            ntype: which nodes; None = those that the task is about.
+            split, overrides, timeout: see `predict`.
+
+        Returns:
+            Columns as `raygnn.embed` has them.
+
+        Raises:
+            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.embed`.
+        """
+        import pandas
+
+        with TemporaryDirectory(prefix="raygnn-embed-") as directory:
+            out = Path(directory) / "embeddings.parquet"
+            options = ["--split", split, "--out", str(out), *(["--ntype", ntype] if ntype else [])]
+            self._ask("embed", options, overrides, timeout)
             return pandas.read_parquet(out)
 
     def evaluate(

@@ -84,6 +84,10 @@ class Embeddings:
             torch.optim.Adagrad(rows) if self._kind == "adagrad" else torch.optim.SparseAdam(rows)
         )
 
+    def begin(self) -> None:
+        """Forget what came for a step that was not made: training begins, perhaps again."""
+        self._came.clear()
+
     def join(self, batch: Batch, device: torch.device) -> Batch:
         """The batch with the rows of its input nodes, which come after their features."""
         assert batch.routes is not None

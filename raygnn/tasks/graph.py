@@ -28,6 +28,7 @@ def graph_outputs(
     numbers: Ids,
     batch_size: int,
     device: torch.device,
+    run: Callable[[GraphBatch], Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs for whole graphs, in evaluation mode. Not collective.
 
@@ -35,6 +36,7 @@ def graph_outputs(
         join: numbers of graphs → a batch of them, of padding where there are none; it may leave
             some out.
         numbers: int64 ``[n]``, on any device.
+        run: the task's model, or a part of it: a batch → ``[B, out_features]``.
 
     Returns:
         numbers int64 ``[m]``, outputs float32 ``[m, out_features]`` and targets ``[m, …]``, all on
@@ -49,7 +51,7 @@ def graph_outputs(
             batch = join(numbers[start : start + batch_size])
             real = batch.weight > 0
             there.append(batch.seeds[real])
-            outputs.append(task.checked(batch.to(device)).float().cpu()[real])
+            outputs.append(run(batch.to(device)).float().cpu()[real])
             targets.append(batch.y[real])
     finally:
         task.train(training)

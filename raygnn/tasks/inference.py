@@ -8,18 +8,21 @@ an edge once for every batch that reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
+from raygnn.models.edges import Encoder
 from raygnn.models.network import Network
 from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.features import FEATURES, FeatureStore, Table, degree_column, with_room
+from raygnn.sampling.fanout import Fanout
+from raygnn.sampling.features import FEATURES, FeatureStore, Rows, Table, degree_column, with_room
 from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.kernels import ALL
 from raygnn.sampling.sampler import Frontier, NeighborSampler
@@ -81,9 +84,38 @@ class Inference:
             model.train(training)
 
     @torch.no_grad()
+    def outputs_of_few(
+        self, model: nn.Module, ntype: str, owned: np.ndarray, fanouts: Sequence[Fanout] | None
+    ) -> Tensor:
+        """As `outputs`, from minibatches around the nodes whatever the model is: cheaper than all
+        layers of the whole graph where the nodes are few.
+
+        Args:
+            fanouts: neighbours per hop, drawn the same for a node whatever else is asked for;
+                None = all of them, which is exact.
+        """
+        training = model.training
+        model.eval()
+        try:
+            return self._by_batches(model, ntype, owned, fanouts)
+        finally:
+            model.train(training)
+
+    @torch.no_grad()
+    def hidden(self, model: Network, ntype: str) -> Tensor:
+        """What goes into a network's last layer: float32 ``[owned, hidden]`` of all owned nodes of
+        a type that the layer before it computes."""
+        training = model.training
+        model.eval()
+        try:
+            return self._layer_by_layer(model, model.num_layers - 1)[ntype].float()
+        finally:
+            model.train(training)
+
+    @torch.no_grad()
     def represent(self, model: nn.Module, ntypes: Sequence[str]) -> dict[str, Tensor]:
         """Outputs (float32 ``[owned, out_features]``, CPU) of all owned nodes of some types."""
-        training = model.training
+        training, encoder = model.training, cast("Encoder", model)
         model.eval()
         try:
             if isinstance(model, Network):
@@ -91,18 +123,21 @@ class Inference:
                 return {t: hidden[t].float() for t in ntypes}
             return {
                 t: self._by_batches(
-                    model, t, self._shard.first(t) + np.arange(self._shard.owned(t))
+                    lambda *given, t=t: encoder.represent(*given)[t],
+                    t,
+                    self._shard.first(t) + np.arange(self._shard.owned(t)),
                 )
                 for t in ntypes
             }
         finally:
             model.train(training)
 
-    def _layer_by_layer(self, model: Network) -> dict[str, Tensor]:
-        """Outputs of all owned nodes of the types that the network computes,
-        ``[owned, out_features]``."""
+    def _layer_by_layer(self, model: Network, layers: int | None = None) -> dict[str, Tensor]:
+        """Outputs of all owned nodes of the types that a network's first layers compute, of all
+        layers where ``layers`` is None: ``[owned, out_features]``."""
         shard, store = self._shard, self._store
-        for number in range(model.num_layers):
+        layers = model.num_layers if layers is None else layers
+        for number in range(layers):
             kept: dict[str, list[Tensor]] = {t: [] for t in model.computes(number)}
             for chunk in self._chunks(list(kept)):
                 block, sources = self._sampler.hop(chunk, self._all)
@@ -114,16 +149,11 @@ class Inference:
                     )
                 else:
                     h = self._moved({t: columns[FEATURES] for t, columns in rows.items()})
-                degree = {
-                    e: rows[e[2]][degree_column(e)].to(self._device)
-                    for e in shard.etypes
-                    if degree_column(e) in rows.get(e[2], {})
-                }
-                out = model.layer(number, block.to(self._device), h, degree)
+                out = model.layer(number, block.to(self._device), h, self._degrees(rows))
                 for t, pieces in kept.items():
                     pieces.append(out[t].cpu())
             hidden = {t: torch.cat(pieces) for t, pieces in kept.items()}
-            if number == model.num_layers - 1:
+            if number == layers - 1:
                 return hidden
             store = FeatureStore(
                 shard.bounds, self._exchange, {t: self._table(t, h) for t, h in hidden.items()}
@@ -132,6 +162,13 @@ class Inference:
 
     def _moved(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self._device) for name, value in values.items()}
+
+    def _degrees(self, rows: Rows) -> dict[EdgeType, Tensor]:
+        return {
+            e: rows[e[2]][degree_column(e)].to(self._device)
+            for e in self._shard.etypes
+            if degree_column(e) in rows.get(e[2], {})
+        }
 
     def _table(self, ntype: str, hidden: Tensor) -> Table:
         shard, total = self._shard, self._shard.num_nodes(ntype)
@@ -168,19 +205,32 @@ class Inference:
                 start = max(start, stop)
                 yield chunk
 
-    def _by_batches(self, model: Any, ntype: str, owned: np.ndarray) -> Tensor:
+    def _by_batches(
+        self,
+        model: Callable[..., Tensor],
+        ntype: str,
+        owned: np.ndarray,
+        fanouts: Sequence[Fanout] | None = None,
+    ) -> Tensor:
         size = self._batch_size
+        fanouts = fanouts or [self._all] * self._num_layers
         pieces: list[Tensor] = []
         for number in range(-(-self._exchange.max(len(owned)) // size)):
             ids = owned[number * size : (number + 1) * size]
             real = len(ids)
             if not real:  # the other ranks still need this one's rows
                 ids = np.array([self._any_node(ntype)])
-            blocks, sources = self._sampler.sample(
-                {ntype: ids}, [self._all] * self._num_layers, epoch=0, step=number
+            # one step for all batches: what a node draws does not depend on who comes before it
+            blocks, sources = self._sampler.sample({ntype: ids}, fanouts, epoch=0, step=0)
+            rows = self._store.gather({t: sources[t] for t in self._store.ntypes})
+            x, categories = assemble(rows, self._inputs)
+            out = model(
+                [block.to(self._device) for block in blocks],
+                self._moved(x),
+                self._degrees(rows),
+                None,
+                {t: self._moved(c) for t, c in categories.items() if c},
             )
-            x, _ = assemble(self._store.gather(sources), self._inputs)
-            out = model.represent([b.to(self._device) for b in blocks], self._moved(x), {})[ntype]
             pieces.append(out[:real].float().cpu())
         return torch.cat(pieces)
 

@@ -99,6 +99,10 @@ class Task(pl.LightningModule, ABC):
         found: Tensor = self.loss(self.checked(batch).float(), batch.y)
         return found
 
+    def on_train_start(self) -> None:
+        if self.embeddings is not None:
+            self.embeddings.begin()
+
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)

@@ -31,10 +31,10 @@ from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Ranking
 from raygnn.tasks.task import Task
-from raygnn.training.job import SPLITS
+from raygnn.training.job import SPLITS, Request
 from raygnn.training.partition_plane import PartitionPlane
 from raygnn.training.plane import build
-from raygnn.training.rows import EdgePredictions, chunk_rows
+from raygnn.training.rows import EdgePredictions, Embedded, chunk_rows
 
 _ORIGINAL = "original"
 
@@ -174,9 +174,19 @@ class EdgePlane(PartitionPlane):
         outputs, _ = self._outputs(model, rows, own)
         return measure(outputs, self.labels[torch.from_numpy(own)], self.config.task, self.control)
 
-    def predict(self, task: Task, split: str) -> Iterator[EdgePredictions]:
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """See `Plane`: the rows of nodes that the decoder is given."""
+        model, there = task.model, list(dict.fromkeys(self._ntypes.values()))
+        assert isinstance(model, EdgeModel)
+        ntype = request.ntype or (there[0] if len(there) == 1 else "")
+        self.check_ntype(ntype, there)
+        rows = self._inference.represent(model.encoder, [ntype])[ntype]
+        yield from self.embedded(rows, ntype, request)
+
+    def predict(self, task: Task, request: Request) -> Iterator[EdgePredictions]:
         """See `Plane`."""
         model, edges, target = task.model, self.edges, self.target
+        split = request.split
         assert isinstance(model, EdgeModel)
         own = np.arange(len(edges.src)) if split == "all" else self._in_split(split)
         if not self.control.max(len(own)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from raygnn.config.schema import Config
-from raygnn.errors import DataError, RaygnnError
+from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples
 from raygnn.graph.collection.data import read_collection
 from raygnn.graph.sample import Sample, Samples
-from raygnn.models.graphs import GraphSchema
+from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
+from raygnn.sampling.batch import GraphBatch
 from raygnn.sampling.collate import Collate, find_pattern, get
 from raygnn.sampling.graphs import GraphBatchMaker
 from raygnn.sampling.inputs import Inputs, choose_inputs
@@ -28,11 +29,12 @@ from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
-from raygnn.training.job import SPLITS, Job
+from raygnn.training.job import SPLITS, Job, Request
 from raygnn.training.plane import Traffic, build, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
-from raygnn.training.rows import Predictions, chunk_rows
+from raygnn.training.rows import Embedded, Predictions, chunk_rows
+from raygnn.training.wanted import numbers_of
 
 log = logging.getLogger("raygnn")
 
@@ -137,26 +139,57 @@ class GraphPlane:
         values = measure(outputs, y, config.task, self.ranks.control)
         return {**values, "left_out": float(left_out)} if left_out else values
 
-    def predict(self, task: Task, split: str) -> Iterator[Predictions]:
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`; graphs that are left out have no row."""
         assert isinstance(task, GraphTask)
-        world, samples = self.ranks.world, self.samples
-        splits = np.full(samples.num, -1, np.int8)
-        for number, name in enumerate(SPLITS):
-            splits[samples.splits[name]] = number
-        chosen = np.arange(samples.num) if split == "all" else samples.splits[split]
-        mine = chosen[world.rank :: world.size]
+        mine, splits = self._asked(request)
         size = chunk_rows(self.schema.out_features)
         for start in range(0, len(mine), size):
             there, outputs, y = self._outputs(task, mine[start : start + size])
             if len(there):
                 yield Predictions(there.numpy(), outputs, y, splits[there.numpy()])
 
-    def _outputs(self, task: GraphTask, numbers: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """See `Plane`: the pooled layers, which the last linear layer is given."""
+        model = task.model
+        if not isinstance(model, GraphNetwork):
+            raise InputError(
+                "of your own class there is nothing before its outputs to look at",
+                where="model.kind",
+                remedy="embeddings are of the built-in kinds",
+            )
+        assert isinstance(task, GraphTask)
+        mine, splits = self._asked(request)
+        size = chunk_rows(model.readout.in_features)
+        for start in range(0, len(mine), size):
+            there, rows, _ = self._outputs(task, mine[start : start + size], model.represent)
+            if len(there):
+                yield Embedded(there.numpy(), rows, splits[there.numpy()])
+
+    def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of this rank's share of the graphs that are asked for, ascending, and of all
+        graphs their splits; see `Predictions`."""
+        world, samples, split = self.ranks.world, self.samples, request.split
+        splits = np.full(samples.num, -1, np.int8)
+        for number, name in enumerate(SPLITS):
+            splits[samples.splits[name]] = number
+        chosen = np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
+        if request.wanted is not None:
+            chosen = np.intersect1d(chosen, numbers_of(request.wanted, None, samples.num))
+        return chosen[world.rank :: world.size], splits
+
+    def _outputs(
+        self,
+        task: GraphTask,
+        numbers: np.ndarray,
+        run: Callable[[GraphBatch], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `graph_outputs`."""
         sampling = self.config.sampling
         size = sampling.eval_batch_size or sampling.batch_size
-        return graph_outputs(task, self._maker.join, numbers, size, self.ranks.device)
+        return graph_outputs(
+            task, self._maker.join, numbers, size, self.ranks.device, run or task.checked
+        )
 
     @property
     def identity(self) -> str:

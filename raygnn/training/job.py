@@ -68,14 +68,22 @@ class Request:
     Attributes:
         weights: to predict with.
         split: ``train``, ``val``, ``test`` or ``all``.
-        rows: write a row for each node or graph; else only measure.
+        rows: write a row for each node, edge or graph; else only measure.
         scores: also a score for each class.
+        wanted: only these, from `raygnn.training.wanted.read_wanted`; None = all of the split.
+        fanout: neighbours of the wanted nodes, from them outward; None = all.
+        embeddings: what the rows have: the last hidden layer's output in place of predictions.
+        ntype: of the nodes that embeddings are for; None = the one that the task is about.
     """
 
     weights: Weights
     split: str
     rows: bool
     scores: bool = False
+    wanted: Any = None
+    fanout: tuple[int, ...] | None = None
+    embeddings: bool = False
+    ntype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.errors import InputError
+from raygnn.models.direct import Direct
+from raygnn.models.network import Network
 from raygnn.models.registry import build_model
+from raygnn.sampling.fanout import resolve_fanouts
 from raygnn.sampling.inputs import row_width
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.seeds import gather_seeds, owned_nodes
@@ -17,10 +21,10 @@ from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
-from raygnn.training.job import SPLITS
+from raygnn.training.job import Request
 from raygnn.training.partition_plane import PartitionPlane
 from raygnn.training.plane import build
-from raygnn.training.rows import Predictions, chunk_rows
+from raygnn.training.rows import Embedded, Predictions, chunk_rows
 
 
 class NodePlane(PartitionPlane):
@@ -56,18 +60,19 @@ class NodePlane(PartitionPlane):
         wanted = self.labels[torch.from_numpy(owned)]
         return measure(outputs, wanted, self.config.task, self.control)
 
-    def predict(self, task: Task, split: str) -> Iterator[Predictions]:
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
-        shard, ntype = self.shard, self.ntype
-        splits = self._splits()
-        chosen = np.arange(len(splits))
-        if split != "all":
-            chosen = chosen[splits == SPLITS.index(split)]
+        ntype, splits, fanouts = self.ntype, self.splits(self.ntype), None
+        chosen = self.chosen(ntype, request)
         if not self.control.max(len(chosen)):
             return
-        original = shard.original[ntype]
-        chosen = chosen[np.argsort(original[chosen])]
-        outputs = self._inference.outputs(task.model, ntype, chosen + shard.first(ntype))
+        original, ids = self.shard.original[ntype], chosen + self.shard.first(ntype)
+        if request.fanout is not None:
+            fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
+        if request.wanted is None:
+            outputs = self._inference.outputs(task.model, ntype, ids)
+        else:
+            outputs = self._inference.outputs_of_few(task.model, ntype, ids, fanouts)
         size = chunk_rows(outputs.shape[1])
         for start in range(0, len(chosen), size):
             some = chosen[start : start + size]
@@ -78,14 +83,25 @@ class NodePlane(PartitionPlane):
                 splits=splits[some],
             )
 
-    def _splits(self) -> np.ndarray:
-        """See `Predictions.splits`, of the owned nodes."""
-        codes = np.full(self.shard.owned(self.ntype), -1, np.int8)
-        for number, split in enumerate(SPLITS):
-            mask = self.shard.node_data[self.ntype].get(f"{split}_mask")
-            if mask is not None:
-                codes[mask.bool().numpy()] = number
-        return codes
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """See `Plane`: what goes into the last layer, or into the only one where it is linear."""
+        model, ntype = task.model, request.ntype or self.ntype
+        if isinstance(model, Direct):
+            there = [self.ntype]
+        elif isinstance(model, Network) and model.num_layers > 1:
+            there = model.computes(model.num_layers - 2)
+        else:
+            raise InputError(
+                "the model has no hidden layer that could be looked at",
+                where="model.layers" if isinstance(model, Network) else "model.kind",
+                remedy="embeddings are of built-in kinds with 2 layers or more",
+            )
+        self.check_ntype(ntype, there)
+        if isinstance(model, Network):
+            rows = self._inference.hidden(model, ntype)
+        else:
+            rows = self._inference.represent(model, [ntype])[ntype]
+        yield from self.embedded(rows, ntype, request)
 
     @cached_property
     def labels(self) -> Tensor:

@@ -6,16 +6,18 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from raygnn.config.schema import Config
-from raygnn.errors import DataError
+from raygnn.errors import DataError, InputError
+from raygnn.graph.idfile import read_ids
 from raygnn.graph.layout import read_meta
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard, describe_shard, load_shard
@@ -36,12 +38,14 @@ from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.task import Task
 from raygnn.training import blackbox
-from raygnn.training.job import Job
+from raygnn.training.job import SPLITS, Job, Request
 from raygnn.training.learned import make_embeddings, with_learned
 from raygnn.training.plane import Traffic, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.relations import edge_arrays, relation_array, relations
+from raygnn.training.rows import Embedded, chunk_rows
+from raygnn.training.wanted import numbers_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -242,6 +246,53 @@ class PartitionPlane:
             note=blackbox.note,
             identity=self.identity,
         )
+
+    def chosen(self, ntype: str, request: Request) -> np.ndarray:
+        """Positions of the owned nodes that are asked for, ascending by their original ids.
+
+        Raises:
+            InputError: a wanted node is not there.
+        """
+        own = np.arange(self.shard.owned(ntype))
+        if request.split != "all":
+            own = own[self.splits(ntype) == SPLITS.index(request.split)]
+        original = self.shard.original[ntype]
+        if request.wanted is not None:
+            assert self.job.partition is not None
+            names = read_ids(read_meta(self.job.partition), ntype)
+            wanted = numbers_of(request.wanted, names, self.shard.num_nodes(ntype))
+            own = own[np.isin(original[own], wanted)]
+        return own[np.argsort(original[own])]
+
+    def splits(self, ntype: str) -> np.ndarray:
+        """See `Predictions.splits`, of the owned nodes."""
+        codes = np.full(self.shard.owned(ntype), -1, np.int8)
+        for number, split in enumerate(SPLITS):
+            mask = self.shard.node_data[ntype].get(f"{split}_mask")
+            if mask is not None:
+                codes[mask.bool().numpy()] = number
+        return codes
+
+    def embedded(self, rows: Tensor, ntype: str, request: Request) -> Iterator[Embedded]:
+        """The rows that are asked for of those of all owned nodes."""
+        chosen, splits = self.chosen(ntype, request), self.splits(ntype)
+        size = chunk_rows(rows.shape[1])
+        for start in range(0, len(chosen), size):
+            some = chosen[start : start + size]
+            ids = self.shard.original[ntype][some].astype(np.int64)
+            yield Embedded(ids, rows[torch.from_numpy(some)], splits[some])
+
+    @staticmethod
+    def check_ntype(ntype: str, there: Sequence[str]) -> None:
+        """Raises:
+        InputError: the model has no rows for the type.
+        """
+        if ntype not in there:
+            raise InputError(
+                f"the model makes no rows of nodes of type {ntype!r}, but of {', '.join(there)}",
+                where=f"--ntype {ntype}",
+                remedy="choose one of these",
+            )
 
     @property
     def identity(self) -> str:

@@ -15,10 +15,10 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.task import Task
-from raygnn.training.job import Job
+from raygnn.training.job import Job, Request
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
-from raygnn.training.rows import Predictions
+from raygnn.training.rows import Embedded, Predictions
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,17 @@ class Plane(Protocol):
         """The metrics of a split, exact over all ranks."""
         ...
 
-    def predict(self, task: Task, split: str) -> Iterator[Predictions]:
-        """This rank's share of the nodes, edges or graphs of a split, or of ``all``, in chunks
-        that ascend by id. It has to be exhausted."""
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+        """This rank's share of the nodes, edges or graphs that are asked for, in chunks that
+        ascend by id. It has to be exhausted."""
+        ...
+
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """As `predict`, what the model makes of nodes or graphs before its last step.
+
+        Raises:
+            InputError: the model has no such rows, or not for this node type.
+        """
         ...
 
     def count(self, split: str) -> int:

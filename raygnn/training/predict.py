@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.load import load_config
 from raygnn.config.paths import unwritable
-from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, InputError, TrainingError
-from raygnn.graph.atomic import is_vacant
+from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
 from raygnn.runs.display import Display
-from raygnn.runs.files import read_json, replacing, storage_errors
-from raygnn.runs.metrics import MetricsTail
-from raygnn.runs.run import Run, open_run
-from raygnn.runs.store import CHECKPOINTS, PARTITION, RunDir
-from raygnn.training import weights
-from raygnn.training.aside import run_aside
-from raygnn.training.coming import Coming
-from raygnn.training.heartbeat import Heartbeat
-from raygnn.training.job import ROWS, SPLITS, Request
-from raygnn.training.launch import Launch
+from raygnn.runs.files import replacing, storage_errors
+from raygnn.runs.run import Run
+from raygnn.training.asking import Asked, ask
+from raygnn.training.job import ROWS, SPLITS
 from raygnn.training.plan import Plan
-from raygnn.training.showing import display_of
-from raygnn.training.watch import News
+from raygnn.training.wanted import read_wanted
 
 if TYPE_CHECKING:
     from os import PathLike
-
-_PLACE = ".predicting"  # in the storage; no run can have this name
-_POLL = 0.2  # seconds
 
 
 @dataclass(frozen=True)
@@ -66,6 +51,8 @@ def predict(
     out: str | PathLike[str],
     split: str = "all",
     scores: bool = False,
+    ids: str | PathLike[str] | None = None,
+    fanout: Sequence[int] | None = None,
     storage: str = "runs",
     overrides: Sequence[str] = (),
     overwrite: bool = False,
@@ -84,6 +71,10 @@ def predict(
         out: the Parquet file to write; whole, or not at all.
         split: ``train``, ``val``, ``test`` or ``all``.
         scores: also a probability for each class.
+        ids: a file of nodes or graphs, to predict for those alone: text with an id in each line,
+            or Parquet with a column of them, ``node`` or ``graph``.
+        fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
+            place of all of them.
         overrides: such as ``cluster.workers=1``: keys that do not change what was trained.
         overwrite: replace ``out`` if it is there.
         verbose, display, started: see `raygnn.train`.
@@ -102,14 +93,51 @@ def predict(
         Interrupted: Ctrl-C.
     """
     file = free_file(Path(out).expanduser().absolute(), overwrite)
-    asked = _ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
-    purpose = f"split {split} → {file}"
-    with asked.answered(purpose, rows=True, scores=scores) as (found, place, plan):
-        ids = _ids(plan)
-        _merge(place / ROWS, found, asked.config, file, overwrite, asked.show, ids)
-    made = Predicted(file, found["rows"], split, found["workers"])
-    asked.show.note(f"{made.rows:,} rows in {file}")
-    return made
+    asked = ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
+    request = {"scores": scores, **_few(asked.config, ids, fanout)}
+    return _write(asked, file, overwrite, f"split {split} → {file}", **request)
+
+
+def embed(
+    run: str | Path | Run,
+    *,
+    out: str | PathLike[str],
+    ntype: str | None = None,
+    split: str = "all",
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> Predicted:
+    """Write what a run's tested model makes of each node or graph before its last step.
+
+    Of tasks on nodes that is what goes into the last layer; of tasks on edges what goes into the
+    decoder; of tasks on graphs all pooled layers side by side.
+
+    Args:
+        ntype: which nodes; None = those that the task is about.
+        run, out, split, storage, overrides, overwrite, verbose, display, started: see `predict`.
+
+    Returns:
+        The file. Columns: ``node`` or ``graph``, as of `predict`, ``split``, and ``embedding``,
+        a list of float32.
+
+    Raises:
+        InputError: the model has no such rows, or none for this type; and see `predict`.
+        PreflightError, TrainingError, Interrupted: see `predict`.
+    """
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    asked = ask(run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started)
+    if ntype is not None and asked.config.task.of_graphs:
+        raise InputError(
+            "the embeddings of this run are of graphs",
+            where=f"--ntype {ntype}",
+            remedy="leave it out",
+        )
+    purpose = f"embeddings, split {split} → {file}"
+    return _write(asked, file, overwrite, purpose, embeddings=True, ntype=ntype)
 
 
 def evaluate(
@@ -134,112 +162,64 @@ def evaluate(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    asked = _ask(run, SPLITS, split, storage, overrides, verbose, display, started)
+    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started)
     with asked.answered(f"metrics of split {split}", rows=False) as (found, _, _):
         metrics: dict[str, float] = found["metrics"]
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be predicted, and with what; nothing has started."""
-
-    config: Config
-    weights: weights.Weights
-    split: str
-    show: Display
-    verbose: bool
-    started: float
-
-    @contextmanager
-    def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
-        """Run the job; see `run_aside`. Yields also what it was planned as."""
-        plans: list[Plan] = []
-
-        def watching(config: Config, plan: Plan, *more: Any) -> int:
-            plans.append(plan)
-            return _watch(config, plan, *more)
-
-        if self.weights.data is None:
-            self.show.note("of what data it was trained on there is no record: not compared")
-        with run_aside(
-            self.config,
-            _PLACE,
-            self.show,
-            watching,
-            lambda run: "interrupted; nothing was written",
-            verbose=self.verbose,
-            started=self.started,
-            purpose=purpose,
-            keep=False,
-            request=Request(self.weights, self.split, **request),
-        ) as answer:
-            if not answer[0].get("rows") and not answer[0].get("metrics"):
-                raise InputError(
-                    f"the data have nothing in the split {self.split!r}",
-                    where=f"--split {self.split}",
-                    remedy="choose another split",
-                )
-            yield (*answer, plans[-1])
-
-
-def _ask(
-    run: str | Path | Run,
-    splits: Sequence[str],
-    split: str,
-    storage: str,
-    overrides: Sequence[str],
-    verbose: bool,
-    display: bool,
-    started: float | None,
-) -> _Asked:
-    if split not in splits:
-        raise InputError(
-            f"there is no split {split!r}",
-            where=f"--split {split}",
-            remedy=f"choose one of {', '.join(splits)}",
-        )
-    there = run if isinstance(run, Run) else open_run(run, storage)
-    found = weights.find(there.path / CHECKPOINTS)
-    config = _config(there, overrides)
-    started = time.time() if started is None else started
-    return _Asked(config, found, split, display_of(display, verbose), verbose, started)
-
-
-def _config(run: Run, overrides: Sequence[str]) -> Config:
-    """The run's configuration, wherever its directory lies by now.
+def _few(
+    config: Config, ids: str | PathLike[str] | None, fanout: Sequence[int] | None
+) -> dict[str, Any]:
+    """What a `Request` says of a list of nodes or graphs.
 
     Raises:
-        ConfigError: an override is wrong, or changes what was trained; a value is needed that
-            the run does not keep.
+        InputError: it cannot be read, or asks for what there is not.
     """
-    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
-    if not any(key.startswith(("graph", "partition")) for key in overrides):
-        values |= _partition(run)
-    config = load_config(values, overrides)
-    if changed := changes(fixed(run.config), config):
-        raise ConfigError(
-            f"a trained model cannot be changed: {'; '.join(changed)}",
-            where="--set",
-            remedy="change keys of cluster, comm, staging, fault, partition, or graph.path",
+    task = config.task
+    if ids is None:
+        if fanout is not None:
+            raise InputError(
+                "neighbours are drawn for a list of nodes; without one all of them are used",
+                where="--fanout",
+                remedy="name a file with --ids, or leave --fanout out",
+            )
+        return {}
+    if task.of_edges:
+        raise InputError(
+            f"{task.kind} predicts for edges, which have no ids",
+            where=f"--ids {ids}",
+            remedy="leave it out and choose from the file that is written",
         )
-    return config
+    depth = config.model.depth
+    if fanout is not None and (task.of_graphs or len(fanout) != depth or min(fanout) < -1):
+        what = "graphs have all their edges" if task.of_graphs else f"the model has {depth} layers"
+        raise InputError(
+            what,
+            where=f"--fanout {','.join(map(str, fanout))}",
+            remedy="leave it out"
+            if task.of_graphs or not depth
+            else "give a number for each, from the nodes outward; -1 = all",
+        )
+    file = Path(ids).expanduser().absolute()
+    return {
+        "wanted": read_wanted(file, task.unit),
+        "fanout": None if fanout is None else tuple(fanout),
+    }
 
 
-def _partition(run: Run) -> dict[str, Any]:
-    """Sections for the partition that the run was trained on: that one, or one like it if it is
-    gone, since another number of workers would ask for another.
-
-    The graph's files need not be there, or be read, where the partition is.
-    """
-    made = read_json(run.path / PARTITION)
-    place, parts = made.get("directory"), made.get("parts")
-    if not isinstance(place, str) or not isinstance(parts, list):
-        return {}  # one that others made, or graphs
-    if not is_vacant(Path(place)):
-        return {"graph": None, "partition": {"path": place}}
-    return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
+def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
+    """Run the job, and put the ranks' rows into one file."""
+    with asked.answered(purpose, rows=True, **request) as (found, place, plan):
+        key = asked.config.task.unit
+        if request.get("embeddings"):
+            key = "graph" if asked.config.task.of_graphs else "node"
+        ids = _ids(plan, request.get("ntype"), key)
+        _merge(place / ROWS, found, key, file, overwrite, asked.show, ids)
+    made = Predicted(file, found["rows"], asked.split, found["workers"])
+    asked.show.note(f"{made.rows:,} rows in {file}")
+    return made
 
 
 def free_file(file: Path, overwrite: bool) -> Path:
@@ -264,8 +244,12 @@ def free_file(file: Path, overwrite: bool) -> Path:
     return file
 
 
-def _ids(plan: Plan) -> dict[str, Any]:
+def _ids(plan: Plan, ntype: str | None, key: str) -> dict[str, Any]:
     """Column → what the user calls the nodes or relations in it; none where that is their number.
+
+    Args:
+        ntype: of the nodes, if it is not the one that the task is about.
+        key: the first column.
 
     Raises:
         DataError: the partition's file of them is damaged.
@@ -277,9 +261,11 @@ def _ids(plan: Plan) -> dict[str, Any]:
     from raygnn.graph.idfile import read_ids
 
     meta = read_meta(plan.input.place)
-    if plan.edges is None:
-        assert plan.ntype is not None
-        found = {"node": read_ids(meta, plan.ntype)}
+    if plan.edges is None or key == "node":
+        if ntype is None:
+            ntype = plan.ntype if plan.edges is None else plan.edges.etype[0]
+        assert ntype is not None
+        found = {"node": read_ids(meta, ntype)}
     else:
         etype, relation = plan.edges.etype, plan.edges.relation
         found = {"source": read_ids(meta, etype[0]), "target": read_ids(meta, etype[2])}
@@ -292,7 +278,7 @@ def _ids(plan: Plan) -> dict[str, Any]:
 def _merge(
     place: Path,
     found: dict[str, Any],
-    config: Config,
+    key: str,
     file: Path,
     overwrite: bool,
     show: Display,
@@ -303,7 +289,6 @@ def _merge(
 
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
     files = [each for each in files if each.exists()]
-    key = config.task.unit
     with (
         show.stage("merge"),
         storage_errors(file, InputError, "choose another --out"),
@@ -317,23 +302,3 @@ def _merge(
                 remedy="see that all nodes mount the same storage",
             )
         free_file(file, overwrite)  # which may have changed meanwhile
-
-
-def _watch(
-    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
-) -> int:
-    """Tell how far the ranks are until they are through; returns the parts."""
-    parts = plan.input.made(show).parts
-    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
-    news = News(run, show)
-    with show.stage("prediction") as detail:
-        coming = Coming(run.path, launch.started, detail)
-        startup = launch.startup(show)
-        while launch.running():
-            startup.look()
-            coming.look()
-            heartbeat.look()
-            news.look()
-            time.sleep(_POLL)
-    news.look()
-    return parts

@@ -60,12 +60,17 @@ class Predicting:
     def _write(self, plane: Plane, task: Any) -> int:
         """Write this rank's rows; returns how many all ranks have."""
         config, rank = self._job.config, self._ranks.world.rank
-        form = Format(config.task.unit, config.task.classifies, self._request.scores)
+        request, unit = self._request, config.task.unit
         file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)
             file.unlink(missing_ok=True)  # of an earlier start
-            own = write_rows(file, plane.predict(task, self._request.split), form)
+            if request.embeddings:
+                key = "node" if config.task.of_edges else unit
+                own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
+            else:
+                form = Format(unit, config.task.classifies, request.scores)
+                own = write_rows(file, map(form.table, plane.predict(task, request)))
         return int(self._ranks.control.sum(torch.tensor(own)))
 
     def _load_rows(self, embeddings: Embeddings | None) -> None:

@@ -56,6 +56,30 @@ class EdgePredictions(Predictions):
     relations: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class Embedded:
+    """Rows that a model makes of some nodes or graphs, on the CPU.
+
+    Attributes:
+        ids, splits: see `Predictions`.
+        rows: float32 ``[n, D]``.
+    """
+
+    ids: np.ndarray
+    rows: Tensor
+    splits: np.ndarray
+
+    def table(self, key: str) -> pa.Table:
+        """Columns: ``key``, ``split``, ``embedding``."""
+        return pa.table(
+            {
+                key: pa.array(self.ids, pa.int64()),
+                "split": _splits(self.splits),
+                "embedding": _lists(self.rows),
+            }
+        )
+
+
 def chunk_rows(width: int) -> int:
     """How many rows with so many outputs each are worked on at a time."""
     return min(_MOST, max(_FEWEST, _VALUES // max(1, width)))
@@ -106,15 +130,15 @@ class Format:
         return pa.table(columns)
 
 
-def write_rows(path: Path, chunks: Iterable[Predictions], form: Format) -> int:
-    """Write all chunks to a Parquet file, a row group each; returns the number of rows.
+def write_rows(path: Path, tables: Iterable[pa.Table]) -> int:
+    """Write all tables to a Parquet file, a row group each; returns the number of rows.
 
-    Nothing is written where there is no chunk.
+    Nothing is written where there is none.
 
     Raises:
         OSError: it cannot be written; nothing is left of it then.
     """
-    tables = (form.table(chunk) for chunk in chunks)
+    tables = iter(tables)
     first = next(tables, None)
     if first is None:
         return 0

@@ -122,6 +122,7 @@ def triples(content: bytes, name: str = "train.txt") -> Build:
     return build
 
 
+INF = float("inf")
 USERS = b"name,age,income,class,fold\n"
 MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "missing file": (gone, ["users.csv", "does not exist"]),
@@ -285,6 +286,73 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
             {"train": 0.8, "val": 0.3},
         ),
         ["nodes.item.splits (line", "more than 1"],
+    ),
+    "number to predict of words": (
+        spec("nodes user label_kind", "number"),
+        ["users.csv, row 1 (line 2), column 'class'", "'no'"],
+    ),
+    "infinite number to predict": (
+        lambda p: write_shop(
+            p, "parquet", changed("nodes user label_kind", "number"), users={"class": [1, INF, 2]}
+        ),
+        ["users.parquet, row 2, column 'class'", "inf"],
+    ),
+    "number to predict missing": (
+        lambda p: write_shop(
+            p, spec=changed("nodes user label_kind", "number"), users={"class": [1, None, 2]}
+        ),
+        ["users.csv, row 2 (line 3), column 'class'", "in val and has no label"],
+    ),
+    "kind of no label": (
+        spec("nodes item label_kind", "number"),
+        ["nodes.item.label_kind (line", "there is no label"],
+    ),
+    "class of an edge": (
+        lambda p: write_shop(
+            p,
+            "parquet",
+            changed("edges user:bought:item label", "stars"),
+            bought={"stars": [1.0, 0.5, 2.0]},
+        ),
+        ["bought.parquet, row 2, column 'stars'", "0.5"],
+    ),
+    "split of an edge": (
+        lambda p: write_shop(
+            p,
+            spec=changed("edges user:bought:item split", "part"),
+            bought={"part": ["train", "all", None]},
+        ),
+        ["bought.csv, row 2 (line 3), column 'part'", "'all' is no split"],
+    ),
+    "edge in a split without label": (
+        lambda p: write_shop(
+            p,
+            spec=changed(
+                "edges user:bought:item",
+                {**SPEC["edges"]["user:bought:item"], "split": "part", "label": "stars"},
+            ),
+            bought={"part": ["train", "test", None], "stars": ["a", None, None]},
+        ),
+        ["bought.csv, row 2 (line 3), column 'stars'", "the edge is in test and has no label"],
+    ),
+    "edge in two splits": (
+        lambda p: write_shop(
+            p,
+            spec=changed("edges user:bought:item masks", {"train": "x", "val": "y"}),
+            bought={"x": [1, 0, 1], "y": [0, 0, 1]},
+        ),
+        ["bought.csv, row 3 (line 4), column 'y'", "the edge is in val and in train"],
+    ),
+    "split and shares of edges": (
+        spec(
+            "edges user:bought:item",
+            {**SPEC["edges"]["user:bought:item"], "split": "at", "splits": {"train": 0.5}},
+        ),
+        ["edges.user:bought:item.splits (line", "split and splits"],
+    ),
+    "a feature of edges called label": (
+        spec("edges user:bought:item features", {"label": "amount"}),
+        ["'label' already"],
     ),
     "undirected between types": (
         spec("edges user:bought:item undirected", True),

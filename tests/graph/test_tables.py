@@ -284,6 +284,68 @@ def test_ways_to_split(
     assert data["val_mask"].tolist() == [False, False, False]
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_numbers_to_predict(kind: str, tmp_path: Path) -> None:
+    spec = changed("nodes user label_kind", "number")
+    values = {"class": [-1.5, 2, None]}
+    data = load_graph(write_shop(tmp_path, kind, spec, users=values)).nodes["user"].data
+    assert data["label"].dtype == np.float32
+    np.testing.assert_array_equal(data["label"], np.float32([-1.5, 2, np.nan]))
+    assert data["train_mask"].tolist() == [True, False, False]
+
+
+STARS = {"stars": [5, 1, None], "half": [0.5, None, -1.0], "part": ["train", "test", None]}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("of", ["class", "number"])
+def test_labels_and_splits_of_edges(of: str, kind: str, tmp_path: Path) -> None:
+    """Both directions of an edge carry its label, and are in its split."""
+    table: dict[str, Any] = {"label": "stars", "split": "part", "reverse": "by"}
+    if of == "number":
+        table |= {"label": "half", "label_kind": "number", "split": None}
+        table |= {"masks": {"train": "amount"}}
+    spec = copy.deepcopy(SPEC)
+    spec["edges"]["user:bought:item"] = {
+        **{key: SPEC["edges"]["user:bought:item"][key] for key in ("files", "source", "target")},
+        **table,
+    }
+    bought = STARS | {"amount": [1, 0, 0]}
+    data = load_graph(write_shop(tmp_path, kind, spec, bought=bought))
+    for etype in (BOUGHT, ("item", "by", "user")):
+        edges = data.edges[etype].data
+        if of == "class":
+            assert edges["label"].tolist() == [1, 0, -1]
+            assert data.names[":".join(etype) + "/label"] == [1, 5]
+            assert edges["test_mask"].tolist() == [False, True, False]
+        else:
+            np.testing.assert_array_equal(edges["label"], np.float32([0.5, np.nan, -1]))
+            assert not edges["test_mask"].any()
+        assert edges["train_mask"].tolist() == [True, False, False]
+
+
+def test_shares_of_edges_are_of_rows(tmp_path: Path) -> None:
+    """A row that is dropped, or one of two directions, changes nobody's split."""
+    count = 200
+    random = np.random.default_rng(1)
+    ends = random.integers(0, 50, (2, count))
+    ends[0, ::7] = 99  # no node
+    write_table(tmp_path / "n.csv", {"id": list(range(50))})
+    write_table(tmp_path / "e.csv", {"a": ends[0].tolist(), "b": ends[1].tolist()})
+    (tmp_path / "g.yaml").write_text(
+        "nodes: {v: {files: n.csv, id: id}}\n"
+        "edges: {to: {files: e.csv, source: a, target: b, missing: drop, undirected: true, "
+        "splits: {train: 0.6, val: 0.2}}}\n"
+    )
+    edges = load_graph(TablesGraph(format="tables", path=tmp_path / "g.yaml")).edges["v", "to", "v"]
+    drawn = draw(RandomSplit(train=0.6, val=0.2), count)[ends[0] != 99]
+    back = np.flatnonzero(edges.src[: len(drawn)] != edges.dst[: len(drawn)])
+    for code, mask in enumerate(("train_mask", "val_mask", "test_mask")):
+        found = edges.data[mask]
+        np.testing.assert_array_equal(found[: len(drawn)], drawn == code)
+        np.testing.assert_array_equal(found[len(drawn) :], (drawn == code)[back])
+
+
 def test_random_splits_are_of_the_seed_and_the_number() -> None:
     shares = RandomSplit(train=0.6, val=0.1, test=0.2)
     many = draw(shares, 3 << 19)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
@@ -18,6 +19,7 @@ from raygnn.training import checkpoint, weights
 from raygnn.training.job import Job
 from raygnn.training.rank import Rank
 from raygnn.training.row_state import RowState
+from tests.pages import CHECKOUT, blocks
 from tests.training.conftest import JobFactory, job, runtime, train_on_ranks
 from tests.training.plain_embeddings import Plain, learned_rows, rows_in
 from tests.training.test_numerics import losses
@@ -186,6 +188,22 @@ def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
             found = ask(run, config, workers, split=split, rows=False, scores=False)
             for name, value in found.items():
                 assert value == pytest.approx(run.summary["metrics"][name], abs=1e-5)
+
+
+def test_what_the_page_says(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration is one, and its lines of Python read the files."""
+    page = CHECKOUT / "docs" / "embeddings.md"
+    (section,) = map(yaml.safe_load, blocks("yaml", page))
+    config = make_job(graph={"typed": True}, **section)
+    assert config.model.embedding is not None
+    assert config.model.embedding.dim == 64
+    run = train_on_ranks(make_job(name="small", **options(2)))
+    monkeypatch.chdir(run.path.parent)
+    (code,) = blocks("py", page)
+    found: dict[str, Any] = {}
+    exec(code.replace("runs/NAME", "small"), found)
+    ids, values = map(np.concatenate, zip(*found["rows"]["_N"]))
+    assert np.array_equal(values[np.argsort(ids)], learned_rows(run)["_N"])
 
 
 def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:

@@ -32,9 +32,9 @@ from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
 from raygnn.runs.verbs import run_verb
 from raygnn.sampling.exchange import Exchange
+from raygnn.training import asking, rows, weights
 from raygnn.training import merge as merging
 from raygnn.training import predict as driver
-from raygnn.training import rows, weights
 from raygnn.training.job import ROWS, Job, Request
 from raygnn.training.merge import merge
 from raygnn.training.predicting import Predicting
@@ -308,7 +308,7 @@ def test_other_data(
     def answered(*args: Any, **options: Any) -> Any:
         return nullcontext(({"metrics": nothing, "workers": 2}, tmp_path))
 
-    monkeypatch.setattr(driver, "run_aside", answered)
+    monkeypatch.setattr(asking, "run_aside", answered)
     with pytest.raises(InputError, match="nothing in the split 'val'"):
         raygnn.evaluate(run, split="val", display=False)
 
@@ -319,11 +319,11 @@ def test_the_partition_of_the_training(trained: Run, tmp_path: Path) -> None:
     place = next((trained.path.parent / "partitions").iterdir())
     about = {"directory": str(place), "parts": [{}, {}]}
     (run.path / "partition.json").write_text(json.dumps(about))
-    config = driver._config(run, ["cluster.workers=1"])
+    config = asking.config_of(run, ["cluster.workers=1"])
     assert (config.graph, config.partition.path) == (None, place)
     assert config.run_dir == run.path
     (run.path / "partition.json").write_text(json.dumps({**about, "directory": "/gone"}))
-    config = driver._config(run, ["cluster.workers=1"])
+    config = asking.config_of(run, ["cluster.workers=1"])
     assert config.graph is not None
     assert (config.partition.path, config.partition.parts) == (None, 2)
 
@@ -338,8 +338,8 @@ def test_what_the_configuration_does_not_keep(trained: Run, tmp_path: Path) -> N
     file.write_text(f"{mark}\n{yaml.safe_dump(values)}")
     with pytest.raises(ConfigError, match=r"--set comm\.env\.MY_TOKEN="):
         raygnn.evaluate(run, display=False)
-    assert driver._config(run, ["comm.env.MY_TOKEN=abc"]).comm.env == {"MY_TOKEN": "abc"}
-    assert driver._config(run, ["comm.env={}"]).comm.env == {}
+    assert asking.config_of(run, ["comm.env.MY_TOKEN=abc"]).comm.env == {"MY_TOKEN": "abc"}
+    assert asking.config_of(run, ["comm.env={}"]).comm.env == {}
 
     values["comm"]["env"], values["model"]["kind"] = {}, "gone.models:Model"
     file.write_text(f"{mark}\n{yaml.safe_dump(values)}")
@@ -355,11 +355,10 @@ def test_nothing_half_written(error: Any, tmp_path: Path, monkeypatch: pytest.Mo
         raise error
 
     monkeypatch.setattr(merging, "merge", fails)
-    config = load_config(job(tmp_path))
     found = {"rows": 1, "workers": 1}
-    show = driver.display_of(False, False)
+    show = asking.display_of(False, False)
     with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else InputError):
-        driver._merge(tmp_path, found, config, tmp_path / "out", False, show)
+        driver._merge(tmp_path, found, "node", tmp_path / "out", False, show, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -367,12 +366,11 @@ def test_no_room(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     ids = np.random.default_rng(0).permutation(200_000)
     pq.write_table(pa.table({"node": np.sort(ids), "x": ids}), tmp_path / "rows" / "rank-0.parquet")
-    config = load_config(job(tmp_path))
-    show = driver.display_of(False, False)
+    show = asking.display_of(False, False)
     found = {"rows": 200_000, "workers": 1}
     with mounted(tmp_path / "small", "size=100k") as disk:
         with pytest.raises(InputError, match="full") as caught:
-            driver._merge(tmp_path / "rows", found, config, disk / "out", False, show)
+            driver._merge(tmp_path / "rows", found, "node", disk / "out", False, show, {})
         assert "--out" in str(caught.value.remedy)
         assert list(disk.iterdir()) == []
 

@@ -7,6 +7,7 @@ graph, and predictions are written by them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from raygnn.config.graphs import TablesGraph
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
@@ -15,8 +16,10 @@ from raygnn.graph.tables.edges import read_edges
 from raygnn.graph.tables.nodes import Nodes
 from raygnn.graph.tables.reader import resolve
 
-VERSION = 1
+VERSION = 2
 DEFAULT_NORMALIZE = "none"
+
+_EDGE_ARRAYS = ("src", "dst", "label", "train_mask")
 
 
 def files(graph: TablesGraph) -> list[Path]:
@@ -34,8 +37,9 @@ def read(graph: TablesGraph) -> GraphData:
     """The graph with the types, arrays and ids that the description gives.
 
     Features are float32 ``[N, F]``, ``label`` int64 ``[N]`` (classes in sorted order, -1 =
-    unknown), categories int64 ``[N]``, masks bool ``[N]``; of edges ``weight`` float32 ``[E]`` and
-    ``time`` int64 ``[E]``. Memory is that of the arrays, and of a chunk.
+    unknown) or float32 ``[N]`` (numbers, NaN = unknown), categories int64 ``[N]``, masks bool
+    ``[N]``; of edges the same, ``weight`` float32 ``[E]`` and ``time`` int64 ``[E]``. Memory is
+    that of the arrays, and of a chunk.
 
     Raises:
         ConfigError: the description is wrong; its keys and lines are named.
@@ -43,6 +47,7 @@ def read(graph: TablesGraph) -> GraphData:
     """
     file, spec = Path(graph.path), read_spec(Path(graph.path))
     origin = {"": str(file)}
+    names: dict[str, list[Any]] = {}
     nodes: dict[str, Nodes] = {}
     for ntype, table in spec.nodes.items():
         found = resolve(file.parent, table.files)
@@ -57,11 +62,14 @@ def read(graph: TablesGraph) -> GraphData:
         assert etype is not None  # seen to by read_spec
         if edge_table.reverse is not None:
             reverses[etype] = (etype[2], edge_table.reverse, etype[0])
-        edges |= read_edges(etype, edge_table, resolve(file.parent, edge_table.files), nodes)
-        origin |= {f"{etype_str(etype)}/{end}": f"{file}: edges.{key}" for end in ("src", "dst")}
+        found = resolve(file.parent, edge_table.files)
+        read_from, known = read_edges(etype, edge_table, found, nodes)
+        edges |= read_from
+        for each in map(etype_str, read_from):
+            origin |= {f"{each}/{name}": f"{file}: edges.{key}" for name in _EDGE_ARRAYS}
+            names |= {f"{each}/{name}": values for name, values in known.items()}
     frames = {ntype: each.frame() for ntype, each in nodes.items()}
-    names = {
-        f"{t}/{name}": known for t, each in nodes.items() for name, known in each.names.items()
-    }
+    for ntype, of in nodes.items():
+        names |= {f"{ntype}/{name}": values for name, values in of.names.items()}
     ids = {ntype: each.ids.values for ntype, each in nodes.items()}
     return GraphData(file.stem, frames, edges, origin, ids, names, reverses)

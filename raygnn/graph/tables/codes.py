@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Codes:
         return rows, ordered
 
 
-def splits(chunk: Chunk, column: str, words: dict[str, str], codes: dict[str, int]) -> Array:
+def splits(chunk: Chunk, column: str, words: Mapping[str, str], codes: Mapping[str, int]) -> Array:
     """A column of the words train, val and test, or nothing, as int8 ``[n]``.
 
     Args:

@@ -21,6 +21,7 @@ from raygnn.graph.tables.spec import (
     NodeTable,
     RandomSplit,
     Spec,
+    Target,
     is_name,
 )
 
@@ -35,24 +36,32 @@ def read_spec(file: Path) -> Spec:
         DataError: there is no such file.
         ConfigError: it is no YAML, or says something that cannot be: all problems, with lines.
     """
-    check_file(file)
-    label = str(file)
-    data, lines = read_yaml(read_text(file, label), label)
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"expected sections (`key: value`), got {show(data)}",
-            where=label,
-            remedy="describe the tables in the sections nodes and edges",
-        )
-    document = Document(data, label, file, lines)
+    document = read_document(file, "describe the tables in the sections nodes and edges")
     try:
-        spec = Spec.model_validate(data)
+        spec = Spec.model_validate(document.data)
     except ValidationError as error:
         found = [_problem(detail) for detail in error.errors(include_url=False)]
         raise document.error(found) from None
     if problems := list(_contradictions(spec)):
         raise document.error(problems)
     return spec
+
+
+def read_document(file: Path, remedy: str) -> Document:
+    """A YAML of sections, with the lines of its keys.
+
+    Raises:
+        DataError: there is no such file.
+        ConfigError: it is no YAML, or holds no sections; ``remedy`` says what to do then.
+    """
+    check_file(file)
+    label = str(file)
+    data, lines = read_yaml(read_text(file, label), label)
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"expected sections (`key: value`), got {show(data)}", where=label, remedy=remedy
+        )
+    return Document(data, label, file, lines)
 
 
 def edge_type(key: str, spec: Spec) -> EdgeType | None:
@@ -120,16 +129,23 @@ def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
             yield _taken(key, name, "label and split give")
     for name in nodes.features.keys() & nodes.categories.keys():
         yield _taken((*key, "categories"), name, "features give")
-    given = [name for name in ("split", "masks", "splits") if getattr(nodes, name) is not None]
+    yield from _target_problems(key, nodes)
+
+
+def _target_problems(key: KeyPath, table: Target) -> Iterator[Problem]:
+    given = [name for name in ("split", "masks", "splits") if getattr(table, name) is not None]
     if len(given) > 1:
-        what = f"{' and '.join(given)} both say which nodes are for what"
+        what = f"{' and '.join(given)} both say which rows are for what"
         yield Problem((*key, given[1]), what, "keep one of them")
-    if nodes.split_words and nodes.split is None:
+    if table.split_words and table.split is None:
         what = "split_words would be ignored: there is no split"
         yield Problem((*key, "split_words"), what, "name its column with split")
-    shares = nodes.splits
+    shares = table.splits
     if shares is not None and shares.train + shares.val + (shares.test or 0) > 1 + 1e-9:
         yield Problem((*key, "splits"), "the shares sum to more than 1", "lower one of them")
+    if table.label is None and table.label_kind != "class":
+        what = f"label_kind {table.label_kind} would be ignored: there is no label"
+        yield Problem((*key, "label_kind"), what, "name its column with label")
 
 
 def _edge_problems(
@@ -138,6 +154,10 @@ def _edge_problems(
     for name, column in (("weight", edges.weight), ("time", edges.time)):
         if column is not None and name in edges.features:
             yield _taken((*key, "features"), name, f"{name} gives")
+    for name in edges.features:
+        if name == "label" or name in MASKS:
+            yield _taken(key, name, "label and split give")
+    yield from _target_problems(key, edges)
     if not is_name(etype[1]):
         yield Problem(key, f"{show(etype[1])} is no name", f"use {NAMES}")
     if edges.undirected and etype[0] != etype[2]:

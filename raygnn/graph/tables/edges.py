@@ -1,4 +1,4 @@
-"""One table of edges: ends, weights, times, features."""
+"""One table of edges: ends, weights, times, features, labels, splits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from raygnn.graph.tables.growing import Growing
 from raygnn.graph.tables.nodes import Nodes
 from raygnn.graph.tables.reader import Chunk, Reader
 from raygnn.graph.tables.spec import EdgeTable
+from raygnn.graph.tables.targets import Targets
 
 
 def read_edges(
     etype: EdgeType, table: EdgeTable, files: Sequence[Path], nodes: Mapping[str, Nodes]
-) -> dict[EdgeType, EdgeFrame]:
-    """The edges of a table, and the reversed ones if it asks for them.
+) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]]]:
+    """The edges of a table, and the reversed ones if it asks for them, with the same data.
 
-    ``weight`` is float32 ``[E]``, ``time`` int64 ``[E]``, features float32 ``[E, F]``.
+    ``weight`` is float32 ``[E]``, ``time`` int64 ``[E]``, features float32 ``[E, F]``, labels and
+    masks as :meth:`Targets.take` gives them. Both directions of an edge are in one split.
 
     Args:
         nodes: by type, read; ids that they lack are added where the table says so.
+
+    Returns:
+        Edge type → its edges, and array → what its codes stand for.
 
     Raises:
         DataError: naming file, row and column.
@@ -37,7 +42,8 @@ def read_edges(
     if table.time is not None:
         single["time"] = Growing(np.int64)
     times = Times()
-    columns = [table.source, table.target, table.weight, table.time]
+    targets = Targets(table, "edge")
+    columns = [table.source, table.target, table.weight, table.time, *targets.columns]
     columns += [column for each in features.values() for column in each.columns]
     reader = Reader(files, [c for c in columns if c is not None], table.delimiter)
     found = [Growing(np.int64), Growing(np.int64)]
@@ -59,15 +65,17 @@ def read_edges(
             single["time"].append(times.of(chunk, table.time)[keep])
         for each in features.values():
             each.add(chunk)
+        targets.add(chunk)
         for growing, places in zip(found, both, strict=True):
             growing.append(places[keep])
         kept.append(keep)
     data: dict[str, Any] = {name: growing.take() for name, growing in single.items()}
-    for name, each in features.items():
-        rows = each.take()
-        whole = all(keep.all() for keep in kept)
-        data[name] = rows if whole else rows[np.concatenate(kept)]
-    return _directions(etype, table, EdgeFrame(found[0].take(), found[1].take(), data))
+    whole = {name: each.take() for name, each in features.items()}
+    whole |= targets.take(reader.num, reader)
+    some = None if all(keep.all() for keep in kept) else np.concatenate(kept)
+    data |= {name: rows if some is None else rows[some] for name, rows in whole.items()}
+    frame = EdgeFrame(found[0].take(), found[1].take(), data)
+    return _directions(etype, table, frame), targets.names
 
 
 def _directions(etype: EdgeType, table: EdgeTable, edges: EdgeFrame) -> dict[EdgeType, EdgeFrame]:

@@ -56,6 +56,16 @@ class Ids:
         what = f"the id {shown(self.values[row])} is there already, in {before}"
         raise reader.error(row, column, what, "give each node one row")
 
+    def sort(self) -> Array:
+        """Number the ids anew in their order, whole numbers by value and text by character.
+
+        Returns:
+            int64 ``[N]``: for each new number, the one that it was.
+        """
+        order = pc.sort_indices(self.values)
+        self.values = self.values.take(order)
+        return _numpy(order)
+
     def numbers(self, chunk: Chunk, column: str, missing: str) -> tuple[Array, Array | None]:
         """Numbers of the nodes in a column of ends of edges, int64 ``[n]``.
 

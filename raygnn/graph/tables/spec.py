@@ -38,9 +38,9 @@ Split: TypeAlias = Literal["train", "val", "test"]
 
 
 class RandomSplit(Section):
-    """Shares of the nodes, drawn by a keyed hash of the node's number."""
+    """Shares of the rows, drawn by a keyed hash of the row's number."""
 
-    train: Fraction = Field(gt=0, description="Share of the nodes with a label to train on.")
+    train: Fraction = Field(gt=0, description="Share of the rows with a label to train on.")
     val: Fraction = Field(0.0, description="Share to validate on.")
     test: Fraction | None = Field(None, description="Share to test on; null: all others.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
@@ -49,12 +49,29 @@ class RandomSplit(Section):
 class Masks(Section):
     """One column of truth values for each split."""
 
-    train: Text = Field(description="Column that is true for the nodes to train on.")
+    train: Text = Field(description="Column that is true for the rows to train on.")
     val: Text | None = Field(None, description="Column of those to validate on.")
     test: Text | None = Field(None, description="Column of those to test on.")
 
 
-class _Table(Section):
+class Target(Section):
+    """What is to be predicted of the rows of a table, and which of them are for what."""
+
+    label: Text | None = Field(
+        None, description="Column of what is to be predicted: classes or numbers; empty = unknown."
+    )
+    label_kind: Literal["class", "number"] = Field(
+        "class", description="What a label is: a class, a word or whole number; or a number."
+    )
+    split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
+    split_words: dict[str, Split] = Field(
+        {}, description="Other words of that column → train, val or test."
+    )
+    masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
+    splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
+
+
+class _Table(Target):
     files: Names = Field(description="A file or pattern such as users/*.parquet, or several.")
     delimiter: Delimiter | None = Field(
         None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
@@ -67,16 +84,9 @@ class NodeTable(_Table):
     """The nodes of one type, a row each."""
 
     id: Text = Field(description="Column of ids: whole numbers or text, each once.")
-    label: Text | None = Field(None, description="Column of classes; empty = unknown.")
     categories: dict[Name, Text] = Field(
         {}, description="Array name → column of words or whole numbers, for model.categories."
     )
-    split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
-    split_words: dict[str, Split] = Field(
-        {}, description="Other words of that column → train, val or test."
-    )
-    masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
-    splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
 
 
 class EdgeTable(_Table):

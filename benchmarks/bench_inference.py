@@ -1,0 +1,115 @@
+"""Exact outputs of all nodes: layer by layer, against minibatches with full neighbourhoods.
+
+One process with one thread, on the graph of `bench_engine` (1.2 million nodes, 60 million directed
+edges, 100 features), GraphSAGE with 2 layers, hidden 256. A minibatch of 1,000 nodes reaches most
+of such a graph, so only a few are run, and their rate is what all of them would go at. Both give
+the same outputs, which is checked.
+
+    python benchmarks/bench_inference.py [--scale small|full] [--batches 4]
+
+Exit code 1 if layer-wise inference is less than 3 times as fast (at full scale).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT))
+
+from bench_engine import GRAPHS, WORK, job  # noqa: E402
+from machine import load, setting, table  # noqa: E402
+
+from raygnn.config.load import load_config  # noqa: E402
+from raygnn.graph.partition import ensure_partition  # noqa: E402
+from raygnn.sampling.exchange import World  # noqa: E402
+from raygnn.training.job import Job  # noqa: E402
+from raygnn.training.node_plane import NodePlane  # noqa: E402
+from raygnn.training.ranks import Ranks  # noqa: E402
+
+WANTED = 3.0
+BATCH = 1000
+
+
+class Opaque(nn.Module):
+    """A network that does not show its layers, as a user's own class does not."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Any) -> Any:
+        return self.network(*args)
+
+
+def peak() -> float:
+    """GB that this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--scale", choices=GRAPHS, default=os.environ.get("SCALE", "full"))
+    parser.add_argument("--batches", type=int, default=4, help="minibatches that are run")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    WORK.mkdir(parents=True, exist_ok=True)
+    print(setting())
+    sampling = {"eval_batch_size": BATCH}
+    config = load_config(job(given.scale, sampling=sampling))
+    partition = ensure_partition(config, 2).directory
+    whole = Job(
+        config=config,
+        partition=partition,
+        run_dir=WORK,
+        ntype="_N",
+        replicated=True,
+        started=time.time(),
+        global_batch=BATCH,
+    )
+    plane = NodePlane.open(whole, Ranks.join(config, World(0, 1), torch.device("cpu")))
+    model = plane.task().model
+    nodes = np.arange(plane.shard.owned("_N"))
+    inference = plane._inference  # as evaluation has it
+    before = peak()
+    inference.outputs(model, "_N", nodes)  # compiles, and maps the files
+    begin = time.perf_counter()
+    exact = inference.outputs(model, "_N", nodes)
+    layered = time.perf_counter() - begin
+    memory = peak() - before
+
+    some = np.random.default_rng(0).permutation(nodes)[: BATCH * given.batches]
+    begin = time.perf_counter()
+    sampled_out = inference.outputs(Opaque(model), "_N", some)
+    sampled = (time.perf_counter() - begin) / len(some) * len(nodes)
+    worst = float((sampled_out - exact[torch.from_numpy(some)]).abs().max())
+    rows = [
+        ["layer by layer", f"{layered:,.1f}", f"{len(nodes) / layered:,.0f}", "1.00"],
+        [
+            f"minibatches ({given.batches} of {len(nodes) // BATCH:,} run)",
+            f"{sampled:,.0f}",
+            f"{len(nodes) / sampled:,.0f}",
+            f"{sampled / layered:,.1f}",
+        ],
+    ]
+    print(table(["", "s for all nodes", "nodes/s", "times as long"], rows))
+    print(f"memory of layer-wise inference: {memory:.2f} GB more, of it the mapped graph; {load()}")
+    print(f"largest difference of an output: {worst:.1e}")
+    if worst > 1e-4:
+        print("the outputs differ", file=sys.stderr)
+        return 1
+    return int(given.scale == "full" and sampled < WANTED * layered)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

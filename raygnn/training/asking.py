@@ -1,0 +1,154 @@
+"""The job in which a trained model is asked, beside its run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raygnn.config.load import load_config
+from raygnn.config.resume import changes, fixed
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, InputError
+from raygnn.graph.atomic import is_vacant
+from raygnn.runs.display import Display
+from raygnn.runs.files import read_json
+from raygnn.runs.metrics import MetricsTail
+from raygnn.runs.run import Run, open_run
+from raygnn.runs.store import CHECKPOINTS, PARTITION, RunDir
+from raygnn.training import weights
+from raygnn.training.aside import run_aside
+from raygnn.training.coming import Coming
+from raygnn.training.heartbeat import Heartbeat
+from raygnn.training.job import Request
+from raygnn.training.launch import Launch
+from raygnn.training.plan import Plan
+from raygnn.training.showing import display_of
+from raygnn.training.watch import News
+
+_PLACE = ".predicting"  # in the storage; no run can have this name
+_POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be predicted, and with what; nothing has started."""
+
+    config: Config
+    weights: weights.Weights
+    split: str
+    show: Display
+    verbose: bool
+    started: float
+
+    @contextmanager
+    def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
+        """Run the job; see `run_aside`. Yields also what it was planned as."""
+        plans: list[Plan] = []
+
+        def watching(config: Config, plan: Plan, *more: Any) -> int:
+            plans.append(plan)
+            return _watch(config, plan, *more)
+
+        if self.weights.data is None:
+            self.show.note("of what data it was trained on there is no record: not compared")
+        with run_aside(
+            self.config,
+            _PLACE,
+            self.show,
+            watching,
+            lambda run: "interrupted; nothing was written",
+            verbose=self.verbose,
+            started=self.started,
+            purpose=purpose,
+            keep=False,
+            request=Request(self.weights, self.split, **request),
+        ) as answer:
+            if not answer[0].get("rows") and not answer[0].get("metrics"):
+                raise InputError(
+                    f"the data have nothing in the split {self.split!r}",
+                    where=f"--split {self.split}",
+                    remedy="choose another split",
+                )
+            yield (*answer, plans[-1])
+
+
+def ask(
+    run: str | Path | Run,
+    splits: Sequence[str],
+    split: str,
+    storage: str,
+    overrides: Sequence[str],
+    verbose: bool,
+    display: bool,
+    started: float | None,
+) -> Asked:
+    if split not in splits:
+        raise InputError(
+            f"there is no split {split!r}",
+            where=f"--split {split}",
+            remedy=f"choose one of {', '.join(splits)}",
+        )
+    there = run if isinstance(run, Run) else open_run(run, storage)
+    found = weights.find(there.path / CHECKPOINTS)
+    config = config_of(there, overrides)
+    started = time.time() if started is None else started
+    return Asked(config, found, split, display_of(display, verbose), verbose, started)
+
+
+def config_of(run: Run, overrides: Sequence[str]) -> Config:
+    """The run's configuration, wherever its directory lies by now.
+
+    Raises:
+        ConfigError: an override is wrong, or changes what was trained; a value is needed that
+            the run does not keep.
+    """
+    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
+    if not any(key.startswith(("graph", "partition")) for key in overrides):
+        values |= _partition(run)
+    config = load_config(values, overrides)
+    if changed := changes(fixed(run.config), config):
+        raise ConfigError(
+            f"a trained model cannot be changed: {'; '.join(changed)}",
+            where="--set",
+            remedy="change keys of cluster, comm, staging, fault, partition, or graph.path",
+        )
+    return config
+
+
+def _partition(run: Run) -> dict[str, Any]:
+    """Sections for the partition that the run was trained on: that one, or one like it if it is
+    gone, since another number of workers would ask for another.
+
+    The graph's files need not be there, or be read, where the partition is.
+    """
+    made = read_json(run.path / PARTITION)
+    place, parts = made.get("directory"), made.get("parts")
+    if not isinstance(place, str) or not isinstance(parts, list):
+        return {}  # one that others made, or graphs
+    if not is_vacant(Path(place)):
+        return {"graph": None, "partition": {"path": place}}
+    return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
+
+
+def _watch(
+    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
+) -> int:
+    """Tell how far the ranks are until they are through; returns the parts."""
+    parts = plan.input.made(show).parts
+    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
+    news = News(run, show)
+    with show.stage("prediction") as detail:
+        coming = Coming(run.path, launch.started, detail)
+        startup = launch.startup(show)
+        while launch.running():
+            startup.look()
+            coming.look()
+            heartbeat.look()
+            news.look()
+            time.sleep(_POLL)
+    news.look()
+    return parts
