@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.elsewhere import PLACES, Elsewhere, elsewhere
 from torch import Tensor
 
 from raygnn.config.embedding import EmbeddingConfig
@@ -36,6 +35,7 @@ from raygnn.sampling.sampler import Banned, NeighborSampler
 from raygnn.sampling.seeds import NodeSeeds
 from raygnn.tasks.embeddings import first_rows
 from raygnn.tasks.inference import Inference
+from tests.elsewhere import PLACES, Elsewhere, elsewhere
 from tests.graphs import ITEM, USER, partitioned, shard_of, typed_graph
 from tests.ranks import run_ranks
 
