@@ -293,7 +293,7 @@ def _merge(
     file: Path,
     overwrite: bool,
     show: Display,
-    ids: Mapping[str, Any],
+    ids: Mapping[str, Any] | None = None,
 ) -> None:
     """Put the ranks' rows into one file, sorted, with the user's ids where there are some."""
     from raygnn.training.merge import merge

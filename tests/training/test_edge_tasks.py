@@ -284,7 +284,7 @@ def test_triples_without_features(tmp_path: Path) -> None:
         ntype, edges = None, target
         input = PartitionInput(read_meta(meta.directory), None)
 
-    ids: Any = _ids(Planned())  # type: ignore[arg-type]
+    ids: Any = _ids(Planned(), None, "edge")  # type: ignore[arg-type]
     frame = ask(run, config, 2).to_pandas()
     named = [
         tuple(ids[column].take(pa.array(frame[column]))[i].as_py() for column in order)
