@@ -26,6 +26,8 @@ PARSED = {
     "raygnn predict RUN --out test.parquet": "the same",
     "raygnn predict RUN --out few.parquet": "tests/training/test_predict_some.py",
     "raygnn embed RUN": "the same",
+    "raygnn predict RUN --out new.parquet": "tests/training/test_new_data.py",
+    "raygnn evaluate RUN --new-data": "the same",
     "raygnn predict RUN --out edges.parquet": "tests/training/test_edge_tasks.py does it",
     "raygnn evaluate RUN": "tests/training/test_predict.py runs it",
     "raygnn train jobs/cora-gcn.yaml --profile": "tests/training/test_profiling.py runs it",

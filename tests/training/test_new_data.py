@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 import raygnn
 from raygnn.errors import DataError, InputError
@@ -33,10 +34,10 @@ def asked(run: Run, *overrides: str) -> Asked:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_another_graph(workers: int, make_job: JobFactory) -> None:
-    """Larger, with fewer of its classes labelled."""
+    """Larger, and without one of the classes."""
     config = make_job(train={"epochs": 1})
     run = train_on_ranks(config)
-    found = asked(run, "graph.nodes=2500", "graph.seed=7", "graph.train=0", "graph.val=0")
+    found = asked(run, "graph.nodes=2500", "graph.seed=7", "graph.classes=3")
     table = ask(run, found.config, workers, sizes=found.weights.sizes)
     assert found.config.graph is not None
     data = load_graph(found.config.graph, needs_masks=False)
@@ -98,7 +99,7 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     ],
 )
 def test_refused(
-    change: dict[str, Any], overrides: list[str], what: str, make_job: JobFactory, tmp_path: Path
+    change: dict[str, Any], overrides: list[str], what: str, make_job: JobFactory
 ) -> None:
     run = _trained(make_job)
     if change.pop("old", False):
@@ -106,8 +107,10 @@ def test_refused(
         known = json.loads(about.read_text())
         del known["sizes"]
         about.write_text(json.dumps(known))
+    config = run.config
     for section, keys in change.items():
-        run.config[section] = {**(run.config.get(section) or {}), **keys}
+        config[section] = {**(config.get(section) or {}), **keys}
+    (run.path / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(InputError, match=what) as caught:
         asked(run, *overrides)
     assert caught.value.remedy
