@@ -107,7 +107,8 @@ class EdgeSeeds:
             predict: None, "self" (the seeds of all ranks) or "reverse" (and the same pairs the
             other way round). They are left out by their ends, so parallel edges do not give them
             away.
-        reverse: the edge type that holds the reverses, where it is not the seeds' own.
+        reverse: the edge type that holds the reverses; None = the seeds' own, or none if that
+            joins nodes of two types.
         target, relation: the arrays that hold what is to be predicted, and each edge's relation.
         negatives: draws nodes that take the place of ends.
     """
@@ -128,7 +129,8 @@ class EdgeSeeds:
         self._edges = edges
         self._positions = None if positions is None else as_ids(positions)
         self._exclude = exclude
-        self._reverse = reverse or edges.etype
+        source, _, other = edges.etype
+        self._reverse = reverse or (edges.etype if source == other else None)
         self._target = target
         self._relation = relation
         self._negatives = negatives
@@ -165,7 +167,7 @@ class EdgeSeeds:
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:
         if self._exclude is None:
             return None
-        if self._exclude == "self":
+        if self._exclude == "self" or self._reverse is None:
             return Banned({self.etype: (src, dst)})
         if self._reverse != self.etype:
             return Banned({self.etype: (src, dst), self._reverse: (dst, src)})

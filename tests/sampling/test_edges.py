@@ -19,6 +19,7 @@ from raygnn.sampling.inputs import Inputs, build_store
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.sampling.sampler import NeighborSampler
+from raygnn.sampling.seeds import Turn
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -132,3 +133,20 @@ def test_steps_are_the_same_for_any_ranks_and_parts(typed: bool, tmp_path: Path)
         seen = [set().union(*(drawn for _, drawn in step)) for step in zip(*ranks)]
         found.append(([sorted(pairs) for pairs in steps], seen))
     assert all(each == found[0] for each in found)
+
+
+def banned(exchange: Exchange, meta: PartitionMeta) -> tuple[Any, Any]:
+    shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(BUYS))
+    seeds = EdgeSeeds(Edges(shard, exchange, BUYS), exclude="reverse")
+    start = seeds.start(Turn(np.arange(8), np.arange(8), 0, 0))
+    assert start.banned is not None
+    assert start.pairs is not None
+    nodes = [start.nodes[t][start.pairs[i].numpy()] for i, t in enumerate((USER, ITEM))]
+    return start.banned.pairs, nodes
+
+
+def test_edges_between_two_types_are_no_reverses_of_each_other(tmp_path: Path) -> None:
+    """Ids of two types are the same numbers: turned round, an edge would ban some other one."""
+    ((pairs, (src, dst)),) = run_ranks(1, banned, partitioned(graph(True), tmp_path, 1))
+    assert pairs.keys() == {BUYS}
+    assert [ids.tolist() for ids in pairs[BUYS]] == [src.tolist(), dst.tolist()]
