@@ -42,6 +42,13 @@ def edge_target(
             f"edge type {etype_str(etype)!r} has no array {model.relation!r} (model.relation)",
             "set model.relation to an array of whole numbers, or leave it out",
         )
+    wanted = None if task.of_links else task.target
+    if model.relation is not None and model.relation == wanted:
+        return (
+            f"model.relation {model.relation!r} is what is to be predicted (task.target), and the "
+            "model would be told it",
+            "remove model.relation, or name another array",
+        )
     masked = any(name in there for name in MASKS)
     if masked and task.split is not None:
         return (
@@ -53,7 +60,9 @@ def edge_target(
         return reverse, "set task.reverse to a type that joins them the other way round"
     shares = task.split or SplitConfig()
     reads = model.decoder in (None, *RELATIONAL)
-    relation = model.relation or (_RELATION if _RELATION in there and reads else None)
+    relation = model.relation
+    if relation is None and reads and _RELATION in there and wanted != _RELATION:
+        relation = _RELATION
     return EdgeTarget(
         EdgeSplit(
             etype,

@@ -63,6 +63,13 @@ def test_relations() -> None:
     assert found(arrays, {"decoder": "dot"}).relation is None
 
 
+def test_what_is_predicted_is_not_told() -> None:
+    arrays = {ALSO: {**MASKS, "relation": 0, "kind": 0}}
+    task = {"kind": "edge_classification", "target": "relation"}
+    assert found(arrays, **task).relation is None
+    assert found(arrays, {"relation": "kind"}, **task).relation == "kind"
+
+
 @pytest.mark.parametrize(
     ("arrays", "model", "task", "what"),
     [
@@ -79,6 +86,12 @@ def test_relations() -> None:
         ({BUYS: {}, ALSO: {}}, {}, {"etype": "buys", "reverse": "also"}, "is no edge type from"),
         ({BUYS: {}}, {"relation": "kind"}, {}, "no array 'kind'"),
         ({BUYS: {}}, {}, {"kind": "edge_regression", "target": "y"}, "no array 'y'"),
+        (
+            {BUYS: {"kind": 0}},
+            {"relation": "kind"},
+            {"kind": "edge_classification", "target": "kind"},
+            "is what is to be predicted",
+        ),
     ],
 )
 def test_what_is_wrong(arrays: Any, model: Any, task: Any, what: str) -> None:
