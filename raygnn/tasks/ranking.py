@@ -126,7 +126,7 @@ class Ranking:
             rows: end → of the owned nodes of its type, float32 ``[K, D]`` on the CPU.
 
         Returns:
-            NaN for all where a row is not finite, the same on all ranks.
+            NaN for all where a row is not finite or a score is none, the same on all ranks.
         """
         exchange = self._exchange
         broken = any(not bool(torch.isfinite(each).all()) for each in rows.values())
@@ -138,6 +138,8 @@ class Ranking:
         for number in range(-(-exchange.max(len(own)) // step)):
             some = own[number * step : (number + 1) * step]
             for ranks in self._round(decoder, some, sources(some), rows, device):
+                if bool(ranks.isnan().any()):  # on all ranks alike
+                    return dict.fromkeys(RANK_METRICS, math.nan)
                 asked += len(ranks)
                 sums["mrr"] += float((1 / ranks).sum())
                 for limit in _HITS:
@@ -178,7 +180,8 @@ class Ranking:
     def _ranks(
         self, scores: Tensor, right: np.ndarray, known: tuple[np.ndarray, np.ndarray], end: str
     ) -> Tensor:
-        """Places of the right nodes; ``scores`` ``[Q, K]`` are written to. Collective."""
+        """Places of the right nodes, NaN where a score is; ``scores`` ``[Q, K]`` are written to.
+        Collective."""
         rank = self._exchange.world.rank
         first, last = self._bounds[end][rank : rank + 2]
         mine = np.flatnonzero((right >= first) & (right < last))
@@ -188,5 +191,8 @@ class Ranking:
         scores[known[0], known[1] - first] = -torch.inf
         above = (scores > score).sum(1)
         equal = (scores == score).sum(1)
-        counts = self._exchange.sum(torch.stack([above, equal]))
-        return 1 + counts[0].double() + counts[1].double() / 2
+        # which is above nothing, and nothing above it
+        none = (scores.isnan() | score.isnan()).any(1)
+        counts = self._exchange.sum(torch.stack([above, equal, none]))
+        ranks = 1 + counts[0].double() + counts[1].double() / 2
+        return ranks.masked_fill(counts[2] > 0, torch.nan)

@@ -88,7 +88,7 @@ def ranked(
             shard.original[etype[2]].astype(int)
         ],
     }
-    if spoil and len(rows["source"]):
+    if spoil and kind == "dot" and len(rows["source"]):
         rows["source"][0, 0] = math.nan
     original = everyones(exchange, shard.original[etype[0]])
     everyone = rows_of(shard.num_nodes(etype[0]), 1)
@@ -96,10 +96,13 @@ def ranked(
     def sources(own: np.ndarray) -> torch.Tensor:
         return everyone[original[edges.src[own]]]
 
+    decoder = decoder_of(kind)
+    if spoil and kind == "distmult":
+        decoder.relation.data[1] = math.nan
     bounds = {"source": shard.bounds[etype[0]], "target": shard.bounds[etype[2]]}
     ranker = Ranking(edges, bounds, relation, RELATIONS if related else 1)
     own = edges.chosen(2)
-    return ranker.metrics(decoder_of(kind), own, sources, rows, torch.device("cpu"))
+    return ranker.metrics(decoder, own, sources, rows, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -123,4 +126,12 @@ def test_ranks_equal_those_of_numpy(
 def test_rows_that_are_not_finite(tmp_path: Path) -> None:
     data, etype = graph(False, False)
     for found in run_ranks(2, ranked, partitioned(data, tmp_path, 2), etype, "dot", False, True):
+        assert all(math.isnan(value) for value in found.values())
+
+
+def test_scores_that_are_not_numbers_are_not_the_best(tmp_path: Path) -> None:
+    """Nothing is above them: a decoder that diverged would have ranked first."""
+    data, etype = graph(False, True)
+    meta = partitioned(data, tmp_path, 2)
+    for found in run_ranks(2, ranked, meta, etype, "distmult", True, True):
         assert all(math.isnan(value) for value in found.values())
