@@ -183,7 +183,7 @@ def newest(directory: Path) -> str:
 
 def sweep(directory: Path) -> None:
     """Remove what writers that were killed left unfinished."""
-    for pattern in (".step-*.tmp", ".rows-*.tmp"):
+    for pattern in (".step-*.tmp", ".rows-*.tmp", ".selected-rows.tmp"):
         for draft in directory.glob(pattern):
             shutil.rmtree(draft, ignore_errors=True)
 

@@ -81,8 +81,10 @@ def save(
         hashed = save_tensors(model.state_dict(), draft)
         (directory / ABOUT).unlink(missing_ok=True)
         os.rename(draft, directory / FILE)
-        shutil.rmtree(directory / ROWS, ignore_errors=True)
-        if rows is not None:
+        # not of an attempt before this one, which failed at what comes later
+        if rows is None or rows_draft(directory).exists():
+            shutil.rmtree(directory / ROWS, ignore_errors=True)
+        if rows is not None and rows_draft(directory).exists():
             os.rename(rows_draft(directory), directory / ROWS)
     except BaseException:
         draft.unlink(missing_ok=True)

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from raygnn.runs.events import EVENTS, Events
 from raygnn.training import callbacks, checkpoint, weights
 from raygnn.training.guard import Guard
 from raygnn.training.job import SAVE
+from raygnn.training.row_files import RowFiles, write_rows
 from raygnn.training.saving import Saver
 from tests.training.conftest import JobFactory, about, job, train_on_ranks
 
@@ -153,6 +156,23 @@ def test_weights_on_a_full_disk(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space left"):
             weights.save(disk, torch.nn.Linear(300, 300), {"data": ""})
         assert list(disk.iterdir()) == []
+
+
+def test_weights_at_the_second_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learned rows are moved once: an attempt that fails after that must not cost them."""
+    draft = weights.rows_draft(tmp_path)
+    draft.mkdir()
+    rows = np.ones((3, 2), np.float32)
+    file = write_rows(draft / "rows-0-0.bin", "a", np.arange(3), {"row": rows})
+    files, write = RowFiles(2, 1, (file,)), weights.write_atomic
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(weights, "write_atomic", Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left"):
+        weights.save(tmp_path, torch.nn.Linear(2, 2), {"data": ""}, files)
+    monkeypatch.setattr(weights, "write_atomic", write)
+    weights.save(tmp_path, torch.nn.Linear(2, 2), {"data": ""}, files)
+    assert weights.find(tmp_path).rows == files
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
