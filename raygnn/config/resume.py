@@ -59,10 +59,24 @@ def changes(before: Mapping[str, Any], now: Config) -> list[str]:
         before: `fixed` of the config that the run began with. Keys that it lacks, since it is of
             an older version, are passed over.
     """
+    after = fixed(now.to_dict())
     return [
-        f"{key} was {json.dumps(before[key])} and is {json.dumps(value)}"
-        for key, value in fixed(now.to_dict()).items()
-        if key in before and before[key] != value
+        *(
+            f"{key} was {json.dumps(before[key])} and is {json.dumps(value)}"
+            for key, value in after.items()
+            if key in before and before[key] != value
+        ),
+        *(f"{key} was null and is not" for key in _filled(before, after)),
+        *(f"{key} is null and was not" for key in _filled(after, before)),
+    ]
+
+
+def _filled(empty: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
+    """Sections that are null in one, and have keys in the other."""
+    return [
+        key
+        for key, value in empty.items()
+        if value is None and any(other.startswith(f"{key}.") for other in full)
     ]
 
 

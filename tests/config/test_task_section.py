@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
+from raygnn.config.resume import changes, fixed
 from raygnn.config.task import TaskConfig
 from raygnn.errors import ConfigError
 
@@ -78,3 +79,13 @@ def test_every_kind_has_metrics_and_a_unit() -> None:
     units = {kind: TaskConfig(kind=kind).unit for kind in kinds}
     assert all(kind.startswith((unit, "link")) for kind, unit in units.items())
     assert all(TaskConfig(kind=kind).chosen_metric for kind in kinds)
+
+
+def test_a_section_that_comes_or_goes_is_a_change() -> None:
+    """Another split would train on what was kept for the test."""
+    without = load_config({**JOB, "task": LINKS})
+    split = load_config({**JOB, "task": {**LINKS, "split": {"seed": 5}}})
+    assert changes(fixed(without.to_dict()), without) == []
+    assert changes(fixed(split.to_dict()), split) == []
+    assert changes(fixed(without.to_dict()), split) == ["task.split was null and is not"]
+    assert changes(fixed(split.to_dict()), without) == ["task.split is null and was not"]
