@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.edge_target import EdgeTarget
 from raygnn.graph.layout import read_meta
@@ -34,6 +33,7 @@ from raygnn.tasks.task import Task
 from raygnn.training.job import SPLITS, Request
 from raygnn.training.partition_plane import PartitionPlane
 from raygnn.training.plane import build
+from raygnn.training.relations import count_relations
 from raygnn.training.rows import EdgePredictions, Embedded, chunk_rows
 
 _ORIGINAL = "original"
@@ -94,14 +94,7 @@ class EdgePlane(PartitionPlane):
         name = self.target.relation
         if name is None:
             return 1
-        found = self.edges.column(name)
-        if self.control.max(-int(found.min()) if len(found) else 0) > 0:
-            raise DataError(
-                f"array {name!r} of edge type {self.of} has relations below 0",
-                where=str(self.job.partition),
-                remedy="number them from 0",
-            )
-        return self.control.max(int(found.max()) + 1 if len(found) else 1)
+        return count_relations(self.etype, name, self.edges.column(name), self.control)
 
     def task(self) -> EdgeTask:
         """See `Plane`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
@@ -39,12 +41,24 @@ def relations(config: Config, shard: Shard, exchange: Exchange) -> dict[EdgeType
         if values is None:
             continue
         own = values[slice(*shard.own_edges(etype))]
-        if values.dtype.kind not in "iu" or values[:1].size > 1:
-            raise _unusable(etype, name, f"is {values.dtype} {list(values.shape)}")
-        if exchange.max(-int(own.min()) if len(own) else 0) > 0:
-            raise _unusable(etype, name, "has numbers below 0")
-        found[etype] = max(1, exchange.max(int(own.max()) + 1 if len(own) else 0))
+        found[etype] = count_relations(etype, name, own, exchange)
     return found
+
+
+def count_relations(etype: EdgeType, name: str, own: np.ndarray, exchange: Exchange) -> int:
+    """How many relations there are, at least 1. Collective.
+
+    Args:
+        own: those of this rank's edges.
+
+    Raises:
+        DataError: see `relations`.
+    """
+    if own.dtype.kind not in "iu" or own.ndim > 1:
+        raise _unusable(etype, name, f"is {own.dtype} {list(own.shape)}")
+    if exchange.max(-int(own.min()) if len(own) else 0) > 0:
+        raise _unusable(etype, name, "has numbers below 0")
+    return max(1, exchange.max(int(own.max()) + 1 if len(own) else 0))
 
 
 def _unusable(etype: EdgeType, name: str, what: str) -> DataError:

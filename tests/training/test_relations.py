@@ -12,8 +12,11 @@ import torch
 import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, RaygnnError
+from raygnn.errors import ConfigError, DataError, RaygnnError
 from raygnn.graph.dgl import dgl
+from raygnn.sampling.exchange import Exchange
+from raygnn.training.relations import count_relations
+from tests.ranks import run_ranks
 from tests.training.conftest import job, train_on_ranks
 
 NODES, CLASSES, NOISE = 1200, 4, 5
@@ -99,3 +102,25 @@ def test_an_array_that_is_no_relation(values: torch.Tensor, tmp_path: Path) -> N
     write_graph(tmp_path / "graph.dgl", values)
     with pytest.raises((RaygnnError, RuntimeError), match="whole number from 0"):
         train_on_ranks(config(tmp_path))
+
+
+def counted(exchange: Exchange, own: np.ndarray) -> int | str:
+    try:
+        return count_relations(("a", "b", "c"), "relation", own, exchange)
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("own", "what"),
+    [
+        (np.array([0.0, 1.0]), "float64 [2]"),
+        (np.array([[0], [1]]), "int64 [2, 1]"),
+        (np.array([0, -1]), "numbers below 0"),
+    ],
+)
+def test_arrays_that_hold_no_relations(own: np.ndarray, what: str) -> None:
+    """A column of them would make a product of all edges with all edges."""
+    for found in run_ranks(2, counted, own):
+        assert what in str(found)
+    assert run_ranks(2, counted, np.array([0, 4])) == [5, 5]
