@@ -232,6 +232,8 @@ def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:
 
 
 def _moduli(value: Tensor) -> Tensor:
+    if value.dtype == torch.float16:  # which has no numbers as small, or as large, as squares
+        value = value.float()
     real, imaginary = value.chunk(2, dim=-1)
     # no gradient is infinite where a number is 0
     return (real.square() + imaginary.square()).clamp_min(1e-12).sqrt()

@@ -98,3 +98,15 @@ def test_edges_without_relations_are_of_the_first() -> None:
 def test_classes() -> None:
     rows = torch.randn(3, WIDTH, dtype=torch.float64)
     assert made("mlp", 4)(rows, rows, torch.zeros(3, dtype=torch.int64)).shape == (3, 4)
+
+
+def test_distances_in_fp16_have_gradients() -> None:
+    """Squares of what fp16 can hold may be less, or more, than it can hold."""
+    for number in (0.0, 1e-4, 300.0):
+        nodes = torch.full((2, WIDTH), number, dtype=torch.float16, requires_grad=True)
+        decoder = make_decoder(ModelConfig(kind="sage"), "rotate", WIDTH, 1, 1).half()
+        score = decoder.compare(torch.zeros(2, WIDTH, dtype=torch.float16), nodes)
+        assert score.isfinite().all()
+        score.sum().backward()
+        assert nodes.grad is not None
+        assert nodes.grad.isfinite().all()
