@@ -20,8 +20,8 @@ def make_loss(config: TaskConfig) -> Loss:
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """``outputs [B, C]``, classes ``y`` int64 ``[B]``."""
-    return F.cross_entropy(outputs, y, reduction="none")
+    """``outputs [B, C]``, classes ``y``, whole numbers of any dtype ``[B]`` or ``[B, 1]``."""
+    return F.cross_entropy(outputs, y.long().flatten(), reduction="none")
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:

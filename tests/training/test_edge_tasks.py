@@ -294,3 +294,17 @@ def test_triples_without_features(tmp_path: Path) -> None:
     wanted = [tuple(row) for k in range(3) for row, at in zip(rows, kind) if at == k]
     assert named == wanted
     assert torch.tensor(frame["score"]).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["int32", "column", "bool"])
+def test_classes_as_graphs_have_them(kind: str, tmp_path: Path) -> None:
+    data = shop()
+    found = data.edges[LIKES].data
+    label = found["label"]
+    found["label"] = {"int32": label.astype("int32"), "column": label[:, None], "bool": label > 1}[
+        kind
+    ]
+    task = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
+    train = {"epochs": 1}
+    run = train_on_ranks(config_of(tmp_path, "kinds", data=data, task=task, train=train))
+    assert run.summary["metrics"]["test/accuracy"] > 0.3
