@@ -157,6 +157,8 @@ class TransE(Relational):
         return -(query - nodes).abs().sum(1)
 
     def table(self, query: Tensor, nodes: Tensor) -> Tensor:
+        if query.dtype != torch.float64:  # torch has no distances of bf16
+            query, nodes = query.float(), nodes.float()
         return -torch.cdist(query, nodes, p=1.0)
 
 

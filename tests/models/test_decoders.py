@@ -110,3 +110,18 @@ def test_distances_in_fp16_have_gradients() -> None:
         score.sum().backward()
         assert nodes.grad is not None
         assert nodes.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoders_in_bf16(kind: str) -> None:
+    """Both ways that score an edge, and their gradients."""
+    decoder = made(kind).bfloat16()
+    rows = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
+    rows = rows.bfloat16().requires_grad_()
+    relation = torch.tensor([0, 1, 2, 0])
+    table = decoder.against(rows, rows, relation, "target")
+    alone = decoder(rows, rows, relation)[:, 0]
+    torch.testing.assert_close(table.diagonal().float(), alone.float(), atol=0.1, rtol=0.1)
+    (table.float().sum() + alone.float().sum()).backward()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
