@@ -8,6 +8,7 @@ from typing import Any
 from raygnn.config.schema import Config
 from raygnn.config.task import SplitConfig
 from raygnn.config.task_rules import RELATIONAL
+from raygnn.config.types import NO_LAYERS
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 
@@ -53,7 +54,13 @@ def edge_target(
         return reverse, "set task.reverse to a type that joins them the other way round"
     shares = task.split or SplitConfig()
     reads = model.decoder in (None, *RELATIONAL)
-    relation = model.relation or (_RELATION if _RELATION in there and reads else None)
+    relation = model.relation or (_RELATION if _RELATION in there else None)
+    dot = model.decoder == "dot" or (model.decoder is None and relation is None)
+    if task.of_links and model.kind == NO_LAYERS and dot:
+        return (
+            "model.kind none with the decoder dot has no weights",
+            "set model.decoder to distmult or mlp, or choose another model.kind",
+        )
     return EdgeTarget(
         EdgeSplit(
             etype,
@@ -61,7 +68,7 @@ def edge_target(
             None if masked else (shares.val, shares.test),
             0 if masked else shares.seed,
         ),
-        relation,
+        relation if reads else None,
     )
 
 
