@@ -294,3 +294,11 @@ def test_triples_without_features(tmp_path: Path) -> None:
     wanted = [tuple(row) for k in range(3) for row, at in zip(rows, kind) if at == k]
     assert named == wanted
     assert torch.tensor(frame["score"]).isfinite().all()
+
+
+def test_embeddings_of_two_types(tmp_path: Path) -> None:
+    """Which is to be said, since the ends are of different types."""
+    config = config_of(tmp_path, "two", task=LINKS, train={"epochs": 1})
+    run = train_on_ranks(config)
+    with pytest.raises(RuntimeError, match="two types: person and thing"):
+        ask(run, config, 1, embeddings=True)
