@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from raygnn.config import model_rules
 from raygnn.config.graphs import ManyGraphs
 from raygnn.config.model import ModelConfig
 from raygnn.config.problems import Problem, show
@@ -168,7 +169,11 @@ def _decoder(config: Config) -> Iterator[Problem]:
             f"{decoder} gives one score for an edge, and {task.kind} needs classes or numbers",
             "set model.decoder to mlp, or leave it out",
         )
-    elif model.relation is not None and decoder not in RELATIONAL:
+    elif (
+        model.relation is not None
+        and decoder not in RELATIONAL
+        and model.kind not in model_rules.RELATIONAL
+    ):
         yield Problem(
             ("model", "decoder"),
             f"{decoder} does not read the relation that model.relation {model.relation} names",

@@ -8,6 +8,7 @@ from typing import Any
 from raygnn.config.schema import Config
 from raygnn.config.task import SplitConfig
 from raygnn.config.task_rules import RELATIONAL
+from raygnn.config.types import NO_LAYERS
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 
@@ -63,6 +64,12 @@ def edge_target(
     relation = model.relation
     if relation is None and reads and _RELATION in there and wanted != _RELATION:
         relation = _RELATION
+    dot = model.decoder == "dot" or (model.decoder is None and relation is None)
+    if task.of_links and model.kind == NO_LAYERS and dot:
+        return (
+            "model.kind none with the decoder dot has no weights",
+            "set model.decoder to distmult or mlp, or choose another model.kind",
+        )
     return EdgeTarget(
         EdgeSplit(
             etype,
@@ -70,7 +77,7 @@ def edge_target(
             None if masked else (shares.val, shares.test),
             0 if masked else shares.seed,
         ),
-        relation,
+        relation if reads else None,
     )
 
 

@@ -174,7 +174,14 @@ class Run:
             options = ["--split", split, "--out", str(out), *(["--scores"] if scores else [])]
             if ids is not None:
                 wanted = Path(directory) / "wanted.parquet"
-                pandas.DataFrame({"id": list(ids)}).to_parquet(wanted)
+                try:
+                    pandas.DataFrame({"id": list(ids)}).to_parquet(wanted)
+                except (TypeError, ValueError) as error:  # Arrow's
+                    raise InputError(
+                        f"these are no ids: {error}",
+                        where="ids",
+                        remedy="give numbers or texts, not both",
+                    ) from None
                 options += ["--ids", str(wanted)]
             if fanout is not None:
                 options.append("--fanout=" + ",".join(map(str, fanout)))

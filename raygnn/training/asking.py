@@ -14,6 +14,7 @@ from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.atomic import is_vacant
+from raygnn.graph.sources import scaling
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
@@ -136,7 +137,7 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
     elif model.get("embedding"):
         what = "nodes of other data have no learned rows (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
-    elif found.sizes is None or found.ntype is None:
+    elif found.sizes is None or found.ntype is None or found.words is None:
         what = "of what its data were there is no record: it is of an older version"
         remedy = "train it again"
     if what is not None:
@@ -150,9 +151,31 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
         for key, value in fixed(run.config).items()
         if not key.startswith("graph") and key != "task.ntype"
     }
+    _check_scaling(run, config)
     return _unchanged(
         before, config, "change keys of graph, partition, cluster, comm, staging or fault"
     )
+
+
+def _check_scaling(run: Run, config: Config) -> None:
+    """That features of other data are scaled as those of the training were.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if not run.config.get("graph") or config.graph is None:
+        return  # of partitions by others nobody knows
+    before = scaling(run.config["graph"]["format"], run.config["graph"].get("normalize"))
+    now = scaling(config.graph.format, config.graph.normalize)
+    if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):
+        return
+    remedy = f"set graph.normalize={before}"
+    if before == "standard":
+        remedy = "scale them in the files as they were then, and set graph.normalize=none"
+    what = f"features were scaled by {before} when the model was trained, and by {now} here"
+    if now == before:
+        what = "standard takes mean and deviation from the data, which are others here"
+    raise ConfigError(what, where="graph.normalize", remedy=remedy)
 
 
 def config_of(run: Run, overrides: Sequence[str]) -> Config:

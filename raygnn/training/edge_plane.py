@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.edge_target import EdgeTarget
 from raygnn.graph.layout import read_meta
@@ -171,7 +172,13 @@ class EdgePlane(PartitionPlane):
         """See `Plane`: the rows of nodes that the decoder is given."""
         model, there = task.model, list(dict.fromkeys(self._ntypes.values()))
         assert isinstance(model, EdgeModel)
-        ntype = request.ntype or (there[0] if len(there) == 1 else "")
+        if request.ntype is None and len(there) > 1:
+            raise InputError(
+                f"the edges join nodes of two types: {' and '.join(there)}",
+                where="--ntype",
+                remedy="say which with --ntype",
+            )
+        ntype = request.ntype or there[0]
         self.check_ntype(ntype, there)
         rows = self._inference.represent(model.encoder, [ntype])[ntype]
         yield from self.embedded(rows, ntype, request)

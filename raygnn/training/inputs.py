@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,6 +187,7 @@ class PartitionInput:
                 remedy="set it to link_prediction, edge_classification or edge_regression, or give "
                 "nodes labels and a split",
             )
+        self._check_numbers(config)
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))
         weight = sampling.edge_weight
@@ -199,6 +200,33 @@ class PartitionInput:
             for etype, frame in self.data.edges.items():
                 if weight in frame.data:
                     check_weights(weight, etype, frame.data[weight])
+
+    def _check_numbers(self, config: Config) -> None:
+        """That numbers to be predicted are none that stand for words of tables."""
+        task = config.task
+        if task.classifies or task.of_links:
+            return
+        kinds = {etype_str(e) if task.of_edges else t for e in self.counts for t in (e[0], e[2])}
+        chosen = task.etype if task.of_edges else task.ntype
+        for kind in sorted(kinds):
+            named = chosen in (None, kind) or (task.of_edges and kind.split(":")[1] == chosen)
+            if named and f"{kind}/{task.target}" in self._names:
+                raise ConfigError(
+                    f"{task.target!r} of {kind} are classes, numbered in the order of their words, "
+                    f"and {task.kind} predicts numbers",
+                    where="task.kind",
+                    remedy="set label_kind: number in the YAML of the tables, or task.kind to "
+                    f"{task.unit}_classification",
+                )
+
+    @property
+    def _names(self) -> Container[str]:
+        """``"<type>/<array>"`` of the arrays whose numbers stand for words."""
+        if self.data is not None:
+            return self.data.names
+        assert self.meta is not None
+        names: Container[str] = (self.meta.manifest or {}).get("names", {})
+        return names
 
     @property
     def _nodes_are_split(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.config.paths import unwritable
 from raygnn.config.schema import Config
+from raygnn.config.types import LARGEST
 from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
@@ -140,6 +141,12 @@ def embed(
     asked = ask(
         run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started, new_data
     )
+    if asked.config.task.of_edges and split != "all":
+        raise InputError(
+            f"the splits of {asked.config.task.kind} are of edges, and embeddings are of nodes",
+            where=f"--split {split}",
+            remedy="leave it out, and choose nodes from the file that is written",
+        )
     if ntype is not None and asked.config.task.of_graphs:
         raise InputError(
             "the embeddings of this run are of graphs",
@@ -204,14 +211,19 @@ def _few(
             remedy="leave it out and choose from the file that is written",
         )
     depth = config.model.depth
-    if fanout is not None and (task.of_graphs or len(fanout) != depth or min(fanout) < -1):
-        what = "graphs have all their edges" if task.of_graphs else f"the model has {depth} layers"
+    wrong = [each for each in fanout or () if not -1 <= each <= LARGEST]
+    if fanout is not None and (task.of_graphs or len(fanout) != depth or wrong):
+        what = f"the model has {depth} layers"
+        if task.of_graphs:
+            what = "graphs have all their edges"
+        elif len(fanout) == depth:
+            what = f"{wrong[0]} is no number of neighbours"
         raise InputError(
             what,
             where=f"--fanout {','.join(map(str, fanout))}",
             remedy="leave it out"
             if task.of_graphs or not depth
-            else "give a number for each, from the nodes outward; -1 = all",
+            else f"give a number up to {LARGEST} for each, from the nodes outward; -1 = all",
         )
     file = Path(ids).expanduser().absolute()
     return {

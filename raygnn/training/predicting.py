@@ -9,7 +9,7 @@ import torch
 from raygnn.errors import DataError, InputError
 from raygnn.runs.files import storage_errors
 from raygnn.tasks.embeddings import Embeddings
-from raygnn.training import blackbox, weights
+from raygnn.training import blackbox, weights, words
 from raygnn.training.job import ROWS, Job
 from raygnn.training.plane import Plane, open_plane
 from raygnn.training.rank import Runtime
@@ -89,7 +89,9 @@ class Predicting:
 
     def _check_data(self, found: str) -> None:
         trained = self._request.weights.data
-        if self._request.sizes is None and trained is not None and trained != found:
+        if self._request.sizes is not None:
+            words.check(self._request.weights.words or {}, words.words(self._job))
+        elif trained is not None and trained != found:
             raise DataError(
                 f"these are not the data that the run was trained on: {found} here, {trained} then",
                 where=str(self._job.partition or "graph.dataset"),

@@ -28,7 +28,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import Task
-from raygnn.training import blackbox, checkpoint, outcome, weights
+from raygnn.training import blackbox, checkpoint, outcome, weights, words
 from raygnn.training.averaging import Averaging
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
@@ -154,7 +154,7 @@ class Rank:
             evaluation.restore_best(task)
         files = rows.write(weights.rows_draft(self.directory), rows_only=True) if rows else None
         if self.ranks.first:
-            known = {"data": maker.identity, "ntype": job.ntype, "sizes": plane.sizes.found}
+            known = {"data": maker.identity, "sizes": plane.sizes.found, **words.known(job)}
             self._insist(lambda: weights.save(self.directory, task.model, known, files))
         metrics = {
             f"{split}/{name}": value

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ class Predictions:
     Attributes:
         ids: int64 ``[n]``, ascending, as the user numbers them.
         outputs: float32 ``[n, K]``: of K classes before the softmax, or K numbers.
-        targets: classes int64 ``[n]``, below 0 where unknown; or numbers ``[n]`` or ``[n, K]``;
-            None of links.
+        targets: classes int64 ``[n]``, below 0 where unknown; or numbers ``[n]`` or ``[n, K]``, NaN
+            where unknown; None of links.
         splits: int8 ``[n]``, positions in `SPLITS`; -1 = in none.
     """
 
@@ -126,7 +127,10 @@ class Format:
         values = _numbers if one else _lists
         columns["prediction"] = values(found.outputs)
         columns["split"] = _splits(found.splits)
-        columns["label"] = values(found.targets.reshape(found.outputs.shape))
+        targets = found.targets.reshape(found.outputs.shape)
+        unknown = pa.array(targets.isnan().any(1).numpy())
+        labels = values(targets)
+        columns["label"] = pc.if_else(unknown, pa.scalar(None, labels.type), labels)
         return pa.table(columns)
 
 

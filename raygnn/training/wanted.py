@@ -83,12 +83,12 @@ def _column(file: Path, key: str) -> Any:
 
 def _lines(file: Path) -> Any:
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError:
         raise InputError(
             "this is no text in UTF-8", where=str(file), remedy="give an id in each line"
         ) from None
-    return pa.array([line.strip() for line in text.splitlines() if line.strip()], pa.string())
+    return pa.array([line.strip() for line in text.split("\n") if line.strip()], pa.string())
 
 
 def _as(values: Any, kind: Any) -> Any:
@@ -100,7 +100,7 @@ def _as(values: Any, kind: Any) -> Any:
         return pc.cast(pc.if_else(whole, values, None), kind)
     try:
         return values.cast(kind)
-    except pa.ArrowInvalid:
+    except pa.ArrowException:
         raise InputError(
             f"these ids are {values.type}, those of the graph are {kind}",
             where="--ids",

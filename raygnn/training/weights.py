@@ -12,7 +12,7 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ class Weights:
         rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
         ntype: the node type that the task was about; None where there is none, or no record.
         sizes: see `raygnn.training.job.Sizes`; None where that was not recorded.
+        words: see `raygnn.training.words`; None where that was not recorded.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class Weights:
     rows: RowFiles | None = None
     ntype: str | None = None
     sizes: Mapping[str, int] | None = None
+    words: Mapping[str, Sequence[Any]] | None = None
 
     @property
     def rows_directory(self) -> Path:
@@ -70,7 +72,7 @@ def save(
 
     Args:
         directory: the run's ``checkpoints``.
-        known: ``data``, ``ntype`` and ``sizes``: see `Weights`.
+        known: ``data``, ``ntype``, ``sizes`` and ``words``: see `Weights`.
         rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:
@@ -143,11 +145,18 @@ def find(directory: Path) -> Weights:
         _rows(directory, about),
         ntype=ntype if isinstance(ntype, str) else None,
         sizes=_counts(sizes),
+        words=_lists(about.get("words")),
     )
 
 
 def _counts(found: Any) -> dict[str, int] | None:
     if not isinstance(found, dict) or not all(isinstance(n, int) for n in found.values()):
+        return None
+    return found
+
+
+def _lists(found: Any) -> dict[str, list[Any]] | None:
+    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
         return None
     return found
 

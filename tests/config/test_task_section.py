@@ -74,6 +74,11 @@ def test_what_is_chosen(task: dict[str, Any], metric: str, loss: str) -> None:
     assert (found.chosen_metric, found.chosen_loss) == (metric, loss)
 
 
+def test_a_relation_may_be_the_encoders_alone() -> None:
+    model = {**JOB["model"], "kind": "rgcn", "decoder": "dot", "relation": "r"}
+    assert load_config({**JOB, "task": LINKS, "model": model}).model.relation == "r"
+
+
 def test_every_kind_has_metrics_and_a_unit() -> None:
     kinds = TaskConfig.model_json_schema()["properties"]["kind"]["enum"]
     units = {kind: TaskConfig(kind=kind).unit for kind in kinds}

@@ -251,6 +251,8 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         users(train_mask=[True, False, 2, False]),
         ["row 3 (line 4), column 'train_mask'", "'2'"],
     ),
+    "a missing truth": (users(label=[True, None, False, True]), ["row 2 (line 3)", "no value"]),
+    "a missing vector": (users(label=["1,2", None, "1,2", "1,2"]), ["row 2 (line 3)", "no value"]),
     "vectors of two lengths": (
         users(feat=["1, 2", "1, 2", "1, 2, 3", "1, 2"]),
         ["row 3 (line 4), column 'feat'", "'1, 2, 3' has 3 numbers, expected 2"],

@@ -61,6 +61,8 @@ def test_relations() -> None:
     assert found(arrays).relation == "relation"
     assert found(arrays, {"relation": "kind"}).relation == "kind"
     assert found(arrays, {"decoder": "dot"}).relation is None
+    encoder = {"kind": "rgcn", "decoder": "dot", "relation": "kind"}
+    assert found(arrays, encoder).relation is None
 
 
 def test_what_is_predicted_is_not_told() -> None:
@@ -85,6 +87,7 @@ def test_what_is_predicted_is_not_told() -> None:
         ({BUYS: MASKS}, {}, {"split": {"val": 0.2}}, "task.split would be ignored"),
         ({BUYS: {}, ALSO: {}}, {}, {"etype": "buys", "reverse": "also"}, "is no edge type from"),
         ({BUYS: {}}, {"relation": "kind"}, {}, "no array 'kind'"),
+        ({ALSO: {}}, {"kind": "none", "embedding": {"dim": 4}}, {}, "no weights"),
         ({BUYS: {}}, {}, {"kind": "edge_regression", "target": "y"}, "no array 'y'"),
         (
             {BUYS: {"kind": 0}},

@@ -10,7 +10,7 @@ import pytest
 
 from raygnn.errors import DataError, InputError
 from raygnn.runs.metrics import MetricsWriter
-from raygnn.runs.run import list_runs, open_run
+from raygnn.runs.run import Run, list_runs, open_run
 from raygnn.runs.store import RunDir
 
 
@@ -98,3 +98,8 @@ def test_a_copied_run_reads_the_same(tmp_path: Path) -> None:
     copy = tmp_path / "y"
     shutil.copytree(path, copy)
     assert open_run(copy).summary == open_run(path).summary
+
+
+def test_ids_of_several_kinds(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no ids"):
+        Run(tmp_path).predict(ids=[1, "a"])  # type: ignore[list-item]

@@ -308,3 +308,11 @@ def test_classes_as_graphs_have_them(kind: str, tmp_path: Path) -> None:
     train = {"epochs": 1}
     run = train_on_ranks(config_of(tmp_path, "kinds", data=data, task=task, train=train))
     assert run.summary["metrics"]["test/accuracy"] > 0.3
+
+
+def test_embeddings_of_two_types(tmp_path: Path) -> None:
+    """Which is to be said, since the ends are of different types."""
+    config = config_of(tmp_path, "two", task=LINKS, train={"epochs": 1})
+    run = train_on_ranks(config)
+    with pytest.raises(RuntimeError, match="two types: person and thing"):
+        ask(run, config, 1, embeddings=True)

@@ -78,6 +78,31 @@ def test_without_labels_and_splits(tmp_path: Path) -> None:
         raygnn.evaluate(run, new_data=True, overrides=data, display=False)
 
 
+def test_words_keep_their_numbers(tmp_path: Path) -> None:
+    """The class no is 0; without it yes would be."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    run = train_on_ranks(shop(tmp_path / "old", train={"epochs": 1}))
+    config = shop(tmp_path / "new")
+    table = tmp_path / "new" / "items.csv"
+    items = pd.read_csv(table)
+    assert config.graph is not None
+    for kinds, refused in (
+        ({"yes": None}, False),
+        ({"no": "nay"}, "'nay' is number 0, .* 'no' was"),
+        ({"no": None}, "'yes' is number 0, .* 'no' was"),
+    ):
+        changed = items.assign(kind=items["kind"].replace(kinds))
+        changed.loc[changed["kind"].isna(), "fold"] = None
+        changed.to_csv(table, index=False)
+        found = asked(run, f"graph.path={tmp_path / 'new' / 'shop.yaml'}")
+        if refused:
+            with pytest.raises(RuntimeError, match=str(refused)):
+                ask(run, found.config, 2, sizes=found.weights.sizes)
+        else:
+            ask(run, found.config, 2, sizes=found.weights.sizes)
+
+
 def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     run = train_on_ranks(make_job(train={"epochs": 1}))
     found = asked(run, "graph.classes=6")
@@ -95,6 +120,9 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
         ({"task": {"kind": "link_prediction"}}, ["graph.seed=2"], "link_prediction predicts for"),
         ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
         ({"old": True}, ["graph.seed=2"], "no record"),
+        ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
+        ({"graph": {"normalize": "row"}}, ["graph.normalize=none"], "by row when .* by none"),
+        ({"graph": {"normalize": "standard"}}, ["graph.seed=2"], "standard takes mean"),
         ({}, ["graph.seed=2", "train.lr=1"], "a trained model cannot be changed: train.lr"),
     ],
 )

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from raygnn.config.load import load_config
 from raygnn.errors import InputError
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.training.predict import _few
+from raygnn.training.rows import Format, Predictions
 from raygnn.training.wanted import numbers_of, read_wanted
 from tests.graphs import on_whole_graph
 from tests.training.conftest import JobFactory, train_on_ranks
@@ -117,7 +119,8 @@ def test_graphs(tmp_path: Path) -> None:
     [
         (None, [1, 1], "without one all of them"),
         ("some", [1], "2 layers"),
-        ("some", [1, -2], "2 layers"),
+        ("some", [1, -2], "-2 is no number of neighbours"),
+        ("some", [1, 2**31], "2147483648 is no number"),
         ("gone", None, "no such file"),
         ("empty", None, "no ids"),
         ("latin", None, "UTF-8"),
@@ -139,6 +142,15 @@ def test_refused(
     assert caught.value.remedy
 
 
+def test_no_layers_draw_no_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "some").write_text("1\n")
+    graph = {"format": "planted", "nodes": 50, "degree": 4, "classes": 3}
+    config = load_config({"name": "test", "graph": graph, "model": {"kind": "none"}})
+    assert _few(config, tmp_path / "some", [])["fanout"] == ()
+    with pytest.raises(InputError, match="0 layers"):
+        _few(config, tmp_path / "some", [5])
+
+
 @given(st.lists(st.integers(0, 50), min_size=1), st.booleans(), st.booleans())
 def test_ids_and_numbers(wanted: list[int], named: bool, text: bool) -> None:
     names = pa.array([f"n{i}" for i in range(51)], pa.large_string()) if named else None
@@ -155,6 +167,8 @@ def test_ids_and_numbers(wanted: list[int], named: bool, text: bool) -> None:
         (["b", "c"], pa.array(["a", "b"]), r"'c' .* number 2"),
         ([1.5], None, "double"),
         ([None], None, "None"),
+        ([[1]], None, "list"),
+        ([{"a": 1}], pa.array(["a"]), "struct"),
     ],
 )
 def test_ids_that_are_not_there(wanted: list[Any], names: Any, which: str) -> None:
@@ -166,5 +180,18 @@ def test_files_of_ids(tmp_path: Path) -> None:
     lines, column = tmp_path / "ids.txt", tmp_path / "ids.parquet"
     lines.write_text(" a\r\n\n b c \n")
     assert read_wanted(lines, "node").to_pylist() == ["a", "b c"]
+    lines.write_text("\ufeffa\x85b\nc\u2028d\n", "utf-8")  # only ends of lines end ids
+    assert read_wanted(lines, "node").to_pylist() == ["a\x85b", "c\u2028d"]
     pq.write_table(pa.table({"x": [1], "node": ["q"]}), column)
     assert read_wanted(column, "node").to_pylist() == ["q"]
+
+
+def test_numbers_that_are_not_known_have_no_label() -> None:
+    ids, splits = np.arange(3), np.full(3, -1, np.int8)
+    nan = float("nan")
+    for targets, outputs, wanted in (
+        ([1.0, nan, 2.0], torch.zeros(3, 1), [1.0, None, 2.0]),
+        ([[1.0, 2.0], [nan, 3.0], [4.0, 5.0]], torch.zeros(3, 2), [[1.0, 2.0], None, [4.0, 5.0]]),
+    ):
+        found = Predictions(ids, outputs, torch.tensor(targets), splits)
+        assert Format("node", classifies=False).table(found)["label"].to_pylist() == wanted

@@ -17,7 +17,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.graph.idfile import read_ids
 from raygnn.graph.layout import read_meta
-from raygnn.graph.partition import ensure_partition, find_partition
+from raygnn.graph.partition import Missing, ensure_partition, find_partition
 from raygnn.graph.sources import load_graph
 from raygnn.training import merge as merging
 from raygnn.training.inputs import PartitionInput
@@ -106,3 +106,20 @@ def test_the_command(tmp_path: Path) -> None:
     raygnn.predict(config.run_dir, out=tmp_path / "out.parquet", display=False)
     items = pd.read_csv(tmp_path / "items.csv")
     assert pd.read_parquet(tmp_path / "out.parquet")["node"].tolist() == items["name"].tolist()
+
+
+def test_numbers_that_stand_for_words_are_not_predicted(tmp_path: Path) -> None:
+    config = shop(tmp_path, task={"kind": "node_regression"})
+    assert config.graph is not None
+    found = find_partition(config, 2)
+    assert isinstance(found, Missing)
+    given = PartitionInput(found, load_graph(config.graph))
+    with pytest.raises(ConfigError, match="'label' of item are classes") as caught:
+        given.check(config)
+    assert "label_kind" in str(caught.value.remedy)
+    with pytest.raises(ConfigError, match="are classes"):
+        PartitionInput(ensure_partition(config, 2), None).check(config)
+    described = tmp_path / "shop.yaml"
+    text = described.read_text().replace("label: kind", "label: x, label_kind: number")
+    described.write_text(text)
+    PartitionInput(ensure_partition(config, 2), None).check(config)

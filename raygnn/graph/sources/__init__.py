@@ -36,11 +36,10 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
         DataError: a file is missing, damaged, hostile or inconsistent; it is named with the
             first bad row.
     """
-    module = _module(graph)
-    data: GraphData = module.read(graph)
+    data: GraphData = _module(graph.format).read(graph)
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
     validate.check(data, needs_masks=needs_masks)
-    normalize(data, graph.normalize or module.DEFAULT_NORMALIZE)
+    normalize(data, scaling(graph.format, graph.normalize))
     if wants_reverses(graph):
         add_reverses(data)
     return data
@@ -52,9 +51,9 @@ def digest(graph: GraphConfig) -> str:
     That is the contents of the input files, not where they lie, and the options. Raises
     DataError where a file can not be read.
     """
-    module = _module(graph)
+    module = _module(graph.format)
     options = graph.model_dump(mode="json", exclude={"path"})
-    options["normalize"] = graph.normalize or module.DEFAULT_NORMALIZE
+    options["normalize"] = scaling(graph.format, graph.normalize)
     options["version"] = module.VERSION
     if not wants_reverses(graph):  # what was made before there was the key is the same
         options.pop("reverse", None)
@@ -71,5 +70,11 @@ def wants_reverses(graph: GraphConfig) -> bool:
     return isinstance(graph, ReversibleGraph) and graph.reverse
 
 
-def _module(graph: GraphConfig) -> ModuleType:
-    return importlib.import_module(f"raygnn.graph.sources.{graph.format}")
+def scaling(graph_format: str, chosen: str | None) -> str:
+    """How features of a format are scaled: as chosen, else as usual for it."""
+    usual: str = _module(graph_format).DEFAULT_NORMALIZE
+    return chosen or usual
+
+
+def _module(graph_format: str) -> ModuleType:
+    return importlib.import_module(f"raygnn.graph.sources.{graph_format}")

@@ -110,7 +110,7 @@ def _typed(
 def _relation_of(where: Path) -> int:
     """The number that a type of edges has in the files of the split."""
     file = where / "edge_reltype.csv.gz"
-    found = plain.read_rows(file)[0][0]
+    found = plain.first_value(file)
     if not found.isascii() or not found.isdecimal() or int(found) >= _MAX_RELATIONS:
         place = f"{file}, row 1 (line 1), column '1'"
         raise DataError(f"the value is {found!r}, not a number", where=place, remedy=_REMEDY)

@@ -26,7 +26,7 @@ class Inferred:
     The first value says which; whole numbers become numbers where others follow.
 
     Args:
-        nulls: whether values may be missing; they are NaN, and the column is one of numbers.
+        nulls: whether values may be missing where they are numbers; they are NaN.
     """
 
     def __init__(self, column: str, *, nulls: bool = False):
@@ -44,10 +44,10 @@ class Inferred:
             DataError: a value that is none of these, or not of the kind of those before.
         """
         array = chunk.columns[self.column]
-        if array.null_count and not self._nulls:
-            refuse_nulls(chunk, self.column, "fill it in")
         if self._kind is None:
-            self._decide(array)
+            self._decide(chunk, array)
+        if array.null_count and (not self._nulls or self._kind in ("truth", "vector")):
+            refuse_nulls(chunk, self.column, "fill it in")
         if self._kind == "truth":
             self._append(self._truths(chunk, array))
         elif self._kind == "vector":
@@ -65,7 +65,7 @@ class Inferred:
         found: Array = rows if self._kind == "vector" else rows[:, 0]
         return found
 
-    def _decide(self, array: pa.Array) -> None:
+    def _decide(self, chunk: Chunk, array: pa.Array) -> None:
         known = array.drop_null()
         if not len(known):
             return  # it is decided by a later chunk; until then they are missing numbers
@@ -75,6 +75,9 @@ class Inferred:
         else:
             vector = pc.match_substring_regex(known[:1], _VECTOR)[0].as_py()
             self._kind = "vector" if vector else "number"
+        if self._rows.num and self._kind != "number":
+            what = f"the value is {shown(start)}, and rows before have none"
+            raise chunk.error(first(pc.is_valid(array)), self.column, what, "fill them in")
 
     def _append(self, rows: Any) -> None:
         if not self._rows.num:

@@ -33,6 +33,17 @@ def read_rows(file: Path) -> list[list[str]]:
     return rows
 
 
+def first_value(file: Path) -> str:
+    """What the first line begins with, as text, of a file that may be long.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    reader = _reader(file)
+    chunk = next(reader.chunks())
+    return refuse_nulls(chunk, reader.columns[0], _REMEDY)[0].as_py()
+
+
 def integers(file: Path, below: Sequence[int], what: str) -> Array:
     """Whole numbers from 0, int64 ``[n, len(below)]``.
 

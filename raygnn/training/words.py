@@ -1,0 +1,56 @@
+"""What the numbers of words stand for: classes, categories and relations of tables.
+
+Tables number words in their order, so other data may number the same words in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raygnn.errors import DataError
+from raygnn.graph.layout import read_meta
+from raygnn.training.job import Job
+from raygnn.training.relations import relation_array
+
+Words = Mapping[str, Sequence[Any]]
+
+
+def known(job: Job) -> dict[str, Any]:
+    """``ntype`` and ``words`` of what a job trains on, as JSON: see `Weights`."""
+    return {"ntype": job.ntype, "words": words(job)}
+
+
+def words(job: Job) -> Words:
+    """``"<type>/<array>"`` → what 0, 1, … stand for, of the arrays that the model reads and of
+    the target."""
+    task, model = job.config.task, job.config.model
+    if job.partition is None or task.of_graphs:
+        return {}
+    names: Words = (read_meta(job.partition).manifest or {}).get("names", {})
+    wanted, target = {*model.categories, relation_array(model)}, f"{job.ntype}/{task.target}"
+    return {
+        key: values
+        for key, values in names.items()
+        if key == target or key.rpartition("/")[2] in wanted
+    }
+
+
+def check(trained: Words, found: Words) -> None:
+    """That numbers stand for the words that they stood for when a model was trained.
+
+    Raises:
+        DataError: one does not.
+    """
+    for key in found.keys() & trained.keys():
+        before, now = trained[key], found[key]
+        for number, word in enumerate(now):
+            if number < len(before) and before[number] == word:
+                continue
+            was = f"{before[number]!r} was" if number < len(before) else "there was none"
+            raise DataError(
+                f"of {key}, {word!r} is number {number}, and when the model was trained {was}: "
+                "words are numbered in their order",
+                remedy="give the column the words of the training, each at least once, or none "
+                "that come before others of these",
+            )
