@@ -18,7 +18,7 @@ def test_a_profile(steps: int, make_job: JobFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         conftest,
         "Job",
-        lambda *args: Job(*args, profile=steps),  # as `raygnn train` makes it
+        lambda *args, **more: Job(*args, **more, profile=steps),  # as `raygnn train` makes it
     )
     run = train_on_ranks(make_job())
     recorded = min(steps, 8 - 3)
