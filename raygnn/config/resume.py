@@ -72,11 +72,12 @@ def changes(before: Mapping[str, Any], now: Config) -> list[str]:
 
 
 def _filled(empty: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
-    """Sections that are null in one, and have keys in the other."""
+    """Sections that are null in one, and have keys in the other; but ``graph``, which a partition
+    that is there can do without: whether the data are the same, their digest says."""
     return [
         key
         for key, value in empty.items()
-        if value is None and any(other.startswith(f"{key}.") for other in full)
+        if value is None and key != "graph" and any(other.startswith(f"{key}.") for other in full)
     ]
 
 
