@@ -168,8 +168,8 @@ def test_commands_for_a_cloud_are_marked() -> None:
     kinds = {
         kind for kind in kinds if not kind.startswith(("csv ", "yaml "))
     }  # files of an example
-    kinds = {kind for kind in kinds if not kind.startswith("py ")}  # of other libraries, too
-    assert kinds <= {"sh", "sh cloud", "sh install", "yaml", "python", "py"}
+    python = {"python", "py", "py own", "py pyg", "py bridge"}
+    assert kinds <= {"sh", "sh cloud", "sh install", "yaml", *python}
     for page in PAGES:
         for command in commands_of(page):
             assert not re.match(r"(ray|ssh|kubectl|aws|gcloud) ", command), (

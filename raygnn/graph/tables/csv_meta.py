@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import ErrorDetails
 
-from raygnn.config.problems import Problem, missing_key, show, unknown_key, wrong_value
+from raygnn.config.problems import Problem, show
 from raygnn.config.section import Section
 from raygnn.config.types import Text
 from raygnn.graph.data import EdgeType
-from raygnn.graph.tables.description import read_document
+from raygnn.graph.tables.description import problem_of, read_document, validated
 from raygnn.graph.tables.spec import NAMES, Delimiter, is_name
 
 
@@ -95,27 +95,14 @@ def read_meta(file: Path) -> Meta:
         ConfigError: it is no YAML, or says something that cannot be: all problems, with lines.
     """
     document = read_document(file, "give dataset_name, node_data and edge_data")
-    try:
-        meta = Meta.model_validate(document.data)
-    except ValidationError as error:
-        found = [_problem(detail) for detail in error.errors(include_url=False)]
-        raise document.error(found) from None
-    if problems := list(_contradictions(meta)):
-        raise document.error(problems)
-    return meta
+    return validated(document, Meta, _problem, _contradictions)
 
 
 def _problem(detail: ErrorDetails) -> Problem:
     key = detail["loc"]
     model = _INNER.get(str(key[0]), Meta) if len(key) > 1 else Meta
     depth = 0 if model is Meta else 1 if key[0] == "graph_data" else 2
-    fields = model.model_fields
-    field = fields.get(str(key[depth])) if len(key) > depth else None
-    if detail["type"] == "extra_forbidden":
-        return unknown_key(key, fields)
-    if detail["type"] == "missing":
-        return missing_key(key, field)
-    return wrong_value(key, detail, field)
+    return problem_of(detail, model, depth)
 
 
 def _contradictions(meta: Meta) -> Iterator[Problem]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -25,6 +26,8 @@ from raygnn.graph.tables.spec import (
     is_name,
 )
 
+M = TypeVar("M", bound=BaseModel)
+
 _TABLES: dict[str, type[BaseModel]] = {"nodes": NodeTable, "edges": EdgeTable}
 _INNER: dict[str, type[BaseModel]] = {"splits": RandomSplit, "masks": Masks}
 
@@ -37,14 +40,7 @@ def read_spec(file: Path) -> Spec:
         ConfigError: it is no YAML, or says something that cannot be: all problems, with lines.
     """
     document = read_document(file, "describe the tables in the sections nodes and edges")
-    try:
-        spec = Spec.model_validate(document.data)
-    except ValidationError as error:
-        found = [_problem(detail) for detail in error.errors(include_url=False)]
-        raise document.error(found) from None
-    if problems := list(_contradictions(spec)):
-        raise document.error(problems)
-    return spec
+    return validated(document, Spec, _problem, _contradictions)
 
 
 def read_document(file: Path, remedy: str) -> Document:
@@ -64,6 +60,48 @@ def read_document(file: Path, remedy: str) -> Document:
     return Document(data, label, file, lines)
 
 
+def validated(
+    document: Document,
+    model: type[M],
+    problem: Callable[[ErrorDetails], Problem],
+    contradictions: Callable[[M], Iterable[Problem]],
+) -> M:
+    """What a document says, as a ``model``.
+
+    Args:
+        problem: says what pydantic found, such as `problem_of`.
+        contradictions: what fields that are right by themselves disagree on.
+
+    Raises:
+        ConfigError: it says something that cannot be: all problems, with lines.
+    """
+    try:
+        made = model.model_validate(document.data)
+    except ValidationError as error:
+        found = [problem(detail) for detail in error.errors(include_url=False)]
+        raise document.error(found) from None
+    if problems := list(contradictions(made)):
+        raise document.error(problems)
+    return made
+
+
+def problem_of(detail: ErrorDetails, model: type[BaseModel], depth: int) -> Problem:
+    """What pydantic found, in our words.
+
+    Args:
+        model: the innermost one that the key belongs to.
+        depth: the place of that model's own key in the path.
+    """
+    key = detail["loc"]
+    fields = model.model_fields
+    field = fields.get(str(key[depth])) if len(key) > depth else None
+    if detail["type"] == "extra_forbidden":
+        return unknown_key(key, fields)
+    if detail["type"] == "missing":
+        return missing_key(key, field)
+    return wrong_value(key, detail, field)
+
+
 def edge_type(key: str, spec: Spec) -> EdgeType | None:
     """``"user:bought:item"`` → the edge type; of one node type ``"cites"``, too; or None."""
     parts = key.split(":")
@@ -77,14 +115,7 @@ def _problem(detail: ErrorDetails) -> Problem:
     key: KeyPath = detail["loc"]
     if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
         return Problem(key[:-1], f"{show(key[-2])} is no name", f"use {NAMES}")
-    model, depth = _model(key)
-    fields = model.model_fields
-    field = fields.get(str(key[depth])) if len(key) > depth else None
-    if detail["type"] == "extra_forbidden":
-        return unknown_key(key, fields)
-    if detail["type"] == "missing":
-        return missing_key(key, field)
-    return wrong_value(key, detail, field)
+    return problem_of(detail, *_model(key))
 
 
 def _model(key: KeyPath) -> tuple[type[BaseModel], int]:
