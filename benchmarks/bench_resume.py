@@ -36,6 +36,7 @@ from machine import load, setting, table  # noqa: E402
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.graph.dgl import dgl  # noqa: E402
 from raygnn.graph.partition import ensure_partition  # noqa: E402
+from raygnn.sampling.deal import OneDeal  # noqa: E402
 from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.sampling.loader import BatchLoader, BatchMaker  # noqa: E402
 from raygnn.sampling.plan import SeedPlan  # noqa: E402
@@ -89,11 +90,12 @@ def prepare(directory: Path) -> tuple[BatchMaker, Task, Any]:
     plane = NodePlane.open(job, Ranks.join(config, World(0, 1), torch.device("cpu")))
     task = plane.task()
     maker = plane.batches(task)
-    plan = VirtualPlan(1100 * FAR, BATCH, real=maker.seeds.num)
+    assert isinstance(maker.deal, OneDeal)
+    plan = VirtualPlan(1100 * FAR, BATCH, real=maker.deal.seeds.num)
     assert plan.steps_per_epoch > FAR
     graph = dgl().rand_graph(100_000, 2_000_000)
     graph.ndata["feat"] = torch.randn(100_000, 64)
-    return replace(maker, plan=plan), task, graph
+    return replace(maker, deal=replace(maker.deal, plan=plan)), task, graph
 
 
 def start(maker: BatchMaker, task: Task, step: int) -> float:

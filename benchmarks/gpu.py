@@ -40,6 +40,7 @@ from raygnn.models.kernels import native
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Batch
+from raygnn.sampling.deal import OneDeal
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.fanout import resolve_fanouts
 from raygnn.sampling.features import FEATURES, FeatureStore
@@ -108,9 +109,11 @@ def maker(graph: Graph, dtype: torch.dtype, combine: str | None) -> BatchMaker:
     exchange, shard = Exchange(world), graph.shard
     tables = {DEFAULT_NTYPE: {FEATURES: graph.features.to(dtype)}}
     return BatchMaker(
-        plan=SeedPlan(num_seeds=len(graph.train), global_batch=BATCH, seed=0, accumulate=1),
-        seeds=NodeSeeds(DEFAULT_NTYPE, graph.train, graph.labels[graph.train]),
-        world=world,
+        deal=OneDeal(
+            SeedPlan(num_seeds=len(graph.train), global_batch=BATCH, seed=0, accumulate=1),
+            NodeSeeds(DEFAULT_NTYPE, graph.train, graph.labels[graph.train]),
+            world,
+        ),
         sampler=NeighborSampler(shard, exchange),
         store=FeatureStore(shard.bounds, exchange, tables, ring=PREFETCH + 3),
         fanouts=resolve_fanouts(FANOUT, shard.etypes),

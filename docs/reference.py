@@ -51,7 +51,8 @@ def markdown() -> str:
     schema = json_schema()
     definitions, top = schema["$defs"], schema["properties"]
     sections = {key: found for key, field in top.items() if (found := _sections(field))}
-    plain = {key: field for key, field in top.items() if key not in sections}
+    named = {key: found for key, field in top.items() if (found := _named(field))}
+    plain = {key: field for key, field in top.items() if key not in {**sections, **named}}
     blocks = [HEAD, "## Top level", _table(plain, schema.get("required", []), {})]
     for key, names in sections.items():
         blocks.append(f"## {key}")
@@ -66,6 +67,10 @@ def markdown() -> str:
             required = definition.get("required", [])
             properties = _flat(definition["properties"], definitions)
             blocks.append(_table(properties, required, defaults))
+    for key, name in named.items():
+        alone = definitions["TaskConfig"]["properties"]
+        own = {k: v for k, v in definitions[name]["properties"].items() if k not in alone}
+        blocks += [f"## {key}", top[key]["description"], _table(own, [], {})]
     blocks += [CHECKS, _checks()]
     return "\n\n".join(block.rstrip() for block in blocks) + "\n"
 
@@ -95,6 +100,15 @@ def _sections(field: dict[str, Any]) -> list[str]:
     options = [field, *field.get("anyOf", ()), *field.get("oneOf", ())]
     options += [inner for option in field.get("anyOf", ()) for inner in option.get("oneOf", ())]
     return [option["$ref"].rpartition("/")[2] for option in options if "$ref" in option]
+
+
+def _named(field: dict[str, Any]) -> str | None:
+    """The definition of the sections that a field has under names of the user's own."""
+    for option in (field, *field.get("anyOf", ())):
+        inner = option.get("additionalProperties")
+        if isinstance(inner, dict) and "$ref" in inner:
+            return str(inner["$ref"].rpartition("/")[2])
+    return None
 
 
 def _table(properties: dict[str, Any], required: list[str], defaults: dict[str, Any]) -> str:

@@ -73,7 +73,7 @@ def shard_of(
     replicated: bool,
     edge_arrays: Sequence[str] = (),
     split: EdgeSplit | None = None,
-    hide: bool = False,
+    hide: Sequence[EdgeSplit] = (),
 ) -> Shard:
     """A rank's share, from a cache beside the partition."""
     return load_shard(

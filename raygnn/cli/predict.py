@@ -51,6 +51,8 @@ def add(verbs: Any) -> None:
         "measure a run's tested weights again, as when training ended",
     )
     _split(evaluate, ("train", "val", "test"), "test")
+    predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
+    evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
 
     export = run_verb(
         verbs,
@@ -93,6 +95,7 @@ def _predict(args: argparse.Namespace) -> int:
     made = predict(
         args.name,
         out=args.out,
+        task=args.task,
         scores=args.scores,
         ids=args.ids,
         fanout=args.fanout,
@@ -118,7 +121,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     here()
     from raygnn.training.predict import evaluate
 
-    metrics = evaluate(args.name, **_common(args))
+    metrics = evaluate(args.name, task=args.task, **_common(args))
     print_json(args, {"split": args.split, "metrics": metrics})
     return 0
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from raygnn.config.embedding import EmbeddingConfig
 from raygnn.config.section import Section
 from raygnn.config.types import NO_LAYERS, Count, JsonValues, ModelKind, Names, Text
+
+DecoderKind: TypeAlias = Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"]
 
 
 class ModelConfig(Section):
@@ -73,7 +75,7 @@ class ModelConfig(Section):
     aggregator: Literal["mean", "sum", "max"] = Field(
         "mean", description="How neighbours are combined (sage)."
     )
-    decoder: Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"] | None = Field(
+    decoder: DecoderKind | None = Field(
         None,
         description="How the outputs for the two ends of an edge become its score, in tasks on "
         "edges; null = mlp for classes and numbers; for links distmult where edges have "

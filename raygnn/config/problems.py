@@ -16,6 +16,7 @@ from raygnn.config.duration import Duration
 from raygnn.config.graphs import FORMATS
 from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.secret import HIDDEN, is_secret
+from raygnn.config.several import OneOfTasks
 from raygnn.config.yaml_text import KeyPath
 
 # Pydantic's error types in our words; the fields are those of its context.
@@ -171,15 +172,16 @@ def _section(key: KeyPath) -> tuple[type[BaseModel], int]:
     """The innermost model that the key belongs to, and the place of its own key in the path."""
     if key[0] == "graph" and len(key) > 1:
         return FORMATS[str(key[1])], 2
-    if len(key) == 1 or key[0] not in SECTIONS:
+    if len(key) == 1 or (key[0] not in SECTIONS and (key[0] != "tasks" or len(key) == 2)):
         return Config, 0
-    section: type[BaseModel] = SECTIONS[str(key[0])]
-    field = section.model_fields.get(str(key[1]))
+    section: type[BaseModel] = SECTIONS.get(str(key[0]), OneOfTasks)
+    depth = 1 if section is not OneOfTasks else 2  # ("tasks", name, key, …)
+    field = section.model_fields.get(str(key[depth]))
     options = (field.annotation, *get_args(field.annotation)) if field else ()
-    for inner in options if len(key) > 2 else ():
+    for inner in options if len(key) > depth + 1 else ():
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            return inner, 2
-    return section, 1
+            return inner, depth + 1
+    return section, depth
 
 
 def _one_of(word: Any, known: Iterable[str]) -> str:

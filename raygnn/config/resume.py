@@ -49,7 +49,10 @@ def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: a whole one, such as `Config.to_dict` gives.
     """
-    return {key: value for key, value in _leaves(config) if not _may_change(key)}
+    found = {key: value for key, value in _leaves(config) if not _may_change(key)}
+    # which there are, and in which order: the first one selects the best weights
+    tasks = config.get("tasks")
+    return {**found, "tasks": None if tasks is None else list(tasks)}
 
 
 def changes(before: Mapping[str, Any], now: Config) -> list[str]:
@@ -73,11 +76,13 @@ def changes(before: Mapping[str, Any], now: Config) -> list[str]:
 
 def _filled(empty: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
     """Sections that are null in one, and have keys in the other; but ``graph``, which a partition
-    that is there can do without: whether the data are the same, their digest says."""
+    that is there can do without: whether the data are the same, their digest says; and ``tasks``,
+    whose names are compared."""
+    apart = "graph", "tasks"
     return [
         key
         for key, value in empty.items()
-        if value is None and key != "graph" and any(other.startswith(f"{key}.") for other in full)
+        if value is None and key not in apart and any(other.startswith(f"{key}.") for other in full)
     ]
 
 

@@ -37,7 +37,7 @@ def contradictions(config: Config) -> list[Problem]:
     return [
         *_graph(config),
         *task_rules.tasks(config),
-        *model_rules.network(config.model, config.task),
+        *_network(config),
         *(_whole(config) if config.task.of_graphs else _sampling(config.sampling, config.model)),
         *train_rules.optimisation(config.train),
         *_resources(config),
@@ -48,6 +48,14 @@ def contradictions(config: Config) -> list[Problem]:
         *comm_rules.sizes(config),
         *logging_rules.loggers(config),
     ]
+
+
+def _network(config: Config) -> Iterator[Problem]:
+    """Problems of ``model``; of several tasks, those that all of them have with it."""
+    first, *others = (list(model_rules.network(c.model, c.task)) for c in config.by_task.values())
+    for problem in first:
+        if all(problem.key in {p.key for p in other} for other in others):
+            yield problem
 
 
 def _graph(config: Config) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from raygnn.config.logging import LoggingConfig
 from raygnn.config.model import ModelConfig
 from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.section import Section
+from raygnn.config.several import Tasks
 from raygnn.config.task import TaskConfig
 from raygnn.config.train import TrainConfig
 from raygnn.config.types import (
@@ -268,6 +269,12 @@ class Config(Section):
         PartitionConfig(), description="How the graph is divided between the workers."
     )
     task: TaskConfig = Field(TaskConfig(), description="What is predicted and how it is measured.")
+    tasks: Tasks | None = Field(
+        None,
+        description="Several tasks on one graph in place of `task`: name → what `task` has, and "
+        "`weight`, `batch_factor` and `decoder`. One network serves all; the first one's metric "
+        "selects the best weights.",
+    )
     model: ModelConfig = Field(description="The network.")
     sampling: SamplingConfig = Field(SamplingConfig(), description="How minibatches are drawn.")
     staging: StagingConfig = Field(
@@ -310,6 +317,34 @@ class Config(Section):
         found._trains = False
         return found
 
+    @property
+    def by_task(self) -> dict[str, Config]:
+        """Name of each task → the configuration as it is for that one alone; "" where there is
+        but one."""
+        return {"": self} if self.tasks is None else {name: self.of(name) for name in self.tasks}
+
+    def of(self, name: str) -> Config:
+        """The configuration as it is for one of `tasks` alone; "" = as it is."""
+        if self.tasks is None:
+            return self
+        one = self.tasks[name]
+        keys = {key: getattr(one, key) for key in TaskConfig.model_fields}
+        decoder = one.decoder or (self.model.decoder if one.of_edges else None)
+        model = self.model.model_copy(update={"decoder": decoder})
+        task = TaskConfig.model_construct(one.model_fields_set & keys.keys(), **keys)
+        return self.model_copy(update={"task": task, "tasks": None, "model": model})
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether the graph must say which of its nodes are for training."""
+        return self.trains and any(c.task.seeds == "nodes" for c in self.by_task.values())
+
+    @property
+    def metric(self) -> str:
+        """The metric that selects the best weights, as records call it."""
+        name, config = next(iter(self.by_task.items()))
+        return metric_name(name, config.task.chosen_metric)
+
     def where(self, key: str) -> str:
         """A key as errors name it: with the file that it stands in, if there is one."""
         return f"{self._file}: {key}" if self._file else key
@@ -329,6 +364,11 @@ class Config(Section):
         env = config["comm"]["env"]
         env |= {name: HIDDEN for name, value in env.items() if is_secret(name, value)}
         return config
+
+
+def metric_name(task: str, metric: str) -> str:
+    """What records call a metric of one of several tasks, or of the only one, ""."""
+    return f"{task}/{metric}" if task else metric
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raygnn.config import model_rules
+from raygnn.config import model_rules, several_rules
 from raygnn.config.graphs import ManyGraphs
 from raygnn.config.model import ModelConfig
 from raygnn.config.problems import Problem, show
@@ -44,7 +44,14 @@ _ONLY_FOR = {
 
 
 def tasks(config: Config) -> Iterator[Problem]:
-    """``task`` with itself, with ``graph`` and with ``guard``."""
+    """``task``, or each of ``tasks``, with itself, with ``graph`` and with ``guard``."""
+    yield from _data(config) if config.tasks is None else several_rules.several(config)
+    for name, one in config.by_task.items():
+        for problem in (*_metric(one.task), *_only_for(one.task), *_loss(one), *_ends(one)):
+            yield several_rules.of_task(problem, name, config) if name else problem
+
+
+def _data(config: Config) -> Iterator[Problem]:
     task, graph = config.task, config.graph
     if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
         yield Problem(
@@ -58,22 +65,26 @@ def tasks(config: Config) -> Iterator[Problem]:
             f"{task.kind} is of the {task.seeds} of one graph, and graph.format graphs gives many",
             "set task.kind to graph_classification or graph_regression",
         )
-    if task.metric is not None and task.metric not in task.metrics:
-        yield Problem(
-            ("task", "metric"),
-            f"{task.metric} does not suit task.kind {task.kind}",
-            f"set it to {', '.join(task.metrics[:-1])} or {task.metrics[-1]}",
-        )
-    yield from _only_for(task)
-    yield from _loss(config)
     if config.guard.on_bad_sample == "skip" and not task.of_graphs:
         yield Problem(
             ("guard", "on_bad_sample"),
             f"skip would be ignored: task.kind is {task.kind}, whose samples are {task.seeds}",
             "remove guard.on_bad_sample",
         )
-    if task.of_edges:
-        yield from _edges(task)
+
+
+def _metric(task: TaskConfig) -> Iterator[Problem]:
+    if task.metric is not None and task.metric not in task.metrics:
+        yield Problem(
+            ("task", "metric"),
+            f"{task.metric} does not suit task.kind {task.kind}",
+            f"set it to {', '.join(task.metrics[:-1])} or {task.metrics[-1]}",
+        )
+
+
+def _ends(config: Config) -> Iterator[Problem]:
+    if config.task.of_edges:
+        yield from _edges(config.task)
     yield from _decoder(config)
 
 

@@ -144,6 +144,7 @@ def _json_values(value: dict[str, Any]) -> dict[str, Any]:
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TASK = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 _ADDRESS = re.compile(r"auto|local|([A-Za-z0-9][A-Za-z0-9_.-]*|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}")
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -213,6 +214,9 @@ RunName: TypeAlias = Annotated[
     str,
     _must(_NAME.fullmatch, "a name of letters, digits, '.', '_' and '-', at most 100 of them"),
     _must(lambda name: name != "partitions", "another name: partitions are stored under this one"),
+]
+TaskName: TypeAlias = Annotated[
+    str, _must(_TASK.fullmatch, "a name of letters, digits, '_' and '-', at most 50 of them")
 ]
 Storage: TypeAlias = Annotated[str, AfterValidator(_to_directory)]
 ModelKind: TypeAlias = Annotated[

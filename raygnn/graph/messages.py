@@ -3,6 +3,8 @@ test."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from raygnn.graph.arrays import Array
@@ -20,16 +22,15 @@ def write_messages(
     meta: PartitionMeta,
     span: tuple[int, int],
     whole: Entry,
-    codes: Entry,
-    split: EdgeSplit,
-    hidden: Array | None,
+    splits: Sequence[tuple[EdgeSplit, Entry, Array | None]],
 ) -> None:
     """Copy a topology without what must not be seen. Memory: a byte for each edge of one type,
     and what lies in some rows.
 
     Args:
-        whole: the topology; codes: see `Staged.edge_split`.
-        hidden: see `raygnn.graph.edge_split.Splitter.hidden`; None = reverses stay.
+        whole: the topology.
+        splits: each with its entry (see `Staged.edge_split`) and what it hides (see
+            `raygnn.graph.edge_split.Splitter.hidden`); None = reverses stay.
     """
     for name in (n for n in whole.arrays if n.startswith("keys/")):
         _copy(draft, name, whole)
@@ -38,10 +39,11 @@ def write_messages(
         aligned = [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
         indptr = whole.array(f"indptr/{name}")
         keep = np.ones(int(indptr[-1]), bool)
-        if etype == split.etype:
-            keep &= codes.array("split") <= TRAIN
-        if hidden is not None and etype == split.reverse:
-            _hide(keep, meta, span, etype, whole, hidden)
+        for split, codes, hidden in splits:
+            if etype == split.etype:
+                keep &= codes.array("split") <= TRAIN
+            if hidden is not None and etype == split.reverse:
+                _hide(keep, meta, span, etype, whole, hidden)
         if keep.all():
             for each in (f"indptr/{name}", *aligned):
                 _copy(draft, each, whole)

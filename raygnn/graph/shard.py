@@ -189,7 +189,7 @@ def load_shard(
     stage: Stage,
     edge_arrays: Sequence[str] = (),
     split: EdgeSplit | None = None,
-    hide: bool = False,
+    hide: Sequence[EdgeSplit] = (),
 ) -> Shard:
     """What worker ``rank`` of ``workers`` needs, mapped from its node's cache.
 
@@ -199,7 +199,7 @@ def load_shard(
         edge_arrays: names of edge arrays to hold; edge types that lack one go without.
         split: of the edges to predict: their type has also the arrays `SPLIT` int8 and `NUMBER`
             int64, in the user's graph.
-        hide: leave out the edges for validation and test, instead.
+        hide: whose edges for validation and test, and their reverses, to leave out.
 
     Raises:
         DataError: a part is missing, unreadable or changed, parts differ in an array's dtype or
@@ -210,8 +210,9 @@ def load_shard(
     span = rank * meta.num_parts // workers, -(-(rank + 1) * meta.num_parts // workers)
     staged = Staged(stage, meta)
     held = (0, meta.num_parts) if replicated else span
-    if split is not None and hide:
-        topology = staged.messages(held, edge_arrays, split)
+    assert split is None or not hide  # positions of edges are of all of them
+    if hide:
+        topology = staged.messages(held, edge_arrays, hide)
     else:
         topology = staged.topology(held, edge_arrays)
     nodes = staged.node_data(span)
@@ -232,7 +233,7 @@ def load_shard(
                 if key.startswith(prefix)
             },
         )
-    if split is not None and not hide:
+    if split is not None:
         codes = staged.edge_split(held, split)
         rows[split.etype].data.update({name: codes.array(name) for name in (SPLIT, NUMBER)})
     own = {

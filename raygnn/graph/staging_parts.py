@@ -75,20 +75,27 @@ class Staged:
 
         return self._entry("edgesplit", span, build, split=split.to_dict())
 
-    def messages(self, span: Span, edge_arrays: Sequence[str], split: EdgeSplit) -> Entry:
-        """As `topology`, without the edges for validation and test, and their reverses.
+    def messages(
+        self, span: Span, edge_arrays: Sequence[str], splits: Sequence[EdgeSplit]
+    ) -> Entry:
+        """As `topology`, without the edges for validation and test of some splits, and their
+        reverses.
 
         Raises:
             DataError: see `topology` and `edge_split`.
         """
-        whole, codes = self.topology(span, edge_arrays), self.edge_split(span, split)
+        whole = self.topology(span, edge_arrays)
+        codes = [self.edge_split(span, split) for split in splits]
 
         def build(draft: Draft) -> None:
-            hidden = None if split.reverse is None else Splitter(self.meta, split).hidden()
-            write_messages(draft, self.meta, span, whole, codes, split, hidden)
+            hidden = [
+                None if split.reverse is None else Splitter(self.meta, split).hidden()
+                for split in splits
+            ]
+            write_messages(draft, self.meta, span, whole, list(zip(splits, codes, hidden)))
 
-        names = sorted(set(edge_arrays))
-        return self._entry("messages", span, build, edge_arrays=names, split=split.to_dict())
+        names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in splits]
+        return self._entry("messages", span, build, edge_arrays=names, splits=listed)
 
     def node_data(self, span: Span) -> Entry:
         """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``.

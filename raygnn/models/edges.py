@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from raygnn.errors import TrainingError
 from raygnn.models.decoders import Decoder
 from raygnn.models.typed import Hidden
-from raygnn.sampling.batch import Batch, EdgeType
+from raygnn.sampling.batch import Batch, EdgeType, Part
 
 _ENDS = ("source", "target")
 
@@ -21,6 +21,27 @@ class Encoder(Protocol):
         """node type → outputs of the last block's destinations ``[D, …]``; see
         `raygnn.models.network.Network.forward` for the arguments."""
         ...
+
+
+def rows_of(encoder: nn.Module, batch: Batch, ntypes: set[str], width: int) -> Hidden:
+    """An encoder's rows of all nodes of the last block's destinations.
+
+    Raises:
+        TrainingError: there are none of one of ``ntypes``, or they are of another shape.
+    """
+    given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
+    h = cast("Encoder", encoder).represent(*given)
+    for ntype in ntypes:
+        seeds = batch.blocks[-1].num_dst[ntype] if batch.blocks else len(batch.x[ntype])
+        if ntype not in h or h[ntype].shape != (seeds, width):
+            found = list(h[ntype].shape) if ntype in h else "nothing"
+            raise TrainingError(
+                f"the model gave {found} for nodes of type {ntype!r}, expected {[seeds, width]}",
+                where="model.kind",
+                remedy="return a row for each of the last block's destinations, of the width "
+                "that the class was constructed for",
+            )
+    return h
 
 
 class EdgeModel(nn.Module):
@@ -36,33 +57,23 @@ class EdgeModel(nn.Module):
         self.decoder = decoder
         self.etype = etype
 
-    def ends(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Rows of all nodes of the last block's destinations that are of the source's type, and
-        of the target's, which ``pairs`` and ``instead`` number."""
-        encoder = cast("Encoder", self.encoder)
-        h = encoder.represent(batch.blocks, batch.x, batch.degree, batch.combined, batch.categories)
-        blocks = batch.blocks
-        for ntype in {self.etype[0], self.etype[2]}:
-            seeds = blocks[-1].num_dst[ntype] if blocks else len(batch.x[ntype])
-            wanted = (seeds, self.decoder.width)
-            if ntype not in h or h[ntype].shape != wanted:
-                found = list(h[ntype].shape) if ntype in h else "nothing"
-                raise TrainingError(
-                    f"the model gave {found} for nodes of type {ntype!r}, expected {list(wanted)}",
-                    where="model.kind",
-                    remedy="return a row for each of the last block's destinations, of the width "
-                    "that the class was constructed for",
-                )
-        return h[self.etype[0]], h[self.etype[2]]
-
     def forward(self, batch: Batch) -> Any:
-        """``[B, out_features]``."""
-        assert batch.pairs is not None
-        source, target = self.ends(batch)
+        """See `decode`."""
+        ntypes = {self.etype[0], self.etype[2]}
+        return self.decode(rows_of(self.encoder, batch, ntypes, self.decoder.width), batch)
+
+    def decode(self, rows: Hidden, part: Batch | Part) -> Any:
+        """``[B, out_features]``.
+
+        Args:
+            rows: node type → what the encoder says of the nodes that ``pairs`` and ``instead``
+                number.
+        """
+        assert part.pairs is not None
         out: Tensor = self.decoder(
-            source.index_select(0, batch.pairs[0]),
-            target.index_select(0, batch.pairs[1]),
-            batch.relation,
+            rows[self.etype[0]].index_select(0, part.pairs[0]),
+            rows[self.etype[2]].index_select(0, part.pairs[1]),
+            part.relation,
         )
         return out
 
@@ -70,20 +81,20 @@ class EdgeModel(nn.Module):
 class LinkModel(EdgeModel):
     """Scores of edges and, with other nodes in place of their ends, of edges that are not there."""
 
-    def forward(self, batch: Batch) -> Any:
+    def decode(self, rows: Hidden, part: Batch | Part) -> Any:
         """``(there, absent, counts)``: scores of the edges ``[B]``; for each end that is replaced
         scores ``[B, K]``, and which of them count, bool ``[B, K]``: not those of a node that the
         edge ends at anyway."""
-        pairs = batch.pairs
+        pairs = part.pairs
         assert pairs is not None
-        rows = dict(zip(_ENDS, self.ends(batch)))
+        by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
         own = dict(zip(_ENDS, pairs))
-        ends = {end: rows[end].index_select(0, at) for end, at in own.items()}
-        there = self.decoder(ends["source"], ends["target"], batch.relation).flatten()
+        ends = {end: by_end[end].index_select(0, at) for end, at in own.items()}
+        there = self.decoder(ends["source"], ends["target"], part.relation).flatten()
         absent, counts = [], []
-        for end, nodes in batch.instead.items():
+        for end, nodes in part.instead.items():
             kept = ends["target" if end == "source" else "source"]
-            candidates = rows[end].index_select(0, nodes)
-            absent.append(self.decoder.against(kept, candidates, batch.relation, end))
+            candidates = by_end[end].index_select(0, nodes)
+            absent.append(self.decoder.against(kept, candidates, part.relation, end))
             counts.append(nodes.unsqueeze(0) != own[end].unsqueeze(1))
         return there, absent, counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.graph.edge_target import EdgeTarget
@@ -72,19 +73,41 @@ def parts_agree(job: Job) -> Iterator[Finding]:
 
 def arrays_usable(job: Job) -> Iterator[Finding]:
     """Features and target are there, and of a kind that can be trained on."""
+    wrong = [_named(name, f) for name, one in job.by_task.items() for f in _goal(one)]
+    yield from wrong
+    if wrong:
+        return
+    for ntype, arrays in job.partition.columns.items():
+        yield from _inputs(job, ntype, arrays)
+    for name, one in job.by_task.items():
+        for finding in _targets(one):
+            yield _named(name, finding)
+
+
+def _named(name: str, finding: Finding) -> Finding:
+    """What is found of one task on its own, said of one of several."""
+    if not name:
+        return finding
+    what, remedy = (t.replace("task.", f"tasks.{name}.") for t in (finding.what, finding.remedy))
+    return replace(finding, what=f"task {name}: {what}", remedy=remedy)
+
+
+def _goal(job: Job) -> Iterator[Finding]:
+    """What is wrong with what is to be predicted for."""
     task = job.config.task
     if job.ntype is None and not task.of_graphs and not task.of_edges:
         yield _no_type(job)
-        return
-    if isinstance(job.edges, tuple):
+    elif isinstance(job.edges, tuple):
         yield Finding("arrays_usable", "error", *job.edges)
-        return
-    columns, there = job.columns, ", ".join(sorted(job.columns)) or "none"
-    for ntype, arrays in job.partition.columns.items():
-        yield from _inputs(job, ntype, arrays)
+
+
+def _targets(job: Job) -> Iterator[Finding]:
+    """What is wrong with what is to be predicted."""
+    task, columns = job.config.task, job.columns
+    there = ", ".join(sorted(columns)) or "none"
     if task.of_graphs:
         return  # the targets are no arrays of nodes; reading them has seen to them
-    if job.edges is not None:
+    if isinstance(job.edges, EdgeTarget):
         yield from _edge_arrays(job, job.edges)
         return
     if task.target in columns:
@@ -227,6 +250,12 @@ def embeddings_usable(job: Job) -> Iterator[Finding]:
 
 def nodes_to_train_on(job: Job) -> Iterator[Finding]:
     """There is something to train on, to validate on and to test on."""
+    for name, one in job.by_task.items():
+        for finding in _enough(one):
+            yield _named(name, finding)
+
+
+def _enough(job: Job) -> Iterator[Finding]:
     splits, select = job.partition.splits, job.config.train.select
     graphs, seeds = job.config.task.of_graphs, job.config.task.seeds
     whole = "collection" if graphs else "partition"

@@ -197,8 +197,9 @@ class PartitionFacts:
         fingerprint: SHA-256 over its json files; None before it is made.
         nodes: node type → how many.
         columns: node type → array → one column per part, or a single one where ``alike``.
-        splits: ``train``, ``val``, ``test`` → how many nodes of the type to classify; only those
-            that are known.
+        splits: ``train``, ``val``, ``test`` → how many nodes of the type to predict for, or how
+            many graphs; only those that are known.
+        by_type: the same of each node type.
         alike: every part has the same arrays, since they come, or will come, from one array each.
         edges: edge type → array → its column, in the first part that has some.
         reverses: edge type → the one that holds its edges the other way round, as far as known.
@@ -212,6 +213,7 @@ class PartitionFacts:
     nodes: Mapping[str, int]
     columns: Mapping[str, Mapping[str, tuple[Column, ...]]]
     splits: Mapping[str, int]
+    by_type: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     alike: bool = False
     edges: Mapping[EdgeType, Mapping[str, Column]] = field(default_factory=dict)
     reverses: Mapping[EdgeType, EdgeType] = field(default_factory=dict)

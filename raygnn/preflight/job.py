@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
 from raygnn.config.schema import Config
 from raygnn.graph.edge_target import EdgeTarget
+from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import Column, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.network import Link
+from raygnn.preflight.partition import task_ntype
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Job:
         links: between nodes, as measured.
         ntype: the node type to predict for; None where the partition has none such.
         edges: what edges to predict for, or what is wrong with them and what to do about it;
-            None where the task is not of edges.
+            None where the task is not of edges. Of several tasks `by_task` has both.
     """
 
     config: Config
@@ -36,6 +38,23 @@ class Job:
     ntype: str | None
     links: tuple[Link, ...] = ()
     edges: EdgeTarget | tuple[str, str] | None = None
+
+    @cached_property
+    def by_task(self) -> dict[str, Job]:
+        """Name of each task → the same for that one alone; "" where there is but one."""
+        if self.config.tasks is None:
+            return {"": self}
+        facts = self.partition
+        found = {}
+        for name, config in self.config.by_task.items():
+            ntype, edges = task_ntype(config, facts.columns), None
+            if config.task.of_edges:
+                edges = edge_target(config, facts.edges, facts.reverses)
+            partition = replace(facts, splits=facts.by_type.get(ntype or "", {}))
+            found[name] = replace(
+                self, config=config, partition=partition, ntype=ntype, edges=edges
+            )
+        return found
 
     @cached_property
     def holding(self) -> tuple[NodeFacts, ...]:

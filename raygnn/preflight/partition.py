@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
 _Edges: TypeAlias = dict[EdgeType, dict[str, Column]]
+_Counts: TypeAlias = dict[str, dict[str, int]]
 
 
 def stored_files(meta: Stored) -> dict[str, int]:
@@ -122,9 +123,9 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
     """
     files = partition_files(meta)
     if meta.manifest is None:
-        columns, edges, splits = _from_parts(meta, config)
+        columns, edges, by_type = _from_parts(meta)
     else:
-        columns, edges, splits = _from_manifest(meta.manifest, meta, config)
+        columns, edges, by_type = _from_manifest(meta.manifest, meta)
     return PartitionFacts(
         directory=str(meta.directory),
         num_parts=meta.num_parts,
@@ -133,7 +134,8 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         fingerprint=fingerprint(meta.directory, partition_jsons(meta)),
         nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
         columns=columns,
-        splits=splits,
+        splits=by_type.get(task_ntype(config, columns) or "", {}),
+        by_type=by_type,
         alike=meta.manifest is not None,
         edges=edges,
         reverses=meta.reverses,
@@ -146,7 +148,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
         ntype: {name: (_column(array),) for name, array in frame.data.items()}
         for ntype, frame in data.nodes.items()
     }
-    ntype = task_ntype(config, columns)
+    by_type = {ntype: _splits(frame.data) for ntype, frame in data.nodes.items()}
     arrays = [a for frame in data.nodes.values() for a in frame.data.values()]
     for edges in data.edges.values():
         arrays += [edges.src, edges.dst, *edges.data.values()]
@@ -158,7 +160,8 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
         fingerprint=None,
         nodes={ntype: frame.num for ntype, frame in data.nodes.items()},
         columns=columns,
-        splits=_splits(data.nodes[ntype].data) if ntype else {},
+        splits=by_type.get(task_ntype(config, columns) or "", {}),
+        by_type=by_type,
         alike=True,
         edges={
             etype: {name: _column(array) for name, array in frame.data.items()}
@@ -180,8 +183,8 @@ def fingerprint(directory: AnyPath, names: tuple[str, ...]) -> str | None:
 
 
 def _from_manifest(
-    manifest: Mapping[str, Any], meta: PartitionMeta, config: Config
-) -> tuple[_Columns, _Edges, dict[str, int]]:
+    manifest: Mapping[str, Any], meta: PartitionMeta
+) -> tuple[_Columns, _Edges, _Counts]:
     """What we wrote comes from one array each, so every part has the same."""
     columns: _Columns = {ntype: {} for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
@@ -193,14 +196,14 @@ def _from_manifest(
             columns[kind][name] = (column,)
         elif kind in named:
             named[kind][name] = column
-    ntype = task_ntype(config, columns)
-    if ntype is None:
-        return columns, edges, {}
-    counts = [part["splits"].get(ntype, {}) for part in manifest["parts"]]
-    return columns, edges, {split: sum(count.get(split, 0) for count in counts) for split in SPLITS}
+    by_type: _Counts = {}
+    for ntype in meta.ntypes:
+        counts = [part["splits"].get(ntype, {}) for part in manifest["parts"]]
+        by_type[ntype] = {split: sum(c.get(split, 0) for c in counts) for split in SPLITS}
+    return columns, edges, by_type
 
 
-def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, _Edges, dict[str, int]]:
+def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
     from raygnn.graph.layout import load_part
 
     found: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
@@ -223,8 +226,7 @@ def _from_parts(meta: PartitionMeta, config: Config) -> tuple[_Columns, _Edges, 
             some = next(iter(by_part.values()))
             filled = dict.fromkeys(empty, some) | by_part
             columns[ntype][name] = tuple(filled[part] for part in sorted(filled))
-    chosen = task_ntype(config, columns)
-    return columns, edges, dict(counts[chosen]) if chosen else {}
+    return columns, edges, {ntype: dict(count) for ntype, count in counts.items()}
 
 
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:

@@ -138,7 +138,7 @@ def _report(
         nodes=tuple(node for node in found.nodes if node.problem is None),
         silent=tuple(node for node in found.nodes if node.problem is not None),
         workers=resolve_workers(config, found.resources),
-        ntype=task_ntype(config, facts.columns),
+        ntype=None if config.tasks else task_ntype(config, facts.columns),
         edges=edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None,
         links=found.links,
     )

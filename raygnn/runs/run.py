@@ -142,9 +142,11 @@ class Run:
         self,
         split: str = "all",
         *,
+        task: str | None = None,
         scores: bool = False,
         ids: Sequence[int] | Sequence[str] | None = None,
         fanout: Sequence[int] | None = None,
+        new_data: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
@@ -155,9 +157,11 @@ class Run:
 
         Args:
             split: ``train``, ``val``, ``test`` or ``all``.
+            task: which one, of a run with several.
             scores: also a probability for each class.
             ids: nodes or graphs, to predict for those alone.
             fanout: neighbours that are drawn for these nodes, from them outward; None = all.
+            new_data: for data that the model was not trained on, which ``overrides`` name.
             overrides: such as ``cluster.workers=1``.
             timeout: seconds.
 
@@ -185,7 +189,7 @@ class Run:
                 options += ["--ids", str(wanted)]
             if fanout is not None:
                 options.append("--fanout=" + ",".join(map(str, fanout)))
-            self._ask("predict", options, overrides, timeout)
+            self._ask("predict", options, overrides, timeout, task, new_data)
             return pandas.read_parquet(out)
 
     def embed(
@@ -193,6 +197,7 @@ class Run:
         ntype: str | None = None,
         *,
         split: str = "all",
+        new_data: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
     ) -> pandas.DataFrame:
@@ -200,7 +205,7 @@ class Run:
 
         Args:
             ntype: which nodes; None = those that the task is about.
-            split, overrides, timeout: see `predict`.
+            split, new_data, overrides, timeout: see `predict`.
 
         Returns:
             Columns as `raygnn.embed` has them.
@@ -213,30 +218,45 @@ class Run:
         with TemporaryDirectory(prefix="raygnn-embed-") as directory:
             out = Path(directory) / "embeddings.parquet"
             options = ["--split", split, "--out", str(out), *(["--ntype", ntype] if ntype else [])]
-            self._ask("embed", options, overrides, timeout)
+            self._ask("embed", options, overrides, timeout, None, new_data)
             return pandas.read_parquet(out)
 
     def evaluate(
-        self, split: str = "test", *, overrides: Sequence[str] = (), timeout: float = 3600.0
+        self,
+        split: str = "test",
+        *,
+        task: str | None = None,
+        new_data: bool = False,
+        overrides: Sequence[str] = (),
+        timeout: float = 3600.0,
     ) -> dict[str, float]:
         """The metrics of a split with the tested weights, named as in `summary`.
 
         Args:
             split: ``train``, ``val`` or ``test``.
-            overrides, timeout: see `predict`.
+            task: which one, of a run with several; None = all.
+            new_data, overrides, timeout: see `predict`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        found = self._ask("evaluate", ["--split", split], overrides, timeout)
+        found = self._ask("evaluate", ["--split", split], overrides, timeout, task, new_data)
         metrics: dict[str, float] = found["metrics"]
         return metrics
 
     def _ask(
-        self, verb: str, options: list[str], overrides: Sequence[str], timeout: float
+        self,
+        verb: str,
+        options: list[str],
+        overrides: Sequence[str],
+        timeout: float,
+        task: str | None,
+        new_data: bool,
     ) -> dict[str, Any]:
-        sets = [part for override in overrides for part in ("--set", override)]
-        return run_verb(verb, str(self.path), *options, *sets, timeout=timeout)
+        more = [part for override in overrides for part in ("--set", override)]
+        more += ["--task", task] if task is not None else []
+        more += ["--new-data"] if new_data else []
+        return run_verb(verb, str(self.path), *options, *more, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: ``name``, ``path``, ``status`` and the rest of the summary."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -170,8 +170,31 @@ class Share:
             return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "seeds"}
-        return replace(self, **{name: _mapped(value, function) for name, value in values.items()})
+        return _replaced(self, function)
+
+
+@dataclass(kw_only=True)
+class Part:
+    """One of several tasks' share of a step: as the same names of `Share` and `Batch` say.
+
+    Attributes:
+        nodes: for nodes as seeds, int64 ``[B]``: numbers of the last block's destinations of their
+            type; else None.
+    """
+
+    seeds: Tensor
+    y: Tensor
+    weight: Tensor
+    total: int
+    window: int
+    nodes: Tensor | None = None
+    pairs: Tensor | None = None
+    relation: Tensor | None = None
+    instead: dict[str, Tensor] = field(default_factory=dict)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Part:
+        """The same with each tensor replaced but ``seeds``."""
+        return _replaced(self, function)
 
 
 @dataclass(kw_only=True)
@@ -195,6 +218,8 @@ class Batch(Share):
             ``[K]``, the nodes that take their place, as ``pairs`` numbers them.
         routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
             None where no node type has some.
+        parts: of several tasks, by name: what belongs to the seeds of each. ``seeds``, ``y`` and
+            ``weight`` are empty then, and ``total`` and ``window`` their sums.
     """
 
     blocks: list[Block]
@@ -206,6 +231,7 @@ class Batch(Share):
     relation: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
     routes: Routes | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -255,11 +281,20 @@ class GraphBatch(Share):
         return graph
 
 
+_Seeded = TypeVar("_Seeded", bound="Share | Part")
+
+
+def _replaced(value: _Seeded, function: Callable[[Tensor], Tensor]) -> _Seeded:
+    """The same with each tensor replaced but ``seeds``, which stay where they are."""
+    values = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "seeds"}
+    return replace(value, **{name: _mapped(inner, function) for name, inner in values.items()})
+
+
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """A nesting with each tensor replaced."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, Block):
+    if isinstance(value, (Block, Part)):
         return value.map(function)
     if isinstance(value, dict):
         return {key: _mapped(inner, function) for key, inner in value.items()}

@@ -162,6 +162,7 @@ class EdgeSeeds:
             banned=banned,
             relation=None if self._relation is None else named[self._relation].long(),
             instead={end: torch.from_numpy(local) for end, local in instead.items()},
+            etype=self.etype,
         )
 
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:

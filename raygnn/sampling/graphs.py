@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,6 +79,10 @@ class GraphBatchMaker:
                 "exchange": waited,
             },
         )
+
+    def accumulating(self, batches: int) -> GraphBatchMaker:
+        """See `Maker`."""
+        return replace(self, plan=replace(self.plan, accumulate=batches))
 
     @cached_property
     def identity(self) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,15 +14,17 @@ from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType
 from raygnn.sampling.alarm import Alarm
 from raygnn.sampling.batch import Batch, Block, Share
-from raygnn.sampling.exchange import World
+from raygnn.sampling.deal import Deal, Dealt
 from raygnn.sampling.fanout import Fanout
 from raygnn.sampling.features import FeatureStore, Rows, degree_column
 from raygnn.sampling.inputs import Inputs, assemble
-from raygnn.sampling.plan import SeedPlan, rank_share
+from raygnn.sampling.plan import Steps
 from raygnn.sampling.prefetch import Note, Prefetcher, silent
 from raygnn.sampling.routes import Routes, find_routes
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import Seeds, Start, Turn
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T", bound=Share, covariant=True)
 
@@ -32,7 +33,7 @@ class Maker(Protocol[T]):
     """What makes the batches of one rank; collective. `BatchMaker`, or that of whole graphs."""
 
     @property
-    def plan(self) -> SeedPlan: ...
+    def plan(self) -> Steps: ...
 
     @property
     def identity(self) -> str:
@@ -41,12 +42,17 @@ class Maker(Protocol[T]):
 
     def __call__(self, epoch: int, step: int) -> T: ...
 
+    def accumulating(self, batches: int) -> Self:
+        """The same, of whose batches so many make an optimizer step together."""
+        ...
+
 
 @dataclass(frozen=True)
 class BatchMaker:
     """Makes batch ``(epoch, step)`` of one rank: plan, sample, exchange, gather. Collective.
 
     Attributes:
+        deal: which seeds, and where the blocks start.
         fanouts: per hop, from the seeds outward.
         inputs: node type → which columns are the model's input.
         degree_etypes: edge types whose in-degrees the model wants.
@@ -56,9 +62,7 @@ class BatchMaker:
         note: told ``"sample"`` and ``"features"``.
     """
 
-    plan: SeedPlan
-    seeds: Seeds
-    world: World
+    deal: Deal
     sampler: NeighborSampler
     store: FeatureStore
     fanouts: Sequence[Fanout]
@@ -69,6 +73,15 @@ class BatchMaker:
     identity: str = ""
 
     @property
+    def plan(self) -> Steps:
+        """See `Maker`."""
+        return self.deal.plan
+
+    def accumulating(self, batches: int) -> BatchMaker:
+        """See `Maker`."""
+        return replace(self, deal=self.deal.accumulating(batches))
+
+    @property
     def learned(self) -> list[str]:
         """The node types with learned rows, in a fixed order."""
         return [t for t, inputs in self.inputs.items() if inputs.learned]
@@ -76,14 +89,8 @@ class BatchMaker:
     def __call__(self, epoch: int, step: int) -> Batch:
         begin, waited = time.perf_counter(), self.store.exchange.seconds
         self.note("sample", epoch=epoch, step=step)
-        chosen = self.plan.batch(epoch, step)
-        mine = rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)
-        weight = torch.ones(max(1, len(mine)))
-        if not len(mine):  # a short last batch: keep the step, without influence
-            mine, weight = np.zeros(1, np.int64), torch.zeros(1)
-        turn = Turn(chosen, mine, epoch, step)
-        start = self.seeds.start(turn)
-        blocks, rows, combined, routes, (sampled, asked) = self._blocks(start, epoch, step)
+        dealt = self.deal(epoch, step)
+        blocks, rows, combined, routes, (sampled, asked) = self._blocks(dealt, epoch, step)
         x, categories = assemble(rows, self.inputs)
         end, fetched = time.perf_counter(), self.store.exchange.seconds
         return Batch(
@@ -92,15 +99,7 @@ class BatchMaker:
             combined=combined,
             degree={e: rows[e[2]][degree_column(e)] for e in self.degree_etypes},
             categories=categories,
-            seeds=torch.from_numpy(self.seeds.ids(turn.index)),
-            pairs=start.pairs,
-            relation=start.relation,
-            instead=dict(start.instead),
             routes=routes,
-            y=start.y,
-            weight=weight,
-            total=len(chosen),
-            window=self.plan.seeds_in_window(step),
             epoch=epoch,
             step=step,
             seconds={
@@ -108,10 +107,11 @@ class BatchMaker:
                 "features": end - sampled - (fetched - asked),
                 "exchange": fetched - waited,
             },
+            **dealt.fields,
         )
 
     def _blocks(
-        self, start: Start, epoch: int, step: int
+        self, start: Dealt, epoch: int, step: int
     ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], Routes | None, tuple[float, float]]:
         """Blocks, rows of the input nodes, combined rows, the ways of learned ones, and both clocks
         as sampling was done."""
@@ -235,14 +235,10 @@ class BatchLoader(Generic[T]):
         return self.epoch + (self.step >= len(self))
 
     def state_dict(self) -> dict[str, Any]:
-        plan = self._make.plan
         return {
             "epoch": self.epoch,
             "step": self.step,
-            "num_seeds": plan.num_seeds,
-            "global_batch": plan.global_batch,
-            "seed": plan.seed,
-            "accumulate": plan.accumulate,
+            **self._make.plan.state,
             "data": self._make.identity,
         }
 
@@ -259,8 +255,8 @@ class BatchLoader(Generic[T]):
                 remedy="resume with the data that the run had; a dataset's own splits must be the "
                 "same each time it is made",
             )
-        for name in ("num_seeds", "global_batch", "seed", "accumulate"):
-            if state[name] != own[name]:
+        for name in self._make.plan.state:
+            if state.get(name) != own[name]:
                 raise InputError(
                     f"the checkpoint has {name} {state[name]}, this run has {own[name]}",
                     remedy="resume with the graph, train.seed, train.accumulate and "

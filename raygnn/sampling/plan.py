@@ -8,7 +8,9 @@ the same, nor on the partition, since seeds are numbered by their original ids.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +40,41 @@ def permute(positions: Ids, size: int, key: int) -> np.ndarray:
     return kernels.permuted(as_ids(positions), size, half, keys)
 
 
+class Steps:
+    """How batches make optimizer steps and epochs.
+
+    Attributes:
+        steps_per_epoch: batches of an epoch.
+        accumulate: batches whose gradients make one optimizer step together; the last ones of an
+            epoch may be fewer.
+    """
+
+    steps_per_epoch: int
+    accumulate: int
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return -(-self.steps_per_epoch // self.accumulate)
+
+    def batches_until(self, optimizer_steps: int) -> int:
+        """Batches, over all epochs, after which so many optimizer steps have been made."""
+        epochs, rest = divmod(optimizer_steps, self.updates_per_epoch)
+        return epochs * self.steps_per_epoch + min(self.steps_per_epoch, rest * self.accumulate)
+
+    def window(self, step: int) -> range:
+        """The steps of an epoch whose batches make one optimizer step together with ``step``."""
+        first = step // self.accumulate * self.accumulate
+        return range(first, min(first + self.accumulate, self.steps_per_epoch))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What positions are counted in: JSON types, for a checkpoint."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class SeedPlan:
+class SeedPlan(Steps):
     """The seeds of every global batch of every epoch.
 
     Attributes:
@@ -47,8 +82,6 @@ class SeedPlan:
         global_batch: seeds per step, over all ranks.
         seed: of the run.
         shuffle: off for evaluation, which goes through the seeds in order.
-        accumulate: batches whose gradients make one optimizer step together; the last ones of an
-            epoch may be fewer.
     """
 
     num_seeds: int
@@ -58,24 +91,26 @@ class SeedPlan:
     accumulate: int = 1
 
     @property
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
         return -(-self.num_seeds // self.global_batch)
 
     @property
-    def updates_per_epoch(self) -> int:
-        """Optimizer steps of an epoch."""
-        return -(-self.steps_per_epoch // self.accumulate)
+    def state(self) -> dict[str, Any]:
+        """See `Steps`."""
+        return {
+            "num_seeds": self.num_seeds,
+            "global_batch": self.global_batch,
+            "seed": self.seed,
+            "accumulate": self.accumulate,
+        }
+
+    def size(self, step: int) -> int:
+        """Seeds of one step, over all ranks."""
+        return min(self.global_batch, self.num_seeds - step * self.global_batch)
 
     def seeds_in_window(self, step: int) -> int:
         """Seeds of all batches that make one optimizer step together with batch ``step``."""
-        size = self.accumulate * self.global_batch
-        start = step // self.accumulate * size
-        return min(start + size, self.num_seeds) - start
-
-    def batches_until(self, optimizer_steps: int) -> int:
-        """Batches, over all epochs, after which so many optimizer steps have been made."""
-        epochs, rest = divmod(optimizer_steps, self.updates_per_epoch)
-        return epochs * self.steps_per_epoch + min(self.steps_per_epoch, rest * self.accumulate)
+        return sum(self.size(each) for each in self.window(step))
 
     def batch(self, epoch: int, step: int) -> np.ndarray:
         """Indices (int64 ``[≤ global_batch]``, into the seeds in original-id order) of one step.
@@ -84,10 +119,48 @@ class SeedPlan:
         """
         assert 0 <= step < self.steps_per_epoch, (step, self.steps_per_epoch)
         start = step * self.global_batch
-        positions = np.arange(start, min(start + self.global_batch, self.num_seeds))
+        positions = np.arange(start, start + self.size(step))
         if not self.shuffle:
             return positions
         return permute(positions, self.num_seeds, derive_key(self.seed, epoch))
+
+
+@dataclass(frozen=True)
+class SeveralPlan(Steps):
+    """The seeds of several tasks, a batch of each in every step.
+
+    An epoch is as long as that of the task with most batches; the others go on with their next
+    epoch, in another order, where one ends.
+
+    Attributes:
+        plans: of the tasks, by name.
+    """
+
+    plans: Mapping[str, SeedPlan]
+    accumulate: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:  # type: ignore[override]
+        return max(plan.steps_per_epoch for plan in self.plans.values())
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """See `Steps`."""
+        states = {name: plan.state for name, plan in self.plans.items()}
+        first = next(iter(states.values()))
+        keys = "num_seeds", "global_batch"
+        each = {key: {name: own[key] for name, own in states.items()} for key in keys}
+        return {**each, "seed": first["seed"], "accumulate": self.accumulate}
+
+    def position(self, name: str, epoch: int, step: int) -> tuple[int, int]:
+        """Where a task stands in its own epochs: epoch and step."""
+        plan = self.plans[name]
+        return divmod(epoch * self.steps_per_epoch + step, plan.steps_per_epoch)
+
+    def seeds_in_window(self, name: str, epoch: int, step: int) -> int:
+        """A task's seeds of all batches that make one optimizer step together with one."""
+        own = (self.position(name, epoch, each)[1] for each in self.window(step))
+        return sum(map(self.plans[name].size, own))
 
 
 def rank_share(ids: Ids, rank: int, world: int) -> np.ndarray:

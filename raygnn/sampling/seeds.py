@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
@@ -25,6 +26,7 @@ class Start:
         y: targets of the seeds.
         pairs, relation, instead: as `Batch` has them.
         banned: edges that no hop may draw.
+        etype: of the seeds, where these are edges.
     """
 
     nodes: Mapping[str, np.ndarray]
@@ -33,6 +35,7 @@ class Start:
     banned: Banned | None = None
     relation: Tensor | None = None
     instead: Mapping[str, Tensor] = field(default_factory=dict)
+    etype: EdgeType | None = None
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from raygnn.sampling.batch import Batch
+from raygnn.sampling.batch import Batch, Part
 from raygnn.tasks.link_losses import LinkLoss
 from raygnn.tasks.task import Task
 
@@ -22,6 +24,12 @@ class LinkTask(EdgeTask):
 
     def losses(self, batch: Batch) -> Tensor:
         """See `Task`."""
-        there, absent, counts = self.model(batch)
+        return self._losses(*self.model(batch))
+
+    def losses_of(self, out: Any, part: Part) -> Tensor:
+        """See `Task`."""
+        return self._losses(*out)
+
+    def _losses(self, there: Tensor, absent: list[Tensor], counts: list[Tensor]) -> Tensor:
         loss: LinkLoss = self.loss
         return loss(there.float(), [scores.float() for scores in absent], counts)

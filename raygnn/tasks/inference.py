@@ -8,7 +8,9 @@ an edge once for every batch that reaches it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -19,6 +21,7 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.models.edges import Encoder
 from raygnn.models.network import Network
+from raygnn.models.several import NodeModel
 from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout
@@ -29,6 +32,7 @@ from raygnn.sampling.sampler import Frontier, NeighborSampler
 
 # edges of one chunk: some hundred MB at usual widths
 CHUNK_EDGES = 1_000_000
+_HEAD_ROWS = 1 << 16  # that go through a head at a time
 
 
 class Inference:
@@ -62,6 +66,7 @@ class Inference:
         self._batch_size = batch_size or 1024
         self._device = device
         self._sampler = NeighborSampler(shard, exchange, relation=relation)
+        self._kept: dict[str, Tensor] | None = None
         self._all = dict.fromkeys(shard.etypes, ALL)
 
     @torch.no_grad()
@@ -79,6 +84,9 @@ class Inference:
             if isinstance(model, Network):
                 hidden = self._layer_by_layer(model)[ntype]
                 return hidden[owned - self._shard.first(ntype)].float()
+            if isinstance(model, NodeModel):
+                rows = self.represent(model.encoder, [ntype])[ntype]
+                return self._headed(model, rows[owned - self._shard.first(ntype)])
             return self._by_batches(model, ntype, owned)
         finally:
             model.train(training)
@@ -115,6 +123,9 @@ class Inference:
     @torch.no_grad()
     def represent(self, model: nn.Module, ntypes: Sequence[str]) -> dict[str, Tensor]:
         """Outputs (float32 ``[owned, out_features]``, CPU) of all owned nodes of some types."""
+        kept = self._kept
+        if kept is not None and all(t in kept for t in ntypes):
+            return {t: kept[t] for t in ntypes}
         training, encoder = model.training, cast("Encoder", model)
         model.eval()
         try:
@@ -131,6 +142,21 @@ class Inference:
             }
         finally:
             model.train(training)
+
+    @contextmanager
+    def represented(self, model: nn.Module, ntypes: Sequence[str]) -> Iterator[None]:
+        """In the block, `represent` and `outputs` of this encoder give what is computed once."""
+        self._kept = self.represent(model, ntypes)
+        try:
+            yield
+        finally:
+            self._kept = None
+
+    def _headed(self, model: NodeModel, rows: Tensor) -> Tensor:
+        """Outputs from an encoder's rows, float32, a chunk at a time."""
+        head = copy.deepcopy(model.head).float().eval()
+        pieces = [head(piece.to(self._device)).cpu() for piece in rows.split(_HEAD_ROWS)]
+        return torch.cat(pieces) if pieces else head(rows.to(self._device)).cpu()
 
     def _layer_by_layer(self, model: Network, layers: int | None = None) -> dict[str, Tensor]:
         """Outputs of all owned nodes of the types that a network's first layers compute, of all

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raygnn.config.train import TrainConfig
 from raygnn.errors import TrainingError
-from raygnn.sampling.batch import Batch, Share
+from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
@@ -73,16 +73,20 @@ class Task(pl.LightningModule, ABC):
         """The model's outputs for a batch's seeds, ``[B, out_features]``."""
 
     def checked(self, batch: Share) -> Tensor:
-        """`outputs`, as a user's own module may give them: ``[B]`` is taken for ``[B, 1]``.
-
-        Raises:
-            TrainingError: they are of another shape, which might broadcast to something.
-        """
+        """`outputs`, as `shaped` has them."""
         try:
             out: Any = self.outputs(batch)
         except StopIteration as error:  # which Lightning would take for the end of the data
             raise RuntimeError(f"StopIteration in the model: {error}") from error
-        wanted = (len(batch.weight), self.out_features)
+        return self.shaped(out, len(batch.weight))
+
+    def shaped(self, out: Any, num_seeds: int) -> Tensor:
+        """Outputs as a user's own module may give them: ``[B]`` is taken for ``[B, 1]``.
+
+        Raises:
+            TrainingError: they are of another shape, which might broadcast to something.
+        """
+        wanted = (num_seeds, self.out_features)
         if isinstance(out, Tensor) and out.shape == wanted[:1] and self.out_features == 1:
             out = out.unsqueeze(1)
         if not isinstance(out, Tensor) or out.shape != wanted:
@@ -99,6 +103,11 @@ class Task(pl.LightningModule, ABC):
         found: Tensor = self.loss(self.checked(batch).float(), batch.y)
         return found
 
+    def losses_of(self, out: Any, part: Part) -> Tensor:
+        """The same from what the model gave for one of several tasks."""
+        found: Tensor = self.loss(self.shaped(out, len(part.weight)).float(), part.y)
+        return found
+
     def on_train_start(self) -> None:
         if self.embeddings is not None:
             self.embeddings.begin()
@@ -110,13 +119,17 @@ class Task(pl.LightningModule, ABC):
         self.clock.lap("rest")
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
-        total = (self.losses(batch) * batch.weight).sum()
-        self.window.add(float(total.detach()) / max(1, batch.total), batch)
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
         self._planned, self._real = batch.window, self._real + batch.total
         # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
-        return total * (self.world * self.config.accumulate / batch.window)
+        return self._total(batch) * (self.world * self.config.accumulate)
+
+    def _total(self, batch: Share) -> Tensor:
+        """This rank's part of the mean over the seeds of the whole window, which is noted."""
+        total = (self.losses(batch) * batch.weight).sum()
+        self.window.add(float(total.detach()) / max(1, batch.total), batch)
+        return total / batch.window
 
     def window_scale(self) -> float:
         """What makes the accumulated gradient the mean over the seeds that were real.
@@ -188,6 +201,7 @@ class Window:
         self.steps = 0
         self.seeds = 0  # real seeds over all ranks
         self.loss = 0.0  # this rank's share of the mean losses
+        self.parts: dict[str, float] = {}  # the same of each of several tasks
 
     def add(self, loss: float, batch: Share) -> None:
         self.steps += 1

@@ -40,6 +40,7 @@ class Asked:
 
     Attributes:
         others: the data are others than those of the training.
+        task: which of several tasks; "" = the only one, or all.
     """
 
     config: Config
@@ -49,6 +50,12 @@ class Asked:
     verbose: bool
     started: float
     others: bool
+    task: str = ""
+
+    @property
+    def one(self) -> Config:
+        """The configuration as it is for that task alone."""
+        return self.config.of(self.task) if self.task else self.config
 
     @contextmanager
     def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
@@ -73,7 +80,7 @@ class Asked:
             started=self.started,
             purpose=purpose,
             keep=False,
-            request=Request(self.weights, self.split, **request),
+            request=Request(self.weights, self.split, task=self.task, **request),
         ) as answer:
             if not answer[0].get("rows") and not answer[0].get("metrics"):
                 raise InputError(
@@ -94,12 +101,19 @@ def ask(
     display: bool,
     started: float | None,
     others: bool = False,
+    task: str | None = None,
+    one: bool = False,
 ) -> Asked:
-    """What a run is to be asked; ``others``: of data that it was not trained on.
+    """What a run is to be asked.
+
+    Args:
+        others: of data that it was not trained on.
+        task: name of one of its tasks, where it has several.
+        one: whether one of several has to be chosen.
 
     Raises:
-        InputError: there is no such run or split, it has no weights, or cannot be asked about
-            other data.
+        InputError: there is no such run, split or task, it has no weights, or cannot be asked
+            about other data.
     """
     if split not in splits:
         raise InputError(
@@ -113,9 +127,29 @@ def ask(
         config = _of_others(there, found, overrides)
     else:
         config = config_of(there, overrides)
+    name = _task(config, task, one)
     started = time.time() if started is None else started
     show = display_of(display, verbose)
-    return Asked(config.asking(), found, split, show, verbose, started, others)
+    return Asked(config.asking(), found, split, show, verbose, started, others, name)
+
+
+def _task(config: Config, task: str | None, one: bool) -> str:
+    """Raises:
+    InputError: there is no such task, or one is to be named.
+    """
+    names = list(config.tasks or ())
+    if task is None and (not names or not one):
+        return ""
+    if task is None and len(names) == 1:
+        return names[0]
+    if task in names:
+        return task
+    what = f"there is no task {task!r}" if names else "this run has one task, which has no name"
+    raise InputError(
+        "it is to be said for which task" if task is None else what,
+        where="--task" if task is None else f"--task {task}",
+        remedy=f"choose one of {', '.join(names)}" if names else "leave it out",
+    )
 
 
 def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Config:
@@ -131,6 +165,9 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
     if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
         what = "no other data are named"
         remedy = "say where they are, such as --set graph.path=DIRECTORY"
+    elif run.config.get("tasks"):
+        what = "new data are for a run with one task, on nodes"
+        remedy = "predict for the data that it was trained on, or train one task alone"
     elif not kind.startswith("node"):
         what = f"{kind} predicts for the data that it was trained on"
         remedy = "new data are for tasks on nodes"

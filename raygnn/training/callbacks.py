@@ -99,7 +99,7 @@ class Evaluation(pl.Callback):
         with self._averaging.applied(module) if self._averaging else nullcontext():
             values = self._evaluate("val")
             score = values[self._metric]
-            if self._metric in LOWER_IS_BETTER:
+            if self._metric.rpartition("/")[2] in LOWER_IS_BETTER:
                 score = -score
             if self.best is None or score > self.best or math.isnan(self.best):
                 self.best, self.best_epoch = score, epoch

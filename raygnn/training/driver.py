@@ -306,8 +306,8 @@ def fit(
     Returns:
         What rank 0 left, and the parts.
     """
-    # preflight has seen to it
-    assert plan.ntype is not None or plan.edges is not None or config.task.of_graphs
+    goals = plan.goals.values()  # preflight has seen to them
+    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
     tail = MetricsTail(run.metrics_file)
     tail.skip()  # an earlier start's records are not news
     faults.clear(run.path)
@@ -317,8 +317,7 @@ def fit(
         config=config,
         partition=plan.input.place,
         run_dir=run.path,
-        ntype=plan.ntype,
-        edges=plan.edges,
+        **_goals(config, plan),
         replicated=plan.replicated,
         started=started,
         global_batch=plan.global_batch,
@@ -339,6 +338,14 @@ def fit(
     finally:
         with suppress(TrainingError):
             run.update_summary(starts=launch.starts)
+
+
+def _goals(config: Config, plan: Plan) -> dict[str, Any]:
+    """What a `Job` says of what its tasks predict for."""
+    if config.tasks is not None:
+        return {"ntype": None, "goals": dict(plan.goals)}
+    (goal,) = plan.goals.values()
+    return {"ntype": goal.ntype, "edges": goal.edges}
 
 
 def _save(launch: Launch, show: Display) -> None:

@@ -9,17 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from raygnn.config.task_rules import DISTANCES
 from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.edge_target import EdgeTarget
 from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import NUMBER, SPLIT, load_shard
 from raygnn.graph.staging import Stage
-from raygnn.models.decoders import Decoder
+from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.edges import EdgeModel
 from raygnn.models.registry import build_edge_model
+from raygnn.models.several import EdgeHead
+from raygnn.sampling.deal import OneDeal
 from raygnn.sampling.edges import Edges, EdgeSeeds, in_order
 from raygnn.sampling.features import FEATURES, FeatureStore, with_room
 from raygnn.sampling.loader import BatchMaker
@@ -99,35 +102,61 @@ class EdgePlane(PartitionPlane):
 
     def task(self) -> EdgeTask:
         """See `Plane`."""
-        config, links = self.config, self.config.task.of_links
-        out, source, target = 1, self.etype[0], self.etype[2]
-        if config.task.classifies:
-            out = self.classes(self.labels)
-        elif not links:
-            out = self.labels[:1].numel() if len(self.labels) else 1
-            out = self.control.max(out)
-        others = (target,) if target != source else ()
-        schema = self.schema(source, config.model.hidden, others)
-        relational = "distmult" if self.target.relation is not None else "dot"
-        kind = config.model.decoder or (relational if links else "mlp")
-        relations = self.relations
+        config, etype = self.config, self.etype
+        first, *others = self.ntypes
+        schema, kind = self.schema(first, config.model.hidden, tuple(others)), self.decoder
+        out, relations = None if config.task.of_links else self.out_features, self.relations
         model = build(
-            config,
-            lambda: build_edge_model(
-                config.model, schema, self.etype, kind, relations, None if links else out
-            ),
+            config, lambda: build_edge_model(config.model, schema, etype, kind, relations, out)
         )
-        assert isinstance(model, EdgeModel)
-        more = (config.train, self.ranks.world.size, out, self.job.planned)
-        if links:
-            loss = make_link_loss(config.task, distance=model.decoder.distance)
-            return self._finish(LinkTask(model, loss, *more))
-        return self._finish(EdgeTask(model, make_loss(config.task), *more))
+        return self._finish(self.task_of(model))
+
+    def task_of(self, model: nn.Module | None) -> EdgeTask:
+        """The task with a model."""
+        config = self.config
+        given = model or nn.Identity()
+        more = (config.train, self.ranks.world.size, self.out_features, self.job.planned)
+        if config.task.of_links:
+            loss = make_link_loss(config.task, distance=self.decoder in DISTANCES)
+            return LinkTask(given, loss, *more)
+        return EdgeTask(given, make_loss(config.task), *more)
+
+    @cached_property
+    def out_features(self) -> int:
+        """Classes or numbers of an edge; 1 of links. Collective."""
+        task = self.config.task
+        if task.classifies:
+            return self.classes(self.labels)
+        if task.of_links:
+            return 1
+        return self.control.max(self.labels[:1].numel() if len(self.labels) else 1)
+
+    @property
+    def ntypes(self) -> list[str]:
+        """The node types whose outputs are needed."""
+        return list(dict.fromkeys(self._ntypes.values()))
+
+    @property
+    def decoder(self) -> str:
+        """Its kind."""
+        links = "distmult" if self.target.relation is not None else "dot"
+        return self.config.model.decoder or (links if self.config.task.of_links else "mlp")
+
+    def head(self, width: int) -> EdgeHead:
+        """See `Several`."""
+        model, links = self.config.model, self.config.task.of_links
+        decoder = make_decoder(model, self.decoder, width, self.relations, self.out_features)
+        return EdgeHead(self.etype, decoder, links=links)
 
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
-        model, config, edges = task.model, self.config.task, self.edges
-        assert isinstance(model, EdgeModel)
+        assert isinstance(task.model, EdgeModel)
+        deal, own, share = self.seeds()
+        return self.make_batches(task.model.encoder, deal, own, share)
+
+    def seeds(self) -> tuple[OneDeal, dict[str, np.ndarray], int]:
+        """See `NodePlane`."""
+        config, edges = self.config.task, self.edges
         own = self._chosen("train")
         ends: dict[End, np.ndarray] = {"source": edges.src[own], "target": edges.dst[own]}
         negatives = None
@@ -148,7 +177,7 @@ class EdgePlane(PartitionPlane):
         nodes: dict[str, np.ndarray] = {}
         for end, ntype in self._ntypes.items():
             nodes[ntype] = np.union1d(nodes.get(ntype, ends[end][:0]), ends[end])
-        return self.make_batches(model.encoder, seeds, nodes, 2)
+        return self.dealer(seeds), nodes, 2 * self.batch_share
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
@@ -170,7 +199,7 @@ class EdgePlane(PartitionPlane):
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the decoder is given."""
-        model, there = task.model, list(dict.fromkeys(self._ntypes.values()))
+        model, there = task.model, self.ntypes
         assert isinstance(model, EdgeModel)
         if request.ntype is None and len(there) > 1:
             raise InputError(
@@ -180,7 +209,7 @@ class EdgePlane(PartitionPlane):
             )
         ntype = request.ntype or there[0]
         self.check_ntype(ntype, there)
-        rows = self._inference.represent(model.encoder, [ntype])[ntype]
+        rows = self.inference.represent(model.encoder, [ntype])[ntype]
         yield from self.embedded(rows, ntype, request)
 
     def predict(self, task: Task, request: Request) -> Iterator[EdgePredictions]:
@@ -230,7 +259,7 @@ class EdgePlane(PartitionPlane):
     def _rows(self, model: EdgeModel) -> dict[str, Tensor]:
         """End → outputs for the owned nodes of its type, float32 ``[owned, D]``. Collective."""
         ntypes = self._ntypes
-        found = self._inference.represent(model.encoder, list(dict.fromkeys(ntypes.values())))
+        found = self.inference.represent(model.encoder, self.ntypes)
         return {end: found[ntype] for end, ntype in ntypes.items()}
 
     def _sources(self, columns: Mapping[str, Tensor]) -> Any:

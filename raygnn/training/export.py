@@ -74,6 +74,12 @@ def export(
     # these sections alone: neither the data nor a cluster need be there
     model = ModelConfig.model_validate(found.config["model"])
     task = TaskConfig.model_validate(found.config.get("task", {}))
+    if found.config.get("tasks"):
+        raise InputError(
+            "a network for several tasks can not be exported",
+            where=str(found.path),
+            remedy="write what it says of nodes with raygnn embed, or train one task alone",
+        )
     if not task.kind.startswith("node") or model.kind not in MODEL_FAMILIES:
         raise InputError(
             f"a network of kind {model.kind} for {task.kind} can not be exported",

@@ -112,8 +112,7 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     with show.stage("graph"):
-        masks = config.trains and not config.task.of_edges
-        data = load_graph(found.graph, needs_masks=masks)
+        data = load_graph(found.graph, needs_masks=config.needs_masks)
         return PartitionInput(found, data)
 
 
@@ -174,20 +173,22 @@ class PartitionInput:
 
     def check(self, config: Config) -> None:
         """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
-        arrays, of_nodes = self._edge_arrays(), config.task.seeds == "nodes"
-        if (
-            config.trains
-            and of_nodes
-            and "train_mask" in (arrays or ())
-            and not self._nodes_are_split
-        ):
-            raise ConfigError(
-                f"{config.task.kind} trains on nodes, and here only edges are for training",
-                where="task.kind",
-                remedy="set it to link_prediction, edge_classification or edge_regression, or give "
-                "nodes labels and a split",
-            )
-        self._check_numbers(config)
+        arrays = self._edge_arrays()
+        for name, one in config.by_task.items():
+            where = f"tasks.{name}" if name else "task"
+            if (
+                config.trains
+                and one.task.seeds == "nodes"
+                and "train_mask" in (arrays or ())
+                and not self._nodes_are_split
+            ):
+                raise ConfigError(
+                    f"{one.task.kind} trains on nodes, and here only edges are for training",
+                    where=f"{where}.kind",
+                    remedy="set it to link_prediction, edge_classification or edge_regression, or "
+                    "give nodes labels and a split",
+                )
+            self._check_numbers(one, where)
         sampling = config.sampling
         resolve_fanouts(sampling.fanout, list(self.counts))
         weight = sampling.edge_weight
@@ -201,7 +202,7 @@ class PartitionInput:
                 if weight in frame.data:
                     check_weights(weight, etype, frame.data[weight])
 
-    def _check_numbers(self, config: Config) -> None:
+    def _check_numbers(self, config: Config, where: str) -> None:
         """That numbers to be predicted are none that stand for words of tables."""
         task = config.task
         if task.classifies or task.of_links:
@@ -214,8 +215,8 @@ class PartitionInput:
                 raise ConfigError(
                     f"{task.target!r} of {kind} are classes, numbered in the order of their words, "
                     f"and {task.kind} predicts numbers",
-                    where="task.kind",
-                    remedy="set label_kind: number in the YAML of the tables, or task.kind to "
+                    where=f"{where}.kind",
+                    remedy=f"set label_kind: number in the YAML of the tables, or {where}.kind to "
                     f"{task.unit}_classification",
                 )
 

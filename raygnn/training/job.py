@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.edge_target import EdgeTarget
+from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 from raygnn.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Request:
         fanout: neighbours of the wanted nodes, from them outward; None = all.
         embeddings: what the rows have: the last hidden layer's output in place of predictions.
         ntype: of the nodes that embeddings are for; None = the one that the task is about.
+        task: which of several tasks; "" = the only one, and of metrics all.
         sizes: what the data of the training had of what data are counted for, if these are others:
             see `Sizes`; None = they are the same.
     """
@@ -88,6 +89,7 @@ class Request:
     fanout: tuple[int, ...] | None = None
     embeddings: bool = False
     ntype: str | None = None
+    task: str = ""
     sizes: Mapping[str, int] | None = None
 
 
@@ -122,6 +124,19 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What one task predicts for.
+
+    Attributes:
+        ntype: nodes of this type; None where the seeds are edges or graphs.
+        edges: what edges; None where the seeds are others.
+    """
+
+    ntype: str | None = None
+    edges: EdgeTarget | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """One run, as every rank sees it.
 
@@ -130,7 +145,7 @@ class Job:
         partition: directory of the partition, or of a collection of graphs; it may appear after
             the ranks have started. None for a dataset of the user's own.
         run_dir: of the run, visible on every node.
-        ntype: the node type to predict for; None where the seeds are edges or graphs.
+        ntype: see `Goal`, of the only task.
         replicated: whether every rank holds the whole structure.
         started: when the command began, seconds since the epoch.
         global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
@@ -138,7 +153,9 @@ class Job:
         tune: seconds that a trial of a sweep takes; None to train.
         profile: steps to record with torch's profiler.
         request: what to predict; None to train.
-        edges: what edges to predict for; None where the seeds are others.
+        edges: see `Goal`, of the only task.
+        goals: of several tasks, by name; empty where there is but one.
+        task: name of the task that this job is about, of several; "" = of all, or the only one.
     """
 
     config: Config
@@ -152,6 +169,28 @@ class Job:
     profile: int = 0
     request: Request | None = None
     edges: EdgeTarget | None = None
+    goals: Mapping[str, Goal] = field(default_factory=dict)
+    task: str = ""
+
+    def of(self, name: str) -> Job:
+        """The job as it is for one of several tasks alone."""
+        goal, tasks = self.goals[name], self.config.tasks
+        assert tasks is not None
+        return replace(
+            self,
+            config=self.config.of(name),
+            ntype=goal.ntype,
+            edges=goal.edges,
+            goals={},
+            task=name,
+            global_batch=max(1, round(self.global_batch * tasks[name].batch_factor)),
+        )
+
+    @property
+    def hidden(self) -> list[EdgeSplit]:
+        """Splits whose edges for validation and test no message may pass along."""
+        goals = self.goals.values() or [Goal(edges=self.edges)]
+        return list(dict.fromkeys(goal.edges.split for goal in goals if goal.edges))
 
     @property
     def trains(self) -> bool:

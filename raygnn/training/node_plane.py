@@ -7,12 +7,14 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raygnn.errors import InputError
 from raygnn.models.direct import Direct
 from raygnn.models.network import Network
 from raygnn.models.registry import build_model
+from raygnn.models.several import NodeHead
+from raygnn.sampling.deal import OneDeal
 from raygnn.sampling.fanout import resolve_fanouts
 from raygnn.sampling.inputs import row_width
 from raygnn.sampling.loader import BatchMaker
@@ -44,22 +46,37 @@ class NodePlane(PartitionPlane):
     def task(self) -> NodeTask:
         """See `Plane`."""
         config = self.config
-        labels, classifies = self.labels, config.task.classifies
-        if classifies:
-            out_features = self.classes(labels)
-        else:
-            out_features = self.sizes.settle("numbers", row_width(labels))
-        schema = self.schema(self.ntype, out_features)
-        model = build(config, lambda: build_model(config.model, schema))
-        loss, world = make_loss(config.task), self.ranks.world.size
-        planned = self.job.planned
-        return self._finish(NodeTask(model, loss, config.train, world, out_features, planned))
+        schema = self.schema(self.ntype, self.out_features)
+        return self._finish(self.task_of(build(config, lambda: build_model(config.model, schema))))
+
+    def task_of(self, model: nn.Module | None) -> NodeTask:
+        """The task with a model."""
+        config, world, out = self.config, self.ranks.world.size, self.out_features
+        loss, planned = make_loss(config.task), self.job.planned
+        return NodeTask(model or nn.Identity(), loss, config.train, world, out, planned)
+
+    @cached_property
+    def out_features(self) -> int:
+        """Classes, or numbers of a node. Collective."""
+        if self.config.task.classifies:
+            return self.classes(self.labels)
+        return self.settle("numbers", row_width(self.labels))
+
+    @property
+    def ntypes(self) -> list[str]:
+        """The node types whose outputs are needed."""
+        return [self.ntype]
+
+    def head(self, width: int) -> NodeHead:
+        """See `Several`."""
+        model = self.config.model
+        return NodeHead(self.ntype, width, self.out_features, model.dropout)
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
         owned = owned_nodes(self.shard, self.ntype, split, self.labels)
         first = self.shard.first(self.ntype)
-        outputs = self._inference.outputs(task.model, self.ntype, owned + first)
+        outputs = self.inference.outputs(task.model, self.ntype, owned + first)
         wanted = self.labels[torch.from_numpy(owned)]
         return measure(outputs, wanted, self.config.task, self.control)
 
@@ -73,9 +90,9 @@ class NodePlane(PartitionPlane):
         if request.fanout is not None:
             fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
         if request.wanted is None:
-            outputs = self._inference.outputs(task.model, ntype, ids)
+            outputs = self.inference.outputs(task.model, ntype, ids)
         else:
-            outputs = self._inference.outputs_of_few(task.model, ntype, ids, fanouts)
+            outputs = self.inference.outputs_of_few(task.model, ntype, ids, fanouts)
         size = chunk_rows(outputs.shape[1])
         for start in range(0, len(chosen), size):
             some = chosen[start : start + size]
@@ -101,9 +118,9 @@ class NodePlane(PartitionPlane):
             )
         self.check_ntype(ntype, there)
         if isinstance(model, Network):
-            rows = self._inference.hidden(model, ntype)
+            rows = self.inference.hidden(model, ntype)
         else:
-            rows = self._inference.represent(model, [ntype])[ntype]
+            rows = self.inference.represent(model, [ntype])[ntype]
         yield from self.embedded(rows, ntype, request)
 
     @cached_property
@@ -122,11 +139,20 @@ class NodePlane(PartitionPlane):
 
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
+        deal, own, share = self.seeds()
+        return self.make_batches(task.model, deal, own, share)
+
+    def seeds(self) -> tuple[OneDeal, dict[str, np.ndarray], int]:
+        """What deals them, and ``own`` and ``share`` of `make_batches`. Collective.
+
+        Raises:
+            DataError: there are none.
+        """
         seeds = gather_seeds(self.shard, self.control, self.ntype, self.labels)
         first = self.shard.first(self.ntype)
         ids = seeds.ids(np.arange(seeds.num))
         own = ids[(ids >= first) & (ids < first + self.shard.owned(self.ntype))]
-        return self.make_batches(task.model, seeds, {self.ntype: own})
+        return self.dealer(seeds), {self.ntype: own}, self.batch_share
 
     def count(self, split: str) -> int:
         """See `Plane`."""

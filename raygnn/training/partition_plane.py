@@ -28,6 +28,7 @@ from raygnn.models.network import Network, Schema
 from raygnn.models.registry import needs_degree
 from raygnn.preflight.machine import memory
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
+from raygnn.sampling.deal import Deal, OneDeal
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout, resolve_fanouts
 from raygnn.sampling.features import FeatureStore
@@ -63,12 +64,14 @@ class PartitionPlane:
     Attributes:
         shard: what messages pass along.
         inputs: node type → the arrays that the model reads.
+        within: that of several tasks, of which this one is; its data are used.
     """
 
     job: Job
     ranks: Ranks
     shard: Shard
     inputs: dict[str, Inputs]
+    within: PartitionPlane | None = None
     _store: FeatureStore | None = field(default=None, init=False)
 
     @classmethod
@@ -89,8 +92,7 @@ class PartitionPlane:
             replicated=job.replicated,
             stage=Stage.of(config.staging),
             edge_arrays=edge_arrays(config),
-            split=None if job.edges is None else job.edges.split,
-            hide=True,
+            hide=job.hidden,
         )
         blackbox.note("setup")
         model = config.model
@@ -130,10 +132,15 @@ class PartitionPlane:
 
     @cached_property
     def _embeddings(self) -> Embeddings | None:
+        if self.within is not None:
+            return self.within._embeddings
         return make_embeddings(self.config, self.shard, self.inputs, self.ranks)
 
     @cached_property
-    def _inference(self) -> Inference:
+    def inference(self) -> Inference:
+        """What runs the model over the whole graph."""
+        if self.within is not None:
+            return self.within.inference
         rows = self._embeddings
         return Inference(
             self.shard,
@@ -173,11 +180,17 @@ class PartitionPlane:
     def classes(self, labels: Tensor) -> int:
         """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
         highest = int(labels.max()) if len(labels) else 0
-        return self.sizes.settle("classes", max(2, self.control.max(highest + 1)))
+        return self.settle("classes", max(2, self.control.max(highest + 1)))
+
+    def settle(self, what: str, counted: int) -> int:
+        """See `Sizes.settle`, of what belongs to this task."""
+        return self.sizes.settle(f"{what} of {self.job.task}" if self.job.task else what, counted)
 
     @cached_property
     def sizes(self) -> Sizes:
         """See `Plane`."""
+        if self.within is not None:
+            return self.within.sizes
         request = self.job.request
         return Sizes(None if request is None else request.sizes)
 
@@ -203,25 +216,32 @@ class PartitionPlane:
             learned=learned,
         )
 
+    def dealer(self, seeds: Seeds) -> OneDeal:
+        """What deals the seeds of this task.
+
+        Raises:
+            DataError: there are none.
+        """
+        if not seeds.num:
+            task = self.config.task
+            raise DataError(
+                f"none of the {task.seeds} of {self.of} is in train_mask and has a target",
+                where=str(self.job.partition),
+                remedy="check task.target and the masks",
+            )
+        return OneDeal(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
+
     def make_batches(
-        self, model: nn.Module, seeds: Seeds, own: Mapping[str, np.ndarray], each: int = 1
+        self, model: nn.Module, deal: Deal, own: Mapping[str, np.ndarray], share: int
     ) -> BatchMaker:
         """What makes the training batches. Collective.
 
         Args:
             model: whatever the blocks go into.
-            own: node type → this rank's nodes that seeds stand for; each: how many a seed has.
-
-        Raises:
-            DataError: there are no seeds.
+            own: node type → this rank's nodes that seeds stand for.
+            share: about how many of them are in a batch.
         """
         config, world = self.config, self.ranks.world
-        if not seeds.num:
-            raise DataError(
-                f"none of the {config.task.seeds} of {self.of} is in train_mask and has a target",
-                where=str(self.job.partition),
-                remedy="check task.target and the masks",
-            )
         how = None
         if all(i.one_table for i in self.inputs.values()) and isinstance(model, Network):
             how = model.first_combine
@@ -233,13 +253,11 @@ class PartitionPlane:
         if config.sampling.cache and world.size > 1:
             start = time.perf_counter()
             bounds, rank = self.shard.bounds, world.rank
-            scores = self._scores(own, each, fanouts)
+            scores = self._scores(own, share, fanouts)
             store.fill_cache(choose(scores, bounds, rank, config.sampling.cache))
             log.info("cached remote rows in %.1f s", time.perf_counter() - start)
         return BatchMaker(
-            plan=seed_plan(self.job, seeds.num),
-            seeds=seeds,
-            world=world,
+            deal=deal,
             sampler=NeighborSampler(
                 self.shard,
                 self.ranks.data,
@@ -335,12 +353,16 @@ class PartitionPlane:
         _, free = memory()
         return large_pages() and free is not None and 4 * rows * neighbours <= free
 
-    def _scores(self, own: Mapping[str, np.ndarray], each: int, fanouts: list[Fanout]) -> Scores:
+    @property
+    def batch_share(self) -> int:
+        """Seeds of a rank in a batch."""
+        return -(-self.job.global_batch // self.ranks.world.size)
+
+    def _scores(self, own: Mapping[str, np.ndarray], share: int, fanouts: list[Fanout]) -> Scores:
         """How much each node's row is worth keeping; see `make_batches`."""
         sampling = self.config.sampling
         if sampling.cache_policy == "degree":
             return degrees(self.shard)
-        share = -(-self.job.global_batch // self.ranks.world.size) * each
         return inclusion(self.shard, own, share, fanouts, replace=sampling.replace)
 
     def _count(self, ntype: str, name: str) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from raygnn.config.schema import Config
 from raygnn.graph.edge_target import EdgeTarget
 from raygnn.preflight.edges import edge_target
+from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition import Stored, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
 from raygnn.runs.display import Display
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import Input
+from raygnn.training.job import Goal
 
 # share of a node's free memory that the whole structure may take; its workers map one copy
 _REPLICATED_SHARE = 0.25
@@ -25,9 +28,8 @@ class Plan:
 
     Attributes:
         report: of the preflight.
-        ntype: the node type to predict for; None when the report says why there is none, or when
-            edges or graphs are the seeds.
-        edges: what edges to predict for; None likewise.
+        goals: what each task predicts for, by name, "" for the only one; nothing where the report
+            says why.
         workers: see `count_workers`.
         replicated: whether every rank holds the whole structure.
         training_seeds: how many there are; None where only the ranks will know.
@@ -36,8 +38,7 @@ class Plan:
 
     input: Input
     report: Report
-    ntype: str | None
-    edges: EdgeTarget | None
+    goals: Mapping[str, Goal]
     workers: int
     replicated: bool
     training_seeds: int | None
@@ -122,16 +123,22 @@ def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_b
     given.check(config)
     facts = given.facts(config)
     report = preflight(config, facts, nodes.look(given.meta))
-    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
     return Plan(
         input=given,
         report=report,
-        ntype=task_ntype(config, facts.columns),
-        edges=edges if isinstance(edges, EdgeTarget) else None,
+        goals={name: _goal(one, facts) for name, one in config.by_task.items()},
         workers=workers,
         replicated=_replicated(config, given.structure_bytes, report),
-        training_seeds=facts.splits.get("train"),
+        training_seeds=None if config.tasks else facts.splits.get("train"),
         global_batch=global_batch,
+    )
+
+
+def _goal(config: Config, facts: PartitionFacts) -> Goal:
+    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
+    return Goal(
+        ntype=task_ntype(config, facts.columns),
+        edges=edges if isinstance(edges, EdgeTarget) else None,
     )
 
 

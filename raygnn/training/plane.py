@@ -108,6 +108,10 @@ def open_plane(job: Job, ranks: Ranks) -> Plane:
     Raises:
         DataError: the data can not be read, or not be used.
     """
+    if job.goals:
+        from raygnn.training.several_plane import SeveralPlane
+
+        return SeveralPlane.open(job, ranks)
     if job.config.task.of_graphs:
         from raygnn.training.graph_plane import GraphPlane
 

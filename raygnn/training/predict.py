@@ -51,6 +51,7 @@ def predict(
     *,
     out: str | PathLike[str],
     split: str = "all",
+    task: str | None = None,
     scores: bool = False,
     ids: str | PathLike[str] | None = None,
     fanout: Sequence[int] | None = None,
@@ -72,6 +73,7 @@ def predict(
         run: its path, or its name within ``storage``.
         out: the Parquet file to write; whole, or not at all.
         split: ``train``, ``val``, ``test`` or ``all``.
+        task: which one, of a run with several.
         scores: also a probability for each class.
         ids: a file of nodes or graphs, to predict for those alone: text with an id in each line,
             or Parquet with a column of them, ``node`` or ``graph``.
@@ -98,11 +100,13 @@ def predict(
         Interrupted: Ctrl-C.
     """
     file = free_file(Path(out).expanduser().absolute(), overwrite)
+    splits = (*SPLITS, "all")
     asked = ask(
-        run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started, new_data
+        run, splits, split, storage, overrides, verbose, display, started, new_data, task, True
     )
-    request = {"scores": scores, **_few(asked.config, ids, fanout)}
-    return _write(asked, file, overwrite, f"split {split} → {file}", **request)
+    request = {"scores": scores, **_few(asked.one, ids, fanout)}
+    of = f"{asked.task}, " if asked.task else ""
+    return _write(asked, file, overwrite, f"{of}split {split} → {file}", **request)
 
 
 def embed(
@@ -122,7 +126,8 @@ def embed(
     """Write what a run's tested model makes of each node or graph before its last step.
 
     Of tasks on nodes that is what goes into the last layer; of tasks on edges what goes into the
-    decoder; of tasks on graphs all pooled layers side by side.
+    decoder; of tasks on graphs all pooled layers side by side; of several tasks what their heads
+    have in common.
 
     Args:
         ntype: which nodes; None = those that the task is about.
@@ -161,6 +166,7 @@ def evaluate(
     run: str | Path | Run,
     *,
     split: str = "test",
+    task: str | None = None,
     new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
@@ -172,15 +178,17 @@ def evaluate(
 
     Args:
         split: ``train``, ``val`` or ``test``.
+        task: which one, of a run with several; None = all.
         run, new_data, storage, overrides, verbose, display, started: see `predict`.
 
     Returns:
-        The metrics, named as in ``summary.json``: ``test/accuracy``, …
+        The metrics, named as in ``summary.json``: ``test/accuracy``, …; of several tasks
+        ``test/<task>/accuracy``.
 
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started, new_data)
+    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task)
     with asked.answered(f"metrics of split {split}", rows=False) as (found, _, _):
         metrics: dict[str, float] = found["metrics"]
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
@@ -235,10 +243,10 @@ def _few(
 def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
     """Run the job, and put the ranks' rows into one file."""
     with asked.answered(purpose, rows=True, **request) as (found, place, plan):
-        key = asked.config.task.unit
+        key = asked.one.task.unit
         if request.get("embeddings"):
             key = "graph" if asked.config.task.of_graphs else "node"
-        ids = _ids(plan, request.get("ntype"), key)
+        ids = _ids(plan, asked.task, request.get("ntype"), key)
         _merge(place / ROWS, found, key, file, overwrite, asked.show, ids)
     made = Predicted(file, found["rows"], asked.split, found["workers"])
     asked.show.note(f"{made.rows:,} rows in {file}")
@@ -267,30 +275,32 @@ def free_file(file: Path, overwrite: bool) -> Path:
     return file
 
 
-def _ids(plan: Plan, ntype: str | None, key: str) -> dict[str, Any]:
+def _ids(plan: Plan, task: str, ntype: str | None, key: str) -> dict[str, Any]:
     """Column → what the user calls the nodes or relations in it; none where that is their number.
 
     Args:
+        task: see `Asked`.
         ntype: of the nodes, if it is not the one that the task is about.
         key: the first column.
 
     Raises:
         DataError: the partition's file of them is damaged.
     """
-    if plan.input.place is None or (plan.ntype is None and plan.edges is None):
+    goal = plan.goals[task] if task in plan.goals else next(iter(plan.goals.values()))
+    if plan.input.place is None or (goal.ntype is None and goal.edges is None):
         return {}
     import pyarrow as pa
 
     from raygnn.graph.idfile import read_ids
 
     meta = read_meta(plan.input.place)
-    if plan.edges is None or key == "node":
+    if goal.edges is None or key == "node":
         if ntype is None:
-            ntype = plan.ntype if plan.edges is None else plan.edges.etype[0]
+            ntype = goal.ntype if goal.edges is None else goal.edges.etype[0]
         assert ntype is not None
         found = {"node": read_ids(meta, ntype)}
     else:
-        etype, relation = plan.edges.etype, plan.edges.relation
+        etype, relation = goal.edges.etype, goal.edges.relation
         found = {"source": read_ids(meta, etype[0]), "target": read_ids(meta, etype[2])}
         names = (meta.manifest or {}).get("names", {}).get(f"{etype_str(etype)}/{relation}")
         if names is not None:

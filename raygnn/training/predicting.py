@@ -59,8 +59,9 @@ class Predicting:
 
     def _write(self, plane: Plane, task: Any) -> int:
         """Write this rank's rows; returns how many all ranks have."""
-        config, rank = self._job.config, self._ranks.world.rank
-        request, unit = self._request, config.task.unit
+        rank, request = self._ranks.world.rank, self._request
+        config = self._job.config.of(request.task) if request.task else self._job.config
+        unit = config.task.unit
         file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)

@@ -291,7 +291,7 @@ class Rank:
             evaluate,
             records,
             loader,
-            metric=self.config.task.chosen_metric,
+            metric=self.config.metric,
             every=train.eval_every,
             patience=train.patience,
             min_delta=train.min_delta,
@@ -354,6 +354,7 @@ class Rank:
         """Whatever decides how steps are made, and must be alike on all ranks."""
         config = self.config
         told = {"train": config.train, "guard": config.guard, "task": config.task}
+        told |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
         return {
             **self._ddp(),
             "compression": config.comm.compression,
@@ -394,7 +395,6 @@ class Rank:
             num_sanity_val_steps=0,
         )
         # newer versions send a word about SIGTERM around before every batch; ours comes by a file
-        loop = trainer.fit_loop.epoch_loop
-        if hasattr(loop, "_broadcast_sigterm_tensor"):
+        if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
             loop._broadcast_sigterm_tensor = lambda: None
         return trainer

@@ -187,6 +187,7 @@ class Records(pl.Callback):
         self._clock.lap("rest")
         seconds, reductions = self._clock.take()
         own = {"loss": window.loss, **{name: seconds.get(name, 0.0) for name in PARTS}}
+        own |= {f"loss/{name}": loss for name, loss in window.parts.items()}  # of several tasks
         counted = self._counters.read()
         own |= zip(BYTES, (a - b for a, b in zip(counted, self._counted)))
         own |= self._usage.look()
@@ -225,6 +226,11 @@ class Records(pl.Callback):
         self.seeds += seeds
         values = {
             "train/loss": sum(ranks["loss"]) / batches,
+            **{
+                f"train/{name.partition('/')[2]}/loss": sum(ranks[name]) / batches
+                for name in ranks
+                if name.startswith("loss/")
+            },
             "train/lr": float(self._rate),
             "seeds_per_second": seeds / max(elapsed, 1e-9),
         }

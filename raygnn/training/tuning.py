@@ -117,8 +117,7 @@ class Tuning:
         job = replace(self._job, config=config)
         rank = Rank(job, self._runtime, self._ranks.for_config(config))
         plane, maker = self._data(config)
-        plan = replace(maker.plan, accumulate=config.train.accumulate)
-        maker = replace(maker, plan=plan)  # type: ignore[type-var]
+        maker = maker.accumulating(config.train.accumulate)
         task = plane.task()
         task.total_steps = steps
         guard = Guard(self._control, config.guard)

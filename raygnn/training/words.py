@@ -24,15 +24,17 @@ def known(job: Job) -> dict[str, Any]:
 def words(job: Job) -> Words:
     """``"<type>/<array>"`` → what 0, 1, … stand for, of the arrays that the model reads and of
     the target."""
-    task, model = job.config.task, job.config.model
-    if job.partition is None or task.of_graphs:
+    model = job.config.model
+    if job.partition is None or job.config.task.of_graphs:
         return {}
     names: Words = (read_meta(job.partition).manifest or {}).get("names", {})
-    wanted, target = {*model.categories, relation_array(model)}, f"{job.ntype}/{task.target}"
+    wanted = {*model.categories, relation_array(model)}
+    jobs = [job.of(name) for name in job.goals] or [job]
+    targets = {f"{each.ntype}/{each.config.task.target}" for each in jobs}
     return {
         key: values
         for key, values in names.items()
-        if key == target or key.rpartition("/")[2] in wanted
+        if key in targets or key.rpartition("/")[2] in wanted
     }
 
 

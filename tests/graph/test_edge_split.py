@@ -55,7 +55,7 @@ def held(
     exchange: Exchange, meta: PartitionMeta, split: EdgeSplit, replicated: bool
 ) -> tuple[dict[EdgeType, list[Any]], list[Any], list[Any], bool]:
     """What messages pass along; number, ends and split of the own edges to predict; degrees."""
-    shard = shard_of(exchange, meta, replicated=replicated, split=split, hide=True)
+    shard = shard_of(exchange, meta, replicated=replicated, hide=[split])
     whole = shard_of(exchange, meta, replicated=False, split=split)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     edges = Edges(whole, exchange, split.etype)

@@ -12,6 +12,7 @@ import torch
 from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.edge_target import TRAIN, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
+from raygnn.sampling.deal import OneDeal
 from raygnn.sampling.edges import Edges, EdgeSeeds, in_order
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import resolve_fanouts
@@ -53,9 +54,7 @@ def epoch(
     seeds = EdgeSeeds(edges, positions, exclude=exclude, reverse=reverse)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     make = BatchMaker(
-        plan=SeedPlan(seeds.num, 64, seed=3),
-        seeds=seeds,
-        world=exchange.world,
+        deal=OneDeal(SeedPlan(seeds.num, 64, seed=3), seeds, exchange.world),
         sampler=(sampler := Noting(shard, exchange, seed=1)),
         store=build_store(shard, exchange, inputs, dtype=torch.float32),
         fanouts=resolve_fanouts([5, 5], shard.etypes),

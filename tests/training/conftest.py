@@ -23,11 +23,11 @@ from raygnn.graph.edge_target import EdgeTarget
 from raygnn.graph.layout import AnyPath, read_meta
 from raygnn.graph.partition import ensure_partition
 from raygnn.preflight.edges import edge_target
-from raygnn.preflight.partition import partition_facts
+from raygnn.preflight.partition import partition_facts, task_ntype
 from raygnn.runs.run import Run
 from raygnn.runs.store import RunDir
 from raygnn.sampling.exchange import Exchange
-from raygnn.training.job import Job
+from raygnn.training.job import Goal, Job
 from raygnn.training.rank import Rank, Runtime
 from raygnn.training.resume import check_mirror, find_start, only_fetched, resume_mode
 from tests.ranks import run_ranks
@@ -198,6 +198,18 @@ def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
     return target
 
 
+def goals_of(config: Config, place: AnyPath | None) -> dict[str, Goal]:
+    """What each of several tasks predicts for, as the driver finds it out."""
+    if config.tasks is None:
+        return {}
+    assert place is not None
+    facts = partition_facts(config, read_meta(place))
+    return {
+        name: Goal(task_ntype(one, facts.columns), edges_of(one, place))
+        for name, one in config.by_task.items()
+    }
+
+
 def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:
     """Train as `raygnn.train` does, with forked ranks in place of Ray's workers."""
     workers = config.cluster.workers
@@ -218,6 +230,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             time.time(),
             start.global_batch,
             edges=edges_of(config, place),
+            goals=goals_of(config, place),
         )
         result, *others = run_ranks(workers, _train, job)
         assert all(other["metrics"] == result["metrics"] for other in others)

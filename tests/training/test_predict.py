@@ -40,7 +40,15 @@ from raygnn.training.merge import merge
 from raygnn.training.predicting import Predicting
 from tests.graphs import on_whole_graph
 from tests.ranks import run_ranks
-from tests.training.conftest import JobFactory, _data, edges_of, job, runtime, train_on_ranks
+from tests.training.conftest import (
+    JobFactory,
+    _data,
+    edges_of,
+    goals_of,
+    job,
+    runtime,
+    train_on_ranks,
+)
 from tests.training.test_command import Command
 from tests.training.test_graph_tasks import dataset, make
 from tests.training.test_saving import mounted
@@ -62,7 +70,16 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
     aside.mkdir(parents=True, exist_ok=True)
     request = Request(found, split, **wanted)
     job = Job(
-        config, place, aside, ntype, False, 0.0, 128, request=request, edges=edges_of(config, place)
+        config,
+        place,
+        aside,
+        ntype,
+        False,
+        0.0,
+        128,
+        request=request,
+        edges=edges_of(config, place),
+        goals=goals_of(config, place),
     )
     result, *others = run_ranks(workers, _predict, job)
     assert all(other == result for other in others)
@@ -70,7 +87,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
         return result["metrics"]
     out = aside / "out.parquet"
     with open(out, "wb") as file:
-        key = config.task.unit
+        key = (config.of(request.task) if request.task else config).task.unit
         files = sorted((aside / ROWS).iterdir())
         assert merge(files, file, key) == result["rows"]
     return pq.read_table(out)
