@@ -145,7 +145,7 @@ def _target(job: Job, column: Column) -> Iterator[Finding]:
 def _edge_arrays(job: Job, target: EdgeTarget) -> Iterator[Finding]:
     """The edges' targets and relations are of a kind that can be trained on."""
     task, arrays = job.config.task, job.partition.edges[target.etype]
-    if not task.of_links:
+    if not task.of_links and task.target in arrays:
         yield from _target(job, arrays[task.target])
     if target.relation is None:
         return

@@ -32,7 +32,7 @@ def edge_target(
     if len(etype) == 2:
         return etype
     there = arrays[etype]
-    if not task.of_links and task.target not in there:
+    if not task.of_links and task.target not in there and config.trains:
         return (
             f"edge type {etype_str(etype)!r} has no array {task.target!r} (task.target); "
             f"there are: {', '.join(sorted(there)) or 'none'}",
@@ -51,7 +51,7 @@ def edge_target(
             "remove model.relation, or name another array",
         )
     masked = any(name in there for name in MASKS)
-    if masked and task.split is not None:
+    if masked and task.split is not None and task.split.val + task.split.test:
         return (
             f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
             "remove task.split, or give the graph without masks of edges",

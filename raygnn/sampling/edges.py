@@ -64,6 +64,10 @@ class Edges:
         """An array of the own edges, ``[own, …]``."""
         return self._data[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such an array."""
+        return name in self._data
+
     def chosen(self, split: int) -> np.ndarray:
         """Which of the own edges are in a split (see `raygnn.graph.edge_target`), int64 ``[n]``."""
         return np.flatnonzero(self._data[SPLIT] == split)

@@ -32,6 +32,8 @@ from raygnn.training.watch import News
 
 _PLACE = ".predicting"  # in the storage; no run can have this name
 _POLL = 0.2  # seconds
+# keys that say of other data what the training found
+_TOLD = (".ntype", ".etype", ".split", ".split.val", ".split.test", ".split.seed", "model.relation")
 
 
 @dataclass(frozen=True)
@@ -165,33 +167,45 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
     if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
         what = "no other data are named"
         remedy = "say where they are, such as --set graph.path=DIRECTORY"
-    elif run.config.get("tasks"):
-        what = "new data are for a run with one task, on nodes"
-        remedy = "predict for the data that it was trained on, or train one task alone"
-    elif not kind.startswith("node"):
+    elif kind.startswith("graph"):
         what = f"{kind} predicts for the data that it was trained on"
-        remedy = "new data are for tasks on nodes"
+        remedy = "new data are for tasks on nodes and edges"
     elif model.get("embedding"):
         what = "nodes of other data have no learned rows (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
-    elif found.sizes is None or found.ntype is None or found.words is None:
+    elif found.sizes is None or found.goals is None or found.words is None:
         what = "of what its data were there is no record: it is of an older version"
         remedy = "train it again"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)
     values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
-    values["task"] = {**task, "ntype": found.ntype}
+    assert found.goals is not None
+    if "" in found.goals:
+        values["task"] = _told(task, found.goals[""])
+    else:
+        tasks = run.config["tasks"]
+        values["tasks"] = {name: _told(tasks[name], goal) for name, goal in found.goals.items()}
+    relation = next((r for goal in found.goals.values() if (r := goal["relation"])), None)
+    values["model"] = {**model, "relation": relation or model.get("relation")}
     values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
     config = load_config(values, overrides)
     before = {
         key: value
         for key, value in fixed(run.config).items()
-        if not key.startswith("graph") and key != "task.ntype"
+        if not key.startswith("graph") and not key.endswith(_TOLD)
     }
     _check_scaling(run, config)
     return _unchanged(
         before, config, "change keys of graph, partition, cluster, comm, staging or fault"
     )
+
+
+def _told(task: Mapping[str, Any], goal: Mapping[str, str | None]) -> dict[str, Any]:
+    """A section ``task`` that says what the training found, where other data would not show it."""
+    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"]}
+    if goal["etype"] is not None:
+        told["split"] = {"val": 0.0, "test": 0.0}  # by masks, or all of them are known
+    return told
 
 
 def _check_scaling(run: Run, config: Config) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raygnn.config.task_rules import DISTANCES
 from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.edge_target import EdgeTarget
+from raygnn.graph.edge_target import NONE, EdgeTarget
 from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import NUMBER, SPLIT, load_shard
 from raygnn.graph.staging import Stage
@@ -87,8 +87,15 @@ class EdgePlane(PartitionPlane):
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the own edges: classes, int64 ``[own]``, or numbers, float32 ``[own, …]``."""
-        task = self.config.task
+        """Of the own edges: classes, int64 ``[own]``, or numbers, float32 ``[own, …]``; -1 and NaN
+        where the data have none and are only asked about."""
+        task, request, own = self.config.task, self.job.request, len(self.edges.src)
+        if task.target not in self.edges:
+            assert not self.config.trains
+            if task.classifies:
+                return torch.full((own,), -1)
+            width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
+            return torch.full((own, width), float("nan"))
         stored = torch.from_numpy(np.array(self.edges.column(task.target)))
         return stored.long().flatten() if task.classifies else stored.float()
 
@@ -98,7 +105,8 @@ class EdgePlane(PartitionPlane):
         name = self.target.relation
         if name is None:
             return 1
-        return count_relations(self.etype, name, self.edges.column(name), self.control)
+        count = count_relations(self.etype, name, self.edges.column(name), self.control)
+        return self.settle("relations of the edges to predict", count)
 
     def task(self) -> EdgeTask:
         """See `Plane`."""
@@ -129,7 +137,8 @@ class EdgePlane(PartitionPlane):
             return self.classes(self.labels)
         if task.of_links:
             return 1
-        return self.control.max(self.labels[:1].numel() if len(self.labels) else 1)
+        numbers = self.control.max(self.labels[:1].numel() if len(self.labels) else 1)
+        return self.settle("numbers", numbers)
 
     @property
     def ntypes(self) -> list[str]:
@@ -233,7 +242,9 @@ class EdgePlane(PartitionPlane):
                 ids=edges.column(NUMBER)[some],
                 outputs=outputs[start : start + size],
                 targets=targets,
-                splits=edges.column(SPLIT)[some],
+                splits=np.full(len(some), NONE, np.int8)
+                if self._unsplit
+                else edges.column(SPLIT)[some],
                 sources=sources[start : start + size].numpy(),
                 ends=self.shard.original[self.etype[2]][edges.dst[some] - first].astype(np.int64),
                 relations=None
@@ -245,8 +256,17 @@ class EdgePlane(PartitionPlane):
         """See `Plane`."""
         return int(self.control.sum(torch.tensor(len(self._chosen(split)))))
 
+    @property
+    def _unsplit(self) -> bool:
+        """Whether nobody says what the edges are for: of data that were not trained on."""
+        request = self.job.request
+        others = request is not None and request.sizes is not None
+        return others and self.target.split.shares == (0.0, 0.0)
+
     def _in_split(self, split: str) -> np.ndarray:
         """Which of the own edges are in a split."""
+        if self._unsplit:
+            return np.empty(0, np.int64)
         return self.edges.chosen(SPLITS.index(split))
 
     def _chosen(self, split: str) -> np.ndarray:

@@ -134,7 +134,7 @@ class NodePlane(PartitionPlane):
         assert not self.config.trains
         if task.classifies:
             return torch.full((owned,), -1)
-        width = (request.sizes or {}).get("numbers", 1) if request else 1
+        width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
         return torch.full((owned, width), float("nan"))
 
     def batches(self, task: Task) -> BatchMaker:

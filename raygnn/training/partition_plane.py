@@ -23,7 +23,6 @@ from raygnn.graph.layout import read_meta
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
-from raygnn.graph.validate import check_weights
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import needs_degree
 from raygnn.preflight.machine import memory
@@ -32,7 +31,7 @@ from raygnn.sampling.deal import Deal, OneDeal
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout, resolve_fanouts
 from raygnn.sampling.features import FeatureStore
-from raygnn.sampling.inputs import SCALE, Inputs, build_store, choose_inputs, row_width
+from raygnn.sampling.inputs import Inputs, build_store, choose_inputs, row_width
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import Seeds
@@ -47,6 +46,7 @@ from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.relations import edge_arrays, relation_array, relations
 from raygnn.training.rows import Embedded, chunk_rows
+from raygnn.training.usable import check_edge_weights, check_scales
 from raygnn.training.wanted import numbers_of
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class PartitionPlane:
             for t, arrays in shard.node_data.items()
         }
         inputs = with_learned(inputs, config)
-        _check_scales(shard, inputs)
-        _check_weights(shard, config)
+        check_scales(shard, inputs)
+        check_edge_weights(shard, config.sampling.edge_weight)
         log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
         return cls(job, ranks, shard, inputs)
 
@@ -184,7 +184,11 @@ class PartitionPlane:
 
     def settle(self, what: str, counted: int) -> int:
         """See `Sizes.settle`, of what belongs to this task."""
-        return self.sizes.settle(f"{what} of {self.job.task}" if self.job.task else what, counted)
+        return self.sizes.settle(self.counted(what), counted)
+
+    def counted(self, what: str) -> str:
+        """What belongs to this task, as `Sizes` calls it."""
+        return f"{what} of {self.job.task}" if self.job.task else what
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -377,22 +381,3 @@ class PartitionPlane:
             )
         count = self.control.max(int(values.max()) + 1 if len(values) else 0)
         return self.sizes.settle(f"categories of {ntype}/{name}", count)
-
-
-def _check_scales(shard: Shard, inputs: dict[str, Inputs]) -> None:
-    for ntype, chosen in inputs.items():
-        for name in chosen.scaled:
-            scale = shard.node_data[ntype][name + SCALE]
-            if row_width(scale) > 1:
-                raise DataError(
-                    f"array {name + SCALE!r} of node type {ntype!r} has rows of "
-                    f"{list(scale.shape[1:])}, expected one number for each node",
-                    remedy=f"give each node one scale, or rename it so that {name!r} has none",
-                )
-
-
-def _check_weights(shard: Shard, config: Config) -> None:
-    name = config.sampling.edge_weight
-    for etype, rows in shard.topology.items():
-        if name is not None and name in rows.data:
-            check_weights(name, etype, rows.data[name])

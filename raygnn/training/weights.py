@@ -41,7 +41,8 @@ class Weights:
         sha256: of its content.
         data: what stands for the data they were trained on; None where that was not recorded.
         rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
-        ntype: the node type that the task was about; None where there is none, or no record.
+        goals: name of each task, "" of the only one → ``ntype``, ``etype`` and ``relation`` of
+            what it predicts for, as far as there are such; None where that was not recorded.
         sizes: see `raygnn.training.job.Sizes`; None where that was not recorded.
         words: see `raygnn.training.words`; None where that was not recorded.
     """
@@ -50,7 +51,7 @@ class Weights:
     sha256: str
     data: str | None
     rows: RowFiles | None = None
-    ntype: str | None = None
+    goals: Mapping[str, Mapping[str, str | None]] | None = None
     sizes: Mapping[str, int] | None = None
     words: Mapping[str, Sequence[Any]] | None = None
 
@@ -72,7 +73,7 @@ def save(
 
     Args:
         directory: the run's ``checkpoints``.
-        known: ``data``, ``ntype``, ``sizes`` and ``words``: see `Weights`.
+        known: ``data``, ``goals``, ``sizes`` and ``words``: see `Weights`.
         rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:
@@ -137,13 +138,13 @@ def find(directory: Path) -> Weights:
     data = about.get("data")
     if about and (digest != about.get("sha256") or not isinstance(data, str)):
         raise _damaged(file, "it has changed since it was written: its SHA-256 is another")
-    ntype, sizes = about.get("ntype"), about.get("sizes")
+    sizes = about.get("sizes")
     return Weights(
         file,
         digest,
         data,
         _rows(directory, about),
-        ntype=ntype if isinstance(ntype, str) else None,
+        goals=_goals(about.get("goals")),
         sizes=_counts(sizes),
         words=_lists(about.get("words")),
     )
@@ -151,6 +152,18 @@ def find(directory: Path) -> Weights:
 
 def _counts(found: Any) -> dict[str, int] | None:
     if not isinstance(found, dict) or not all(isinstance(n, int) for n in found.values()):
+        return None
+    return found
+
+
+def _goals(found: Any) -> dict[str, dict[str, str | None]] | None:
+    keys = {"ntype", "etype", "relation"}
+    if not isinstance(found, dict) or not all(
+        isinstance(goal, dict)
+        and goal.keys() == keys
+        and all(isinstance(name, (str, type(None))) for name in goal.values())
+        for goal in found.values()
+    ):
         return None
     return found
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raygnn.errors import DataError
+from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
 from raygnn.training.job import Job
 from raygnn.training.relations import relation_array
@@ -17,8 +18,18 @@ Words = Mapping[str, Sequence[Any]]
 
 
 def known(job: Job) -> dict[str, Any]:
-    """``ntype`` and ``words`` of what a job trains on, as JSON: see `Weights`."""
-    return {"ntype": job.ntype, "words": words(job)}
+    """``goals`` and ``words`` of what a job trains on, as JSON: see `Weights`."""
+    goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
+    return {"goals": goals, "words": words(job)}
+
+
+def _goal(job: Job) -> dict[str, str | None]:
+    edges = job.edges
+    return {
+        "ntype": job.ntype if edges is None else None,
+        "etype": None if edges is None else etype_str(edges.etype),
+        "relation": None if edges is None else edges.relation,
+    }
 
 
 def words(job: Job) -> Words:
@@ -30,7 +41,13 @@ def words(job: Job) -> Words:
     names: Words = (read_meta(job.partition).manifest or {}).get("names", {})
     wanted = {*model.categories, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]
-    targets = {f"{each.ntype}/{each.config.task.target}" for each in jobs}
+    targets = set()
+    for each in jobs:
+        if each.edges is None:
+            targets.add(f"{each.ntype}/{each.config.task.target}")
+        else:
+            kind = etype_str(each.edges.etype)
+            targets |= {f"{kind}/{each.config.task.target}", f"{kind}/{each.edges.relation}"}
     return {
         key: values
         for key, values in names.items()

@@ -117,7 +117,11 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     ("change", "overrides", "what"),
     [
         ({}, [], "no other data are named"),
-        ({"task": {"kind": "link_prediction"}}, ["graph.seed=2"], "link_prediction predicts for"),
+        (
+            {"task": {"kind": "graph_regression"}},
+            ["graph.seed=2"],
+            "graph_regression predicts for",
+        ),
         ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
         ({"old": True}, ["graph.seed=2"], "no record"),
         ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
