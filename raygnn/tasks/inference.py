@@ -30,8 +30,8 @@ from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.kernels import ALL
 from raygnn.sampling.sampler import Frontier, NeighborSampler
 
-# edges of one chunk: some hundred MB at usual widths
-CHUNK_EDGES = 1_000_000
+CHUNK_EDGES = 1_000_000  # of one chunk, at most
+CHUNK_BYTES = 1 << 28  # of the rows of its sources, if each of them has one edge
 _HEAD_ROWS = 1 << 16  # that go through a head at a time
 
 
@@ -163,9 +163,10 @@ class Inference:
         layers where ``layers`` is None: ``[owned, out_features]``."""
         shard, store = self._shard, self._store
         layers = model.num_layers if layers is None else layers
+        width = max(i.width(shard.node_data[t]) for t, i in self._inputs.items())
         for number in range(layers):
             kept: dict[str, list[Tensor]] = {t: [] for t in model.computes(number)}
-            for chunk in self._chunks(list(kept)):
+            for chunk in self._chunks(list(kept), width):
                 block, sources = self._sampler.hop(chunk, self._all)
                 rows = store.gather({t: sources[t] for t in store.ntypes})
                 if number == 0:
@@ -181,6 +182,7 @@ class Inference:
             hidden = {t: torch.cat(pieces) for t, pieces in kept.items()}
             if number == layers - 1:
                 return hidden
+            width = max(rows.shape[1] for rows in hidden.values())
             store = FeatureStore(
                 shard.bounds, self._exchange, {t: self._table(t, h) for t, h in hidden.items()}
             )
@@ -205,20 +207,24 @@ class Inference:
                 table[degree_column(etype)] = with_room(degree, total)
         return table
 
-    def _chunks(self, ntypes: list[str]) -> Iterator[Frontier]:
-        """Pieces of the owned nodes with about ``CHUNK_EDGES`` in-edges each.
+    def _chunks(self, ntypes: list[str], width: int) -> Iterator[Frontier]:
+        """Pieces of the owned nodes with at most ``CHUNK_EDGES`` in-edges each, or one node.
 
         Every rank yields the same number of pieces (some may be empty), as the work on each is
         collective.
+
+        Args:
+            width: of the sources' rows, the same on all ranks.
         """
         shard = self._shard
+        most = max(1, min(CHUNK_EDGES, CHUNK_BYTES // (4 * max(1, width))))
         for ntype in ntypes:
             edges = np.zeros(shard.owned(ntype) + 1, np.int64)
             for etype in shard.etypes:
                 if etype[2] == ntype:
                     edges[1:] += np.cumsum(shard.in_degree(etype).numpy())
             edges += np.arange(len(edges))  # nodes without edges count, too
-            marks = np.arange(CHUNK_EDGES, int(edges[-1]) + CHUNK_EDGES, CHUNK_EDGES)
+            marks = np.arange(most, int(edges[-1]) + most, most)
             stops = np.searchsorted(edges, marks, side="right") - 1
             pieces = max(1, self._exchange.max(len(stops)))
             start = 0

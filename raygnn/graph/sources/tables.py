@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from raygnn.config.graphs import TablesGraph
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
 from raygnn.graph.tables.description import edge_type, read_spec
@@ -68,6 +70,7 @@ def read(graph: TablesGraph) -> GraphData:
         for each in map(etype_str, read_from):
             origin |= {f"{each}/{name}": f"{file}: edges.{key}" for name in _EDGE_ARRAYS}
             names |= {f"{each}/{name}": values for name, values in known.items()}
+    pa.default_memory_pool().release_unused()  # of the chunks, which Arrow would keep
     frames = {ntype: each.frame() for ntype, each in nodes.items()}
     for ntype, of in nodes.items():
         names |= {f"{ntype}/{name}": values for name, values in of.names.items()}
