@@ -1,4 +1,4 @@
-"""Compiled passes over the rows before and after a product (numba, without the GIL, compiled once).
+"""Compiled passes around products and sums (numba, without the GIL, compiled once and cached).
 
 Each does at once what torch does in several passes over tensors that no cache holds. bf16 numbers
 are read as they lie, uint16: torch makes floats of them and rounds these again.
@@ -12,6 +12,32 @@ from numba import njit
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
 _TOGETHER = 64  # rows that are added up in fp32, and their sums in fp64
+
+
+@njit(**_COMPILE)
+def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
+    """A block's edges grouped by source, by a counting sort; those of a source stay in order.
+
+    Args:
+        indptr: int64 ``[D+1]``; src: int64 ``[E]``, from 0 to ``num_src - 1``.
+
+    Returns:
+        ``(start [S+1], dst [E], edge [E])``, int64: where each source's edges begin, their
+        destinations, and their places in ``src``.
+    """
+    start = np.zeros(num_src + 1, np.int64)
+    for e in range(src.shape[0]):
+        start[src[e] + 1] += 1
+    for s in range(num_src):
+        start[s + 1] += start[s]
+    at = start.copy()
+    dst, edge = np.empty(src.shape[0], np.int64), np.empty(src.shape[0], np.int64)
+    for d in range(indptr.shape[0] - 1):
+        for e in range(indptr[d], indptr[d + 1]):
+            to = at[src[e]]
+            dst[to], edge[to] = d, e
+            at[src[e]] = to + 1
+    return start, dst, edge
 
 
 @njit(**_COMPILE)
