@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.config.model import ModelConfig
+from raygnn.models.linear import join
 from raygnn.models.network import Stack, Typed
 from raygnn.models.readout import members, pool
-from raygnn.models.typed import Family, Hidden, join, stack
+from raygnn.models.typed import Family, Hidden, stack
 from raygnn.sampling.batch import Adjacency, EdgeType, GraphBatch
 
 

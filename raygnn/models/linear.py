@@ -2,63 +2,171 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# rows of a bf16 product are a multiple of this: see `_EvenLinear`
-_EVEN = 512
+from raygnn.models.kernels import passes
+
+# rows of a bf16 product are a multiple of the first, or a power of 2 from the second on
+_EVEN, _LEAST = 512, 16
+_FEW = 2  # threads, up to which compiled passes, by one of them, are faster than torch's
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`: ``x [N, F_in]``, ``weight [F_out, F_in]`` → ``[N, F_out]``.
+    """`torch.nn.functional.linear`: ``x [N, F_in]``, ``weight [F_out, F_in]`` → ``[N, F_out]``."""
+    return affine([x], [weight], bias)
+
+
+def affine(
+    rows: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> Tensor:
+    """The sum of linear transforms, by one product: what lies side by side is never laid out.
 
     On an x86 processor without bf16 instructions torch's bf16 products take more than twice as
     long as the same in fp32, converting included; there bf16 is multiplied in fp32. For those
-    that have them see `_EvenLinear`.
+    that have them see `_Even`, for fp32 on few threads `_Joint`.
+
+    Args:
+        rows: ``[N, F_i]`` each; weights: ``[F_out, F_i]`` each; bias: ``[F_out]``.
+        relu: apply ReLU.
+
+    Returns:
+        ``[N, F_out]``.
     """
-    if x.device.type != "cpu" or x.dim() != 2 or not _multiplies_bf16(x, weight):
-        return F.linear(x, weight, bias)
-    if _emulated():
+    weight = join(weights)
+    narrow = _multiplies_bf16(*rows, weight)
+    here = all(x.device.type == "cpu" and x.dim() == 2 for x in rows)
+    if here and not torch.compiler.is_compiling():
+        if narrow and not _emulated():
+            out: Tensor = _Even.apply(relu, weight, bias, *rows)
+            return out
+        passes = len(rows) > 1 or bias is not None or relu  # besides the product
+        if passes and _is_plain_fp32(*rows, weight, bias) and torch.get_num_threads() <= _FEW:
+            out = _Joint.apply(relu, weight, bias, *rows)
+            return out
+    if here and narrow:
         with torch.autocast("cpu", enabled=False):
             wide = None if bias is None else bias.float()
-            return F.linear(x.float(), weight.float(), wide).to(torch.bfloat16)
-    out: Tensor = _EvenLinear.apply(x, weight, bias)
-    return out
+            out = F.linear(join(rows).float(), weight.float(), wide).to(torch.bfloat16)
+    else:
+        out = F.linear(join(rows), weight, bias)
+    return F.relu(out, inplace=True) if relu else out
 
 
-def _multiplies_bf16(x: Tensor, weight: Tensor) -> bool:
+def join(columns: Sequence[Tensor]) -> Tensor:
+    """``[N, F_i]`` side by side: a view where they lie like that already, and need no gradient."""
+    first = columns[0]
+    if len(columns) == 1:
+        return first
+    if first.device.type == "cpu" and not torch.compiler.is_compiling() and _are_beside(columns):
+        return first.as_strided((len(first), sum(c.shape[1] for c in columns)), first.stride())
+    return torch.cat(list(columns), dim=1)
+
+
+def _are_beside(columns: Sequence[Tensor]) -> bool:
+    """Whether each begins where the one before it ends, row by row."""
+    first = columns[0]
+    if any(c.requires_grad or c.dim() != 2 or c.stride(1) != 1 for c in columns):
+        return False
+    at, memory = first.storage_offset(), first.untyped_storage().data_ptr()
+    for c in columns:
+        if c.untyped_storage().data_ptr() != memory or c.storage_offset() != at:
+            return False
+        if c.dtype != first.dtype or c.stride(0) != first.stride(0) or len(c) != len(first):
+            return False
+        at += c.shape[1]
+    return at - first.storage_offset() <= first.stride(0)
+
+
+def _multiplies_bf16(*tensors: Tensor) -> bool:
+    dtypes = {tensor.dtype for tensor in tensors}
     if torch.is_autocast_enabled("cpu"):
-        wide = torch.float64 in (x.dtype, weight.dtype)
-        return torch.get_autocast_dtype("cpu") == torch.bfloat16 and not wide
-    return x.dtype == weight.dtype == torch.bfloat16
+        return torch.get_autocast_dtype("cpu") == torch.bfloat16 and torch.float64 not in dtypes
+    return dtypes == {torch.bfloat16}
 
 
-class _EvenLinear(torch.autograd.Function):
-    """In bf16, but for the last rows, of which there are fewer than ``_EVEN``, in fp32.
+def _is_plain_fp32(*tensors: Tensor | None) -> bool:
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return dtypes == {torch.float32} and not torch.is_autocast_enabled("cpu")
+
+
+class _Joint(torch.autograd.Function):
+    """`affine` in fp32 on few threads, with as few passes over whole tensors as there can be.
+
+    On one thread torch's own take half as long as the products: laying bias and then ReLU over the
+    output, and backward ReLU's gradient and the bias's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, relu: bool, weight: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
+        x = join(rows)
+        out = x @ weight.t()
+        if relu or bias is not None:
+            added = np.zeros(len(weight), np.float32) if bias is None else bias.numpy()
+            passes.finish(out.numpy(), added, relu)
+        ctx.save_for_backward(weight, out if relu else None, x)
+        ctx.has_bias = bias is not None
+        ctx.widths = [each.shape[1] for each in rows]
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, out, x = ctx.saved_tensors
+        _, for_weight, for_bias, *for_rows = ctx.needs_input_grad
+        d_bias = None
+        if out is None:
+            d_bias = grad.sum(0) if ctx.has_bias and for_bias else None
+        else:
+            given, grad = grad.contiguous(), torch.empty_like(out)
+            total = passes.passed(given.numpy(), out.numpy(), grad.numpy())
+            d_bias = torch.from_numpy(total).float() if ctx.has_bias else None
+        d_weight = None
+        if for_weight:
+            # MKL takes as little as half the time if the longer side of the result comes last
+            tall = weight.shape[0] > weight.shape[1]
+            d_weight = (x.t() @ grad).t().contiguous() if tall else grad.t() @ x
+        d_rows: list[Tensor | None] = [None] * len(for_rows)
+        if any(for_rows):
+            d_rows = _columns(grad @ weight, ctx.widths, for_rows)
+        return (None, d_weight, d_bias, *d_rows)
+
+
+def _columns(x: Tensor, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
+    """Those that are wanted, of columns that lie side by side."""
+    return [each if some else None for each, some in zip(x.split(widths, 1), wanted)]
+
+
+class _Even(torch.autograd.Function):
+    """`affine` in bf16, with rows of zeros behind the others up to one of few numbers of rows.
 
     oneDNN compiles a kernel for each shape that it meets and keeps a thousand of them. Batches
     of a sampled graph all differ in their numbers of rows: each would pay for compiling more than
-    for multiplying, and what is kept lies between the large tensors on the heap, which then
-    grows and is paged in anew in each step. MKL's fp32 products do not depend on shapes.
+    for multiplying, and what is kept lies between the large tensors on the heap, which then grows
+    and is paged in anew in each step.
     """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(ctx: Any, relu: bool, weight: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
+        num = len(rows[0])
+        x = _padded(rows)
+        out = _in_bf16(x, weight, bias, relu)
+        out.resize_(num, len(weight))
+        ctx.save_for_backward(weight, out if relu else None, x)
         ctx.has_bias = bias is not None
-        out = x.new_empty((len(x), len(weight)))
-        even, wide = _even(x), None if bias is None else bias.float()
-        if even and bias is not None:
-            torch.addmm(bias, x[:even], weight.t(), out=out[:even])
-        elif even:
-            torch.mm(x[:even], weight.t(), out=out[:even])
-        out[even:] = F.linear(x[even:].float(), weight.float(), wide)
+        ctx.widths = [each.shape[1] for each in rows]
         return out
 
     @staticmethod
@@ -67,32 +175,72 @@ class _EvenLinear(torch.autograd.Function):
     def backward(  # type: ignore[override]
         ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        even = _even(x)
-        d_x = d_weight = d_bias = None
-        if ctx.needs_input_grad[0]:
-            d_x = torch.empty_like(x)
-            if even:
-                torch.mm(grad[:even], weight, out=d_x[:even])
-            d_x[even:] = grad[even:].float() @ weight.float()
-        if ctx.needs_input_grad[1]:
-            rest = grad[even:].float().t() @ x[even:].float()
-            if even:
-                rest += grad[:even].t() @ x[:even]
-            d_weight = rest.to(weight.dtype)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            d_bias = grad.sum(0)
-        return d_x, d_weight, d_bias
+        weight, out, x = ctx.saved_tensors
+        _, for_weight, for_bias, *for_rows = ctx.needs_input_grad
+        num, total = len(grad), None
+        if out is None:
+            g = _padded([grad])
+        else:
+            g = grad.new_empty((len(x), len(weight)))
+            total = passes.passed_bits(_bits(grad.contiguous()), _bits(out), _bits(g[:num]))
+            g[num:] = 0
+        d_bias = None
+        if ctx.has_bias and for_bias:
+            summed = g.sum(0) if total is None else torch.from_numpy(total)
+            d_bias = summed.to(weight.dtype)
+        d_rows: list[Tensor | None] = [None] * len(for_rows)
+        if any(for_rows):
+            d_rows = _columns((g @ weight).resize_(num, weight.shape[1]), ctx.widths, for_rows)
+        return (None, g.t() @ x if for_weight else None, d_bias, *d_rows)
 
 
-def _even(x: Tensor) -> int:
-    return len(x) // _EVEN * _EVEN
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    """The tensors side by side, and rows of zeros behind them: ``[even, F]``."""
+    num = len(rows[0])
+    even = -(-num // _EVEN) * _EVEN if num > _EVEN else max(_LEAST, 1 << (num - 1).bit_length())
+    if len(rows) == 1 and even == num:
+        return rows[0]
+    out = rows[0].new_empty((even, sum(x.shape[1] for x in rows)))
+    torch.cat(list(rows), 1, out=out[:num])
+    out[num:] = 0
+    return out
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    found: np.ndarray = x.view(torch.int16).numpy().view(np.uint16)
+    return found
+
+
+def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    if not _fuses():
+        out = F.linear(x, weight, bias)
+        return out.relu_() if relu else out
+    # the bias in the same pass, which otherwise is laid over the output before
+    fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)
+    if relu:  # oneDNN's own makes 0 of NaN, which nobody would ever see again
+        passes.relu_bits(_bits(fused))
+    return fused
+
+
+@cache
+def _fuses() -> bool:
+    """What torch's compiler uses is there, and the processor is one that oneDNN has bf16 for."""
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return there and bool(_has_bf16())
 
 
 @cache
 def _emulated() -> bool:
-    """Whether this CPU is known to have no bf16 arithmetic; older torch versions can not tell."""
+    """Whether this CPU is known to have no bf16 arithmetic."""
+    return _has_bf16() is False
+
+
+@cache
+def _has_bf16() -> bool | None:
+    """Of an x86 processor; None where torch, an older one, can not tell."""
     if not hasattr(torch.cpu, "get_capabilities"):
-        return False
+        return None
     has = torch.cpu.get_capabilities()
-    return has["architecture"] == "x86_64" and not (has["avx512_bf16"] or has["amx_bf16"])
+    if has["architecture"] != "x86_64":
+        return None
+    return bool(has["avx512_bf16"] or has["amx_bf16"])

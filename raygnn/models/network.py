@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from raygnn.config.model import ModelConfig
 from raygnn.models.dropout import Dropout
 from raygnn.models.layers import Combine
+from raygnn.models.linear import join
 from raygnn.models.norm import activation, norm, repeated
-from raygnn.models.typed import Combined, Degrees, Family, Hidden, Layer, join, key, stack
+from raygnn.models.typed import Combined, Degrees, Family, Hidden, Layer, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
 Categories = Mapping[str, Mapping[str, Tensor]]
@@ -100,8 +101,12 @@ class Stack(nn.Module):
         )
         self.dropout = Dropout(config.dropout)
         self.input_dropout = Dropout(config.first_dropout)
-        self.activation = activation(config.activation or family.activation)
+        kind = config.activation or family.activation
+        self.activation = activation(kind)
         self.residual = config.residual
+        # layers that do so themselves, where nothing comes between
+        direct = kind == "relu" and config.norm == "none" and not config.residual
+        self._activated = [direct and layer.takes_relu() for layer in layers[:hidden]]
         self.recompute = config.recompute
 
     @property
@@ -177,7 +182,7 @@ class Stack(nn.Module):
         dropout = self.dropout if number else self.input_dropout
         h = {t: dropout(v) for t, v in h.items()}
         out: Hidden = self.layers[number](block, h, degree, combined)
-        if number == len(self.norms):
+        if number == len(self.norms) or self._activated[number]:
             return out
         for ntype, v in out.items():
             if self.residual and ntype in h and h[ntype].shape[1] == v.shape[1]:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.models.kernels import Choice, select
-from raygnn.models.linear import linear
-from raygnn.models.typed import Combined, Degrees, Hidden, Layer, LayerSpec, join, key
+from raygnn.models.linear import affine, join, linear
+from raygnn.models.typed import Combined, Degrees, Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 Regularizer = Literal["basis", "block", "none"]
@@ -104,7 +104,7 @@ class RGCNLayer(Layer):
                     continue
                 rows.append(self._combined(etype, adj, sources))
                 weights.append(self._weight(etype))
-            out[ntype] = linear(join(rows), join(weights), self.bias[key(ntype)])
+            out[ntype] = affine(rows, weights, self.bias[key(ntype)])
             for message in messages:
                 out[ntype] = out[ntype] + message
         return out

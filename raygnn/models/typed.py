@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.models.head import with_head
 from raygnn.models.layers import Combine, LinearConv
-from raygnn.models.linear import linear
+from raygnn.models.linear import affine
 from raygnn.sampling.batch import Block, EdgeType
 
 Degrees = Mapping[EdgeType, Tensor]
@@ -47,10 +48,14 @@ class Layer(nn.Module, ABC):
         etypes: the edge types into the node types that it computes.
         self_types: node types that get a transform of the node itself: all for families whose
             convolution leaves it out, else those without an edge type onto themselves.
+
+    Attributes:
+        relu: whether it applies ReLU to what it computes, by `takes_relu`.
     """
 
     def __init__(self, etypes: Sequence[EdgeType], spec: LayerSpec, self_types: Sequence[str]):
         super().__init__()
+        self.relu = False
         self.width = spec.out_features
         self.etypes = list(etypes)
         self.self_types = list(self_types)
@@ -64,6 +69,10 @@ class Layer(nn.Module, ABC):
         combined: Combined | None = None,
     ) -> Hidden:
         """Node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
+
+    def takes_relu(self) -> bool:
+        """Ask it to apply ReLU from now on, as part of a product; False: it does not."""
+        return False
 
     def outputs(self) -> list[str]:
         """The node types that come out of this layer."""
@@ -144,6 +153,11 @@ class TypedLayer(Layer):
         made = {} if rest is None else {t: rest(self.width) for t in self.outputs()}
         self.rest = nn.ModuleDict({key(t): module for t, module in made.items()})
 
+    def takes_relu(self) -> bool:
+        """See `Layer`."""
+        self.relu = not self.rest
+        return self.relu
+
     def forward(
         self,
         block: Block,
@@ -180,15 +194,17 @@ class TypedLayer(Layer):
         self, ntype: str, rows: list[Tensor], weights: list[Tensor], messages: list[Tensor]
     ) -> Tensor:
         bias = self.bias.get(key(ntype), None)
+        if rows and not messages:
+            return affine(rows, weights, bias, relu=self.relu)
         if rows:
-            out = linear(join(rows), join(weights), bias)
+            out = affine(rows, weights, bias)
         else:
             out, messages = messages[0], messages[1:]
             if bias is not None:
                 out = out + bias.to(out.dtype)
         for message in messages:
             out = out + message
-        return out
+        return F.relu(out) if self.relu else out
 
 
 def stack(
@@ -221,11 +237,6 @@ def stack(
         layers.append(layer)
         widths = dict.fromkeys(layer.outputs(), layer.width)
     return layers
-
-
-def join(columns: list[Tensor]) -> Tensor:
-    """``[N, F_i]`` side by side."""
-    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
 
 def key(*names: str) -> str:

@@ -64,14 +64,20 @@ class BufferRing:
         """``table[index]``. ``name`` tells buffers of different shapes apart."""
         if not self._depth:
             return table.index_select(0, index)
-        turn = self._turn.get(name, 0)
+        shape = (len(index), *table.shape[1:])
+        return torch.index_select(table, 0, index, out=self.take(name, shape, table.dtype))
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory to write rows to, of the buffers called ``name``."""
+        if not self._depth:
+            return torch.empty(shape, dtype=dtype)
+        turn, rows = self._turn.get(name, 0), shape[0]
         self._turn[name] = (turn + 1) % self._depth
         buffer = self._buffers.get((name, turn))
-        rows = len(index)
         if buffer is None or len(buffer) < rows:
-            buffer = table.new_empty((rows + rows // 4, *table.shape[1:]))
+            buffer = torch.empty((rows + rows // 4, *shape[1:]), dtype=dtype)
             self._buffers[name, turn] = buffer
-        return torch.index_select(table, 0, index, out=buffer[:rows])
+        return buffer[:rows]
 
 
 class FeatureStore:
@@ -82,6 +88,8 @@ class FeatureStore:
         exchange: the data plane's collectives.
         tables: node type → table; the same columns on every rank.
         ring: gathers after which an output buffer is used again; 0 = never.
+        beside: lay what `combine` gives of a node and of its neighbours side by side: see
+            `_beside`. Not for another device, where columns of a table come slowly.
 
     Attributes:
         bounds: see above.
@@ -98,12 +106,14 @@ class FeatureStore:
         tables: Mapping[str, Table],
         *,
         ring: int = 0,
+        beside: bool = False,
     ):
         self.bounds = bounds
         self.exchange = exchange
         self._tables = tables
         self._ring = BufferRing(ring)
         self._answers = BufferRing(1)
+        self._lay_beside = beside
         rank = exchange.world.rank
         self._first = {t: int(b[rank]) for t, b in bounds.items()}
         # where fetched rows go: after what is there to stay
@@ -184,6 +194,7 @@ class FeatureStore:
         }
         slots = self._place(ids)
         used = {t: len(own) for t, own in nodes.items()}
+        beside = self._beside(nodes, draws)
         combined = {}
         for etype, draw in draws.items():
             ntype = etype[0]
@@ -191,18 +202,48 @@ class FeatureStore:
             table = self._tables[ntype]
             weight = table[weight_column(etype)] if how == "weighted" else None
             combined[etype] = _add_up(
-                table[FEATURES], slots[ntype][at : used[ntype]], draw.indptr, how, weight
+                table[FEATURES],
+                slots[ntype][at : used[ntype]],
+                draw.indptr,
+                how,
+                weight,
+                beside[etype[2]][1] if etype[2] in beside else None,
             )
-        return self._rows({t: slots[t][: len(own)] for t, own in nodes.items()}), combined
+        own = {t: slots[t][: len(each)] for t, each in nodes.items()}
+        return self._rows(own, {t: halves[0] for t, halves in beside.items()}), combined
 
-    def _rows(self, slots: Mapping[str, Tensor]) -> Rows:
-        return {
-            ntype: {
-                name: self._ring.gather(f"{ntype}/{name}", column, slots[ntype])
-                for name, column in table.items()
-            }
-            for ntype, table in self._tables.items()
-        }
+    def _beside(self, nodes: Mapping[str, Ids], draws: Draws) -> dict[str, tuple[Tensor, Tensor]]:
+        """Room for the features of nodes and, beside them, for what their neighbours give: one
+        product takes both, and nothing has to be moved for that.
+
+        Of node types that one edge type ends at, in fp32: in bf16 rows of zeros come behind, so
+        that they are moved anyway.
+        """
+        found = {}
+        for ntype, ids in nodes.items() if self._lay_beside else ():
+            into = [e for e in draws if e[2] == ntype]
+            if len(into) != 1 or FEATURES not in self._tables[ntype]:
+                continue
+            own, other = self._tables[ntype][FEATURES], self._tables[into[0][0]][FEATURES]
+            if own.dtype != torch.float32:
+                continue
+            shape = len(ids), own.shape[1] + other.shape[1]
+            both = self._ring.take(f"{ntype}/beside", shape, own.dtype)
+            found[ntype] = both[:, : own.shape[1]], both[:, own.shape[1] :]
+        return found
+
+    def _rows(self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None) -> Rows:
+        """``room``: node type → where its features go."""
+        rows: Rows = {}
+        for ntype, table in self._tables.items():
+            rows[ntype] = {}
+            for name, column in table.items():
+                if name == FEATURES and room and ntype in room:
+                    got = torch.index_select(column, 0, slots[ntype], out=room[ntype])
+                else:
+                    got = self._ring.gather(f"{ntype}/{name}", column, slots[ntype])
+                rows[ntype][name] = got
+        return rows
 
     def _whose(self, ntype: str) -> tuple[int, np.ndarray, np.ndarray, int]:
         ids, slots = self._cache[ntype]
@@ -265,23 +306,33 @@ class FeatureStore:
 
 
 def _add_up(
-    table: Tensor, slots: Tensor, indptr: np.ndarray, how: str, weight: Tensor | None
+    table: Tensor,
+    slots: Tensor,
+    indptr: np.ndarray,
+    how: str,
+    weight: Tensor | None,
+    out: Tensor | None,
 ) -> Tensor:
+    """``out``: where it goes; None: to memory of its own."""
     if not len(slots):
-        return table.new_zeros((len(indptr) - 1, table.shape[1]))
+        shape = len(indptr) - 1, table.shape[1]
+        return table.new_zeros(shape) if out is None else out.zero_()
     given = None if weight is None else weight.index_select(0, slots).to(table.dtype)
     offsets = torch.from_numpy(indptr)
     if how == "max":
-        return F.embedding_bag(slots, table, offsets, mode="max", include_last_offset=True)
+        added = F.embedding_bag(slots, table, offsets, mode="max", include_last_offset=True)
+        return added if out is None else out.copy_(added)
     added = F.embedding_bag(
         slots, table, offsets, mode="sum", per_sample_weights=given, include_last_offset=True
     )
-    if how == "mean":  # faster than embedding_bag's own mean
-        count = torch.from_numpy(np.maximum(np.diff(indptr), 1).astype(np.float64))
-        if table.dtype == torch.bfloat16:
-            bits = added.view(torch.int16).numpy().view(np.uint16)
-            kernels.scale_rows(bits, count.reciprocal_().float().numpy())
-        else:
-            wide = torch.float64 if table.dtype == torch.float64 else torch.float32
-            added.mul_(count.reciprocal_().to(wide).unsqueeze(1))
-    return added
+    if how != "mean":
+        return added if out is None else out.copy_(added)
+    # faster than embedding_bag's own mean
+    count = torch.from_numpy(np.maximum(np.diff(indptr), 1).astype(np.float64))
+    if table.dtype == torch.bfloat16:
+        bits = added.view(torch.int16).numpy().view(np.uint16)
+        kernels.scale_rows(bits, count.reciprocal_().float().numpy())
+        return added if out is None else out.copy_(added)
+    wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+    scale = count.reciprocal_().to(wide).unsqueeze(1)
+    return torch.mul(added, scale, out=added if out is None else out)

@@ -103,6 +103,7 @@ def build_store(
     weighted: bool = False,
     resident: bool = False,
     ring: int = 0,
+    beside: bool = False,
     learned: Mapping[str, Tensor] | None = None,
 ) -> FeatureStore:
     """The store of what the model reads.
@@ -116,6 +117,7 @@ def build_store(
         resident: keep the owned rows in this process's memory, which is read faster than a mapped
             file.
         ring: gathers after which an output buffer is used again.
+        beside: see `FeatureStore`.
         learned: node type → float32 ``[nodes of the type, dim]``, this rank's own learned rows
             first, used as it is; None = the store has none of them.
     """
@@ -132,7 +134,7 @@ def build_store(
         if source == etype[2]:
             weight = (shard.in_degree(etype).float() + 1).rsqrt()
         tables[source][weight_column(etype)] = with_room(weight, shard.num_nodes(source))
-    return FeatureStore(shard.bounds, exchange, tables, ring=ring)
+    return FeatureStore(shard.bounds, exchange, tables, ring=ring, beside=beside)
 
 
 def _table(shard: Shard, ntype: str, inputs: Inputs, dtype: torch.dtype, resident: bool) -> Table:

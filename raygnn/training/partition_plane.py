@@ -217,6 +217,7 @@ class PartitionPlane:
             weighted=weighted,
             resident=resident,
             ring=ring,
+            beside=self.ranks.device.type == "cpu",
             learned=learned,
         )
 

@@ -363,18 +363,24 @@ class Products(TorchDispatchMode):
         self.rows: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "mm" in func.__name__:
-            left = args[-2]
+        if "mm" in func.__name__ or "linear" in func.__name__:
+            left = args[0] if "linear" in func.__name__ else args[-2]
             if left.dtype == torch.bfloat16:
                 self.rows.add(max(left.shape))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 511, 512, 513, 1500])
+@pytest.mark.parametrize("fuses", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "even"), [(0, 16), (1, 16), (100, 128), (512, 512), (513, 1024), (1500, 1536)]
+)
 def test_bf16_products_have_few_shapes(
-    rows: int, autocast: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, even: int, fuses: bool, autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if fuses and not linear_module._fuses():
+        pytest.skip("this processor or this torch can not")
+    monkeypatch.setattr(linear_module, "_fuses", lambda: fuses)
     monkeypatch.setattr(linear_module, "_emulated", lambda: False)
     torch.manual_seed(0)
     exact = [torch.randn(s, requires_grad=True) for s in ((rows, 5), (3, 5), (3,))]
@@ -386,7 +392,7 @@ def test_bf16_products_have_few_shapes(
         out = linear_module.linear(*leaves)
         out.backward(grad.to(out.dtype))
     assert out.dtype == torch.bfloat16
-    assert products.rows == ({rows // 512 * 512} if rows >= 512 else set())
+    assert products.rows == {even}
     close = {"atol": 0.02 * max(1, rows) ** 0.5, "rtol": 0.02}
     torch.testing.assert_close(out.float(), nn.functional.linear(*exact), atol=0.05, rtol=0.02)
     for leaf, reference in zip(leaves, exact):

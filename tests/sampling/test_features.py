@@ -11,6 +11,7 @@ import torch
 
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import PartitionMeta
+from raygnn.models.linear import join
 from raygnn.sampling.cache import choose, degrees
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import resolve_fanouts
@@ -106,7 +107,8 @@ def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtyp
     shard = shard_of(exchange, meta, replicated=True)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     given = {"dtype": dtype, "weighted": how == "weighted"}
-    store, plain = (build_store(shard, exchange, inputs, **given) for _ in range(2))
+    store = build_store(shard, exchange, inputs, **given, beside=True)
+    plain = build_store(shard, exchange, inputs, **given)
     store.fill_cache(choose(degrees(shard), shard.bounds, exchange.world.rank, 0.3))
     sampler = NeighborSampler(shard, exchange)
     seeds = {ITEM: np.arange(exchange.world.rank, 40, 3)}
@@ -135,6 +137,12 @@ def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtyp
         assert torch.equal(adj.indptr, blocks[0].adj[etype].indptr)
     for ntype, columns in rows.items():
         assert torch.equal(columns[FEATURES], sources[ntype][FEATURES][: len(nodes[ntype])])
+        into = [e for e in combined if e[2] == ntype]
+        if dtype == torch.float32 and len(into) == 1:
+            own, other = columns[FEATURES], combined[into[0]]
+            joined = join([own, other])
+            assert joined.data_ptr() == own.data_ptr()  # nothing is moved
+            assert torch.equal(joined, torch.cat([own, other], 1))
     return [(combined[e].double(), wanted[e], combined[e].dtype) for e in wanted]
 
 

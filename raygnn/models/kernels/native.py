@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import scipy.sparse
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from raygnn.models.kernels import passes
 from raygnn.models.kernels.api import Reduce
 from raygnn.sampling.batch import Adjacency
 
@@ -156,13 +155,10 @@ def by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
     """The same edges grouped by source: ``(start [S+1], dst [E], position in adj [E])``."""
     if adj.src.device.type != "cpu":
         return _sorted_by_source(adj, num_src)
-    # a counting sort, a sixth to a half of the cost of torch's sort
-    csc = scipy.sparse.csr_matrix(
-        (np.arange(len(adj.src)), adj.src.numpy(), adj.indptr.numpy()),
-        shape=(adj.num_dst, num_src),
-    ).tocsc()
-    start, dst, edge = (torch.from_numpy(a) for a in (csc.indptr, csc.indices, csc.data))
-    return start.long(), dst.long(), edge
+    # a quarter to a half of the cost of torch's sort
+    found = passes.by_source(adj.indptr.numpy(), adj.src.numpy(), num_src)
+    start, dst, edge = (torch.from_numpy(array) for array in found)
+    return start, dst, edge
 
 
 def _sorted_by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:

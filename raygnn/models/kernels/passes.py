@@ -1,0 +1,113 @@
+"""Compiled passes around products and sums (numba, without the GIL, compiled once and cached).
+
+Each does at once what torch does in several passes over tensors that no cache holds. bf16 numbers
+are read as they lie, uint16: torch makes floats of them and rounds these again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
+
+_TOGETHER = 64  # rows that are added up in fp32, and their sums in fp64
+
+
+@njit(**_COMPILE)
+def by_source(indptr, src, num_src):  # type: ignore[no-untyped-def]
+    """A block's edges grouped by source, by a counting sort; those of a source stay in order.
+
+    Args:
+        indptr: int64 ``[D+1]``; src: int64 ``[E]``, from 0 to ``num_src - 1``.
+
+    Returns:
+        ``(start [S+1], dst [E], edge [E])``, int64: where each source's edges begin, their
+        destinations, and their places in ``src``.
+    """
+    start = np.zeros(num_src + 1, np.int64)
+    for e in range(src.shape[0]):
+        start[src[e] + 1] += 1
+    for s in range(num_src):
+        start[s + 1] += start[s]
+    at = start.copy()
+    dst, edge = np.empty(src.shape[0], np.int64), np.empty(src.shape[0], np.int64)
+    for d in range(indptr.shape[0] - 1):
+        for e in range(indptr[d], indptr[d + 1]):
+            to = at[src[e]]
+            dst[to], edge[to] = d, e
+            at[src[e]] = to + 1
+    return start, dst, edge
+
+
+@njit(**_COMPILE)
+def finish(rows, bias, relu):  # type: ignore[no-untyped-def]
+    """Add ``bias`` to every row, and make what is below 0 that, in place. NaN stays NaN.
+
+    Args:
+        rows: float32 ``[n, F]``; bias: float32 ``[F]``.
+        relu: whether what is below 0 becomes 0.
+    """
+    least = np.float32(0) if relu else np.float32(-np.inf)
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(row.shape[0]):
+            value = row[j] + bias[j]
+            row[j] = least if value <= least else value
+
+
+@njit(**_COMPILE)
+def passed(grad, rows, out):  # type: ignore[no-untyped-def]
+    """The gradient of ReLU: 0 where ``rows``, its output, are 0, else ``grad``.
+
+    Args:
+        grad, rows, out: float32 ``[n, F]``.
+
+    Returns:
+        The sum of ``out`` over its rows, float64 ``[F]``.
+    """
+    width = rows.shape[1]
+    total, part = np.zeros(width, np.float64), np.empty(width, np.float32)
+    for start in range(0, rows.shape[0], _TOGETHER):
+        part[:] = np.float32(0)
+        for i in range(start, min(start + _TOGETHER, rows.shape[0])):
+            given, row, to = grad[i], rows[i], out[i]
+            for j in range(width):
+                to[j] = np.float32(0) if row[j] <= np.float32(0) else given[j]
+            for j in range(width):
+                part[j] += to[j]
+        for j in range(width):
+            total[j] += part[j]
+    return total
+
+
+@njit(inline="always")
+def _wide(bits):  # type: ignore[no-untyped-def]
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@njit(**_COMPILE)
+def relu_bits(rows):  # type: ignore[no-untyped-def]
+    """ReLU of bf16 numbers, uint16 ``[n, F]``, in place. NaN stays NaN."""
+    for i in range(rows.shape[0]):
+        row = rows[i]
+        for j in range(row.shape[0]):
+            row[j] = np.uint16(0) if _wide(row[j]) <= np.float32(0) else row[j]
+
+
+@njit(**_COMPILE)
+def passed_bits(grad, rows, out):  # type: ignore[no-untyped-def]
+    """`passed` for bf16 numbers, uint16 ``[n, F]``."""
+    width = rows.shape[1]
+    total, part = np.zeros(width, np.float64), np.empty(width, np.float32)
+    for start in range(0, rows.shape[0], _TOGETHER):
+        part[:] = np.float32(0)
+        for i in range(start, min(start + _TOGETHER, rows.shape[0])):
+            given, row, to = grad[i], rows[i], out[i]
+            for j in range(width):
+                to[j] = np.uint16(0) if _wide(row[j]) <= np.float32(0) else given[j]
+            for j in range(width):
+                part[j] += _wide(to[j])
+        for j in range(width):
+            total[j] += part[j]
+    return total

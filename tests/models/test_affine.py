@@ -1,0 +1,159 @@
+"""`raygnn.models.linear.affine` against torch's own operations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raygnn.config.model import ModelConfig
+from raygnn.models import linear as linear_module
+from raygnn.models.linear import affine, join
+from raygnn.models.network import Schema
+from raygnn.models.registry import build_model
+from raygnn.sampling.batch import Adjacency, Block
+
+FP32, BF16 = torch.float32, torch.bfloat16
+ETYPE = ("_N", "_E", "_N")
+
+
+@pytest.fixture(params=[1, 4])
+def threads(request: pytest.FixtureRequest) -> int:
+    """How many threads there are: with few of them other code runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def leaves(tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
+    return [t.clone().requires_grad_(some) for t, some in zip(tensors, wanted)]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 65, 700])
+@pytest.mark.parametrize("widths", [(5,), (3, 9)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("out", [4, 30])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_affine_is_torchs(
+    rows: int,
+    widths: tuple[int, ...],
+    biased: bool,
+    relu: bool,
+    out: int,
+    dtype: torch.dtype,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear_module, "_emulated", lambda: False)
+    torch.manual_seed(0)
+    shapes = [*((rows, w) for w in widths), *((out, w) for w in widths), (out,)]
+    given = [torch.randn(shape).to(dtype) for shape in shapes]
+    wanted = [False, *[True] * (len(given) - 1)]  # features need no gradient
+    num, grad = len(widths), torch.randn(rows, out).to(dtype)
+
+    own = leaves(given, wanted)
+    result = affine(own[:num], own[num:-1], own[-1] if biased else None, relu=relu)
+    result.backward(grad)
+    exact = leaves([t.double() for t in given], wanted)
+    bias = exact[-1] if biased else None
+    linear = F.linear(torch.cat(exact[:num], 1), torch.cat(exact[num:-1], 1), bias)
+    expected = F.relu(linear) if relu else linear
+    # near 0 a rounded number may be on the other side
+    (linear * (result.detach() > 0) if relu else linear).backward(grad.double())
+
+    loose = {"atol": 1e-3, "rtol": 1e-4}
+    if dtype == BF16:
+        loose = {"atol": 0.02 * max(1, rows) ** 0.5, "rtol": 0.02}
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, **loose)
+    for mine, theirs in zip(own, exact):
+        assert (mine.grad is None) == (theirs.grad is None)
+        if mine.grad is not None and theirs.grad is not None:
+            assert mine.grad.is_contiguous() or len(widths) > 1
+            torch.testing.assert_close(mine.grad.double(), theirs.grad, **loose)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_what_is_not_finite_stays(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_emulated", lambda: False)
+    x = torch.tensor([[float("nan")], [-float("nan")], [float("inf")], [-float("inf")], [1.0]])
+    weight = torch.ones(1, 1, dtype=dtype, requires_grad=True)
+    bias = torch.zeros(1, dtype=dtype, requires_grad=True)
+    out = affine([x.to(dtype)], [weight], bias, relu=True)
+    found = out.detach().flatten().float().numpy()
+    np.testing.assert_array_equal(found, [np.nan, np.nan, np.inf, 0, 1])
+    out.sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.item() == 4
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_the_sum_of_many_gradients_is_exact(dtype: torch.dtype) -> None:
+    """Ones added up in fp32 stop at 2²⁴, in bf16 at 256."""
+    x = torch.ones(5000, 1, dtype=dtype)
+    bias = torch.ones(2, dtype=dtype, requires_grad=True)
+    affine([x], [torch.ones(2, 1, dtype=dtype)], bias, relu=True).sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.tolist() == [torch.tensor(5000.0).to(dtype).item()] * 2
+
+
+def test_the_gradient_that_is_given_stays_as_it_is() -> None:
+    bias = torch.zeros(3, requires_grad=True)
+    grad = torch.ones(7, 3)
+    affine([torch.randn(7, 2)], [torch.randn(3, 2)], bias, relu=True).backward(grad)
+    assert bool((grad == 1).all())
+
+
+class TestJoin:
+    def test_what_lies_side_by_side_is_not_moved(self) -> None:
+        both = torch.arange(24.0).view(4, 6)
+        for parts in ((2, 4), (1, 2, 3), (1, 2)):  # the last leave columns over
+            joined = join(both.split(parts if sum(parts) == 6 else (*parts, 3), 1)[: len(parts)])
+            assert joined.data_ptr() == both.data_ptr()
+            assert torch.equal(joined, both[:, : sum(parts)])
+
+    def test_anything_else_is_copied(self) -> None:
+        both = torch.arange(24.0).view(4, 6)
+        left, right = both.split(3, 1)
+        other = torch.ones(4, 3)
+        for columns in (
+            [right, left],
+            [left, left],
+            [left[:, :2], right],
+            [left, other],
+            [left[:2], both[2:, 3:]],
+            [left.clone().requires_grad_(), right],
+            [both.t()[:, :2], both.t()[:, 2:]],
+        ):
+            joined = join(columns)
+            assert joined.is_contiguous()
+            assert torch.equal(joined, torch.cat(columns, 1))
+
+    def test_rows_that_follow_each_other_do_not_lie_side_by_side(self) -> None:
+        flat = torch.arange(6.0).view(3, 2)
+        # each begins where the other's first row ends, which is where its own second row begins
+        left, right = flat[:2], flat[1:]
+        assert torch.equal(join([left, right]), torch.tensor([[0.0, 1, 2, 3], [2, 3, 4, 5]]))
+
+
+@pytest.mark.parametrize("norm", ["none", "layer"])
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gin", "rgcn", "gat"])
+def test_relu_comes_once_and_after_the_norm(kind: str, norm: str, threads: int) -> None:
+    """Hidden layers as they are defined: the same network in fp64 takes the general way."""
+    torch.manual_seed(0)
+    edges = torch.randint(0, 6, (2, 20))
+    adj = Adjacency.of_edges(edges[0], edges[1], 6)
+    block = Block({ETYPE: adj}, {"_N": 6}, {"_N": 6})
+    config = ModelConfig(kind=kind, hidden=8, layers=3, dropout=0.0, norm=norm, activation="relu")
+    model = build_model(config, Schema({"_N": 5}, [ETYPE], "_N", 3))
+    x, degree = torch.randn(6, 5), {ETYPE: adj.degree}
+    hidden = model.layer(0, block, {"_N": x}, degree)["_N"]
+    assert bool((hidden >= 0).all())
+    assert bool((hidden == 0).any())
+    found = model([block] * 3, {"_N": x}, degree)
+    expected = model.double()([block] * 3, {"_N": x.double()}, degree)
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
