@@ -63,6 +63,27 @@ def test_any_ranks_train_the_same(tmp_path: Path) -> None:
     assert np.abs(total).max() < 1e-5  # the weighted sum
 
 
+def test_ranks_may_have_shares_of_unequal_size(tmp_path: Path) -> None:
+    """Of edges that the workers do not divide evenly, and of fewer nodes than there are workers."""
+    tasks = {
+        "link": {**LINK, "batch_factor": 1.3},
+        "kind": {**KIND, "batch_factor": 1e6},
+        "price": {**PRICE, "batch_factor": 1e-6},
+    }
+    found = []
+    for workers in (1, 3):
+        config = several(
+            tmp_path,
+            str(workers),
+            tasks=tasks,
+            sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
+            cluster={"workers": workers},
+            train={"epochs": 1},
+        )
+        found.append(losses(train_on_ranks(config)))
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
+
+
 def test_each_task_is_learnt_and_predicted(tmp_path: Path) -> None:
     config = several(tmp_path, train={"epochs": 30, "lr": 0.02})
     run = train_on_ranks(config)
