@@ -168,6 +168,11 @@ ABOUT = {
         "Give the graph the mask and make the partition again; without validation set "
         "`train.select: last`.",
     ),
+    "splits_agree": About(
+        "What one task is trained on, the network that all share has seen: edges that another is "
+        "tested with would be no test.",
+        "Give tasks on the same edges the same `split`, or the edges masks.",
+    ),
     "memory_fits": About(
         "The kernel kills a process for memory without a word to the others.",
         "Add nodes, take larger ones, or lower `sampling.cache`. [scaling.md](scaling.md) predicts "

@@ -29,6 +29,7 @@ PARSED = {
     "raygnn predict RUN --out new.parquet": "tests/training/test_new_data.py",
     "raygnn evaluate RUN --new-data": "the same",
     "raygnn predict RUN --out edges.parquet": "tests/training/test_edge_tasks.py does it",
+    "raygnn predict RUN --task": "tests/training/test_several_tasks.py does it",
     "raygnn evaluate RUN": "tests/training/test_predict.py runs it",
     "raygnn train jobs/cora-gcn.yaml --profile": "tests/training/test_profiling.py runs it",
     "raygnn train jobs/cora-gcn.yaml --resume": "tests/training/test_command.py runs it",

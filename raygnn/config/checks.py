@@ -29,6 +29,7 @@ ALLOWABLE = (
     "storage_visible",
     "partition_visible",
     "parts_agree",
+    "splits_agree",
     "memory_fits",
     "disk_space",
     "cache_space",

@@ -216,7 +216,8 @@ RunName: TypeAlias = Annotated[
     _must(lambda name: name != "partitions", "another name: partitions are stored under this one"),
 ]
 TaskName: TypeAlias = Annotated[
-    str, _must(_TASK.fullmatch, "a name of letters, digits, '_' and '-', at most 50 of them")
+    str,
+    _must(_TASK.fullmatch, "a letter, then letters, digits, '_' and '-', at most 50 in all"),
 ]
 Storage: TypeAlias = Annotated[str, AfterValidator(_to_directory)]
 ModelKind: TypeAlias = Annotated[

@@ -76,7 +76,7 @@ def _series(handle: Handle) -> list[tuple[str, list[Point]]]:
     except (OSError, DataError):
         return []
     names = dict.fromkeys(key for record in records for key in record)
-    val = [name for name in names if name.startswith("val/") and name != "val/loss"]
+    val = [name for name in names if name.startswith("val/") and not name.endswith("/loss")]
     return [(name, _points(records, name)) for name in ["train/loss", *val[:1]]]
 
 

@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import combinations
 
 from raygnn.config.graphs import ManyGraphs
-from raygnn.graph.edge_target import EdgeTarget
+from raygnn.graph.data import etype_str
+from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
@@ -292,6 +294,34 @@ def _enough(job: Job) -> Iterator[Finding]:
     if splits.get("test") == 0 and not folds:  # the fold is what is reported on
         told = f"the {whole} has no test {seeds} to report on"
         yield Finding("nodes_to_train_on", "warn", told)
+
+
+def splits_agree(job: Job) -> Iterator[Finding]:
+    """Several tasks on the same edges divide them alike between training, validation and test."""
+    if not job.config.trains:
+        return
+    targets = {name: one.edges for name, one in job.by_task.items()}
+    splits = {name: t.split for name, t in targets.items() if isinstance(t, EdgeTarget)}
+    for (name, one), (other, two) in combinations(splits.items(), 2):
+        if _alike(one, two):
+            continue
+        what = f"tasks {name} and {other} divide the edges of {etype_str(one.etype)} differently"
+        remedy = f"set tasks.{name}.split and tasks.{other}.split to the same"
+        if one.etype != two.etype:
+            what += f", whose reverses are those of {etype_str(two.etype)}"
+            remedy = "let both predict the same type, or give the edges of both types masks"
+        told = ": one would be trained on what the other is tested with"
+        yield Finding("splits_agree", "error", what + told, remedy)
+
+
+def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
+    """Whether no edge is for training in one and held out in the other, as far as can be told."""
+    if one.etype != two.etype and one.etype != two.reverse and one.reverse != two.etype:
+        return True  # of different edges
+    if (one.shares, one.seed) != (two.shares, two.seed):
+        return False
+    # shares are told by an edge's ends in their order, unless both are of one type
+    return one.shares is None or one.etype == two.etype or one.etype[0] == one.etype[2]
 
 
 def parts_and_workers(job: Job) -> Iterator[Finding]:

@@ -94,7 +94,7 @@ class Progress:
         fields += [
             (4, f"{key} {value:.4f}")
             for key, value in self._shown.items()
-            if key.startswith("val/") and key != "val/loss"
+            if key.startswith("val/") and not key.endswith("/loss")
         ]
         if "seeds_per_second" in self._shown:
             fields.append((5, f"{self._shown['seeds_per_second']:,.0f} seeds/s"))

@@ -185,7 +185,9 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
     else:
         tasks = run.config["tasks"]
         values["tasks"] = {name: _told(tasks[name], goal) for name, goal in found.goals.items()}
-    relation = next((r for goal in found.goals.values() if (r := goal["relation"])), None)
+    # said of all edges, so only where all tasks on edges have read it
+    read = {goal["relation"] for goal in found.goals.values() if goal["etype"] is not None}
+    relation = read.pop() if len(read) == 1 else None
     values["model"] = {**model, "relation": relation or model.get("relation")}
     values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
     config = load_config(values, overrides)

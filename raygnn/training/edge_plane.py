@@ -194,7 +194,7 @@ class EdgePlane(PartitionPlane):
         assert isinstance(model, EdgeModel)
         rows = self._rows(model)
         if self.config.task.of_links:
-            decoder = copy.deepcopy(model.decoder).float()
+            decoder = copy.deepcopy(model.decoder).float().eval()
             sources = self._sources({FEATURES: rows["source"]})
             return self._ranking.metrics(
                 decoder,

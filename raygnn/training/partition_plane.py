@@ -228,11 +228,11 @@ class PartitionPlane:
             DataError: there are none.
         """
         if not seeds.num:
-            task = self.config.task
+            task, name = self.config.task, self.job.task
             raise DataError(
                 f"none of the {task.seeds} of {self.of} is in train_mask and has a target",
                 where=str(self.job.partition),
-                remedy="check task.target and the masks",
+                remedy=f"check {f'tasks.{name}' if name else 'task'}.target and the masks",
             )
         return OneDeal(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
 

@@ -51,6 +51,7 @@ def test_one_task_is_its_own() -> None:
     [
         ({"tasks": {}}, "tasks"),
         ({"tasks": {"a b": KIND}}, "tasks.a b"),
+        ({"tasks": {"-a": KIND}}, "expected a letter, then letters"),
         ({"tasks": {"a": None}}, "tasks.a"),
         ({"tasks": {"a": {"kimd": 1}}}, "did you mean tasks.a.kind"),
         ({"tasks": {"a": {"negatives": {"numbr": 1}}}}, "did you mean tasks.a.negatives.number"),

@@ -221,6 +221,17 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(partition=make_partition(splits={"train": 9, "test": 0})),
         *("nodes_to_train_on", "warn", ["no test nodes"]),
     ),
+    "tasks that divide the same edges": (
+        lambda: make_job(
+            make_config(
+                tasks__a__kind="link_prediction",
+                tasks__b__kind="link_prediction",
+                tasks__b__split__seed=1,
+            ),
+            partition=make_partition(edges={("_N", "_E", "_N"): {}}),
+        ),
+        *("splits_agree", "error", ["tasks a and b", "_N:_E:_N differently"]),
+    ),
     "too many workers": (
         lambda: make_job(make_config(cluster__workers=3)),
         *("resources_fit", "error", ["3 × 1 CPUs do not fit: Ray has 2 CPUs", "room for 2"]),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from raygnn.config.load import load_config
 from raygnn.preflight.checks import check
-from raygnn.preflight.data_checks import arrays_usable, nodes_to_train_on
+from raygnn.preflight.data_checks import arrays_usable, nodes_to_train_on, splits_agree
 from raygnn.preflight.facts import Column
 from raygnn.preflight.job import Job
 from tests.facts import make_job, make_partition
@@ -59,3 +61,46 @@ def test_a_task_without_seeds_is_named() -> None:
     found = list(nodes_to_train_on(replace(empty, partition=nothing)))
     assert {f.severity for f in found} == {"error", "warn"}
     assert all(f.what.startswith("task kind: ") for f in found)
+
+
+BUYS, BOUGHT, KNOWS = ("a", "buys", "b"), ("b", "bought", "a"), ("a", "knows", "a")
+LINK = {"kind": "link_prediction"}
+WEIGHT = {"kind": "edge_regression", "target": "w"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        ({"etype": "buys"}, {"etype": "buys"}, True),
+        ({"etype": "buys"}, {"etype": "buys", "split": {"val": 0.1, "test": 0.1}}, True),
+        ({"etype": "buys"}, {"etype": "buys", "split": {"seed": 1}}, False),
+        ({"etype": "buys"}, {"etype": "buys", "split": {"val": 0.2}}, False),
+        ({"etype": "buys"}, {"etype": "knows", "split": {"val": 0.2}}, True),
+        ({"etype": "buys", "reverse": "bought"}, {"etype": "bought"}, False),
+        ({"etype": "bought"}, {"etype": "buys", "reverse": "bought"}, False),
+        ({"etype": "knows", "reverse": "knows"}, {"etype": "known_by"}, True),
+        ({"etype": "knows", "reverse": "known_by"}, {"etype": "known_by"}, True),
+        (
+            {"etype": "knows", "reverse": "known_by"},
+            {"etype": "known_by", "split": {"seed": 1}},
+            False,
+        ),
+    ],
+)
+def test_none_is_trained_on_what_another_is_tested_with(
+    one: dict[str, Any], other: dict[str, Any], agree: bool
+) -> None:
+    column = {"w": Column("float32", ())}
+    edges = dict.fromkeys((BUYS, BOUGHT, KNOWS, ("a", "known_by", "a")), column)
+    made = job({"link": {**LINK, **one}, "weight": {**WEIGHT, **other}})
+    facts = replace(made.partition, edges=edges)
+    found = list(splits_agree(replace(made, partition=facts)))
+    assert [f.severity for f in found] == ([] if agree else ["error"])
+    assert all("link and weight" in f.what for f in found)
+    assert not list(splits_agree(replace(made, partition=facts, config=made.config.asking())))
+    if not agree:  # masks say it of all edges, or of none
+        masked = {e: {**column, "val_mask": Column("bool", ())} for e in edges}
+        own = [{k: v for k, v in given.items() if k != "split"} for given in (one, other)]
+        made = job({"link": {**LINK, **own[0]}, "weight": {**WEIGHT, **own[1]}})
+        there = replace(made, partition=replace(made.partition, edges=masked))
+        assert not list(splits_agree(there))

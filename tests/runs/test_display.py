@@ -143,6 +143,13 @@ def test_max_steps_ends_it_sooner() -> None:
     assert screen.text() == "epoch 2/2  step 150/150  loss 0.0067\n"
 
 
+def test_losses_of_validation_leave_room_for_metrics() -> None:
+    progress = Progress(10, 10)
+    progress.update({"step": 1, "time": 1.0, "val/a/loss": 1.0, "val/a/mrr": 0.5, "val/loss": 2.0})
+    assert "val/a/mrr 0.5000" in progress.line()
+    assert "/loss" not in progress.line()
+
+
 def test_a_diverged_loss_is_said() -> None:
     progress = Progress(10, 10)
     progress.update({"step": 1, "epoch": 0, "time": 0.0, "train/loss": float("nan")})

@@ -102,6 +102,22 @@ def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
     assert drawn == pytest.approx(1e3 * wanted, rel=1e-3)
 
 
+def test_losses_of_several_tasks_are_losses() -> None:
+    """Whatever the tasks are called."""
+    records: list[dict[str, Any]] = [
+        {"step": 1, "train/loss": 3.0, "train/lr-a/loss": 1.0, "train/loss/loss": 2.0},
+        {"step": 1, "train/lr": 0.1},
+        {"step": 2, "val/lr-a/accuracy": 0.5, "val/lr-a/loss": 0.9, "val/loss/mrr": 0.1},
+    ]
+    drawn = {
+        chart.name: [trace["name"] for trace in chart.traces] for chart in curves.charts(records)
+    }
+    losses = ["training", "lr-a, training", "loss, training", "lr-a, validation"]
+    assert drawn["loss"] == losses
+    assert drawn["rate"] == ["lr"]
+    assert drawn["metrics"] == ["lr-a/accuracy, validation", "loss/mrr, validation"]
+
+
 def test_long_curves_keep_their_spikes() -> None:
     points = [(step, 1.0) for step in range(100_000)]
     points[31_337] = (31_337, 99.0)

@@ -133,6 +133,17 @@ def test_links_are_learnt_and_predicted(tmp_path: Path) -> None:
         assert again == pytest.approx(wanted, abs=1e-3)
 
 
+def test_no_score_is_dropped_out_of_a_ranking(tmp_path: Path) -> None:
+    """While a network trains, too."""
+    model = {"decoder": "mlp", "dropout": 0.9}
+    config = config_of(tmp_path, "dropout", task=LINKS, model=model, train={"epochs": 2})
+    run = train_on_ranks(config)
+    again = ask(run, config, 1, split="test", rows=False)
+    metrics = run.summary["metrics"]
+    wanted = {name: value for name, value in metrics.items() if name.startswith("test/")}
+    assert again == pytest.approx(wanted, abs=1e-4)
+
+
 @pytest.mark.parametrize("masks", [False, True])
 def test_classes_of_edges(masks: bool, tmp_path: Path) -> None:
     """Also of a graph that does not say what they are for."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raygnn.errors import GuardError
-from raygnn.sampling.batch import Adjacency, Batch, Block, GraphBatch
+from raygnn.sampling.batch import Adjacency, Batch, Block, GraphBatch, Part
 from raygnn.training.guard import compare, fingerprint
 from raygnn.training.guard.fingerprint import Sections
 
@@ -106,6 +106,26 @@ def test_rows_do_not_count_and_all_else_does() -> None:
     ]
     for other in others:
         assert fingerprint.batch(other) != schema
+
+
+def test_rows_do_not_count_in_shares_of_several_tasks() -> None:
+    def share(rows: int, ends: int = 2) -> Batch:
+        empty = torch.empty(0)
+        part = Part(
+            seeds=torch.arange(rows),
+            y=torch.zeros(rows),
+            weight=torch.ones(rows),
+            total=7,
+            window=9,
+            pairs=torch.zeros(ends, rows, dtype=torch.int64),
+        )
+        own = {"pairs": None, "seeds": empty, "y": empty, "weight": empty}
+        return make_batch(3, **own, parts={"pairs": part})
+
+    schema = fingerprint.batch(share(3))
+    assert "batch parts/pairs/pairs" in schema
+    assert schema == fingerprint.batch(share(4))
+    assert schema != fingerprint.batch(share(3, ends=3))
 
 
 def test_a_share_of_whole_graphs() -> None:

@@ -84,6 +84,25 @@ def test_several_tasks_too(tmp_path: Path) -> None:
         assert frame[value].to_numpy() == pytest.approx(known[value].to_numpy(), abs=1e-4)
 
 
+def test_only_one_of_the_tasks_reads_relations(tmp_path: Path) -> None:
+    """Edges of the other's type have none, in other data as little as in those of the training."""
+    back = {"kind": "link_prediction", "etype": "liked_by", "reverse": "likes", "decoder": "dot"}
+    masks = {
+        f"{name}_mask": shop().edges[LIKES].data[f"{name}_mask"]
+        for name in ("train", "val", "test")
+    }
+    data = shop()
+    data.edges[LIKED_BY].data |= masks
+    tasks = {"link": TASKS["link"], "back": back}
+    run = train_on_ranks(several(tmp_path, data=data, tasks=tasks, train={"epochs": 1}))
+    config = Config.model_validate(run.config, strict=False)
+    found = asked_of(run, "back", new(tmp_path, data))
+    for task in tasks:
+        known = ask(run, config, 2, task=task).to_pandas()
+        frame = ask(run, found.config, 2, sizes=found.weights.sizes, task=task).to_pandas()
+        assert frame["score"].to_numpy() == pytest.approx(known["score"].to_numpy(), abs=1e-4)
+
+
 def asked_of(run: Any, task: str, *overrides: str) -> Any:
     more = (False, False, None, True, task, True)
     return plan(run, ("all",), "all", "runs", overrides, *more)

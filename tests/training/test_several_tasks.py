@@ -63,6 +63,27 @@ def test_any_ranks_train_the_same(tmp_path: Path) -> None:
     assert np.abs(total).max() < 1e-5  # the weighted sum
 
 
+def test_ranks_may_have_shares_of_unequal_size(tmp_path: Path) -> None:
+    """Of edges that the workers do not divide evenly, and of fewer nodes than there are workers."""
+    tasks = {
+        "link": {**LINK, "batch_factor": 1.3},
+        "kind": {**KIND, "batch_factor": 1e6},
+        "price": {**PRICE, "batch_factor": 1e-6},
+    }
+    found = []
+    for workers in (1, 3):
+        config = several(
+            tmp_path,
+            str(workers),
+            tasks=tasks,
+            sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
+            cluster={"workers": workers},
+            train={"epochs": 1},
+        )
+        found.append(losses(train_on_ranks(config)))
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
+
+
 def test_each_task_is_learnt_and_predicted(tmp_path: Path) -> None:
     config = several(tmp_path, train={"epochs": 30, "lr": 0.02})
     run = train_on_ranks(config)
@@ -234,3 +255,31 @@ def test_the_first_task_selects(tmp_path: Path) -> None:
     config = several(tmp_path, data=data, tasks=tasks)
     with pytest.raises(RuntimeError, match=r"tasks.price: price, the first of the tasks"):
         train_on_ranks(config)
+
+
+def test_a_task_with_nothing_to_train_on_is_named(tmp_path: Path) -> None:
+    data = shop()
+    data.nodes["thing"].data["train_mask"][:] = False
+    with pytest.raises(RuntimeError, match=r"check tasks.price.target and the masks"):
+        train_on_ranks(several(tmp_path, data=data))
+
+
+def test_a_run_goes_on_with_other_workers(tmp_path: Path) -> None:
+    """A task's seeds of a step stay as many as they were."""
+
+    def config(name: str, workers: int, steps: int) -> Config:
+        return several(
+            tmp_path,
+            name,
+            tasks={name: {**task, "batch_factor": 0.7} for name, task in TASKS.items()},
+            parts=1,
+            sampling={"fanout": [-1, -1], "batch_size": 21},
+            cluster={"workers": workers},
+            train={"epochs": 2, "max_steps": steps, "accumulate": 2, "lr": 0.02},
+            fault={"checkpoint_every": 1, "max_failures": 0},
+        )
+
+    whole = train_on_ranks(config("whole", 3, 9))
+    train_on_ranks(config("part", 3, 4))
+    resumed = train_on_ranks(config("part", 2, 9), resume=True)
+    assert losses(resumed) == pytest.approx(losses(whole), abs=1e-3)

@@ -23,11 +23,16 @@ def charts(records: Sequence[Record]) -> list[Chart]:
 
 
 def loss(records: Sequence[Record]) -> Chart | None:
-    """Training and validation loss; on a logarithmic axis where it spans decades."""
+    """Training and validation loss, also of each of several tasks; on a logarithmic axis where it
+    spans decades."""
     names = {"train/loss": "training", "val/loss": "validation"}
+    for key in keys_of(records, ("train/", "val/")):
+        head, _, task = key.removesuffix("/loss").partition("/")
+        if task and key.endswith("/loss") and len(names) < _MOST_METRICS:
+            names[key] = f"{task}, {names[f'{head}/loss']}"
     found = {said: points(records, key) for key, said in names.items()}
     traces = [
-        curve(said, values, COLORS[index])
+        curve(said, values, COLORS[index % len(COLORS)])
         for index, (said, values) in enumerate(found.items())
         if values
     ]
@@ -65,7 +70,7 @@ def metrics(records: Sequence[Record]) -> Chart | None:
 
 def rate(records: Sequence[Record]) -> Chart | None:
     """The learning rate, or one for each group of parameters."""
-    keys = keys_of(records, ("train/lr",))[: len(COLORS)]
+    keys = [k for k in keys_of(records, ("train/lr",)) if not k.endswith("/loss")][: len(COLORS)]
     traces = [
         curve(
             key.removeprefix("train/"),

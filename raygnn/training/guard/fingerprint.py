@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -24,6 +25,7 @@ Sections = dict[str, Section]
 
 # which dimension of a share's tensor counts rows, where it is not the first: it differs per rank
 _ROWS = {"pairs": 1}
+_PART = re.compile(r"^parts/[^/]*/")  # of one of several tasks, whose tensors have the same names
 
 
 def hash64(value: Any) -> int:
@@ -97,7 +99,7 @@ def batch(share: Share) -> Section:
     """
     section = {}
     for path, tensor in _tensors(share):
-        rows = _ROWS.get(path, 0)
+        rows = _ROWS.get(_PART.sub("", path), 0)
         section[f"batch {path}"] = _text(
             {
                 "dtype": str(tensor.dtype),
