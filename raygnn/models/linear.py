@@ -113,7 +113,8 @@ class _Joint(torch.autograd.Function):
         x = join(rows)
         out = x @ weight.t()
         if relu or bias is not None:
-            added = np.zeros(len(weight), np.float32) if bias is None else bias.numpy()
+            # a copy: memory that NumPy has seen cannot be given back, which full sharding does
+            added = np.zeros(len(weight), np.float32) if bias is None else bias.clone().numpy()
             passes.finish(out.numpy(), added, relu)
         ctx.save_for_backward(weight, out if relu else None, x)
         ctx.has_bias = bias is not None

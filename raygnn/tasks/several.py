@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from raygnn.config.train import TrainConfig
@@ -55,19 +56,19 @@ class SeveralTask(Task):
             found = self.outputs(batch)
         except StopIteration as error:  # which Lightning would take for the end of the data
             raise RuntimeError(f"StopIteration in the model: {error}") from error
-        total: Tensor | None = None
-        noted = {}
+        sums, shares = [], []
         for name, task in self._tasks.items():
             part = batch.parts[name]
             own = (task.losses_of(found[name], part) * part.weight).sum()
-            noted[name] = float(own.detach()) / max(1, part.total)
-            share = own * (self.weights[name] / part.window)
-            total = share if total is None else total + share
-        assert total is not None
+            sums.append(own.detach())
+            shares.append(own * (self.weights[name] / part.window))
+        means = torch.stack(sums).tolist()  # at once: a GPU is waited for
+        totals = [max(1, batch.parts[name].total) for name in self._tasks]
+        noted = {n: mean / total for n, mean, total in zip(self._tasks, means, totals)}
         self.window.add(sum(self.weights[name] * loss for name, loss in noted.items()), batch)
         for name, loss in noted.items():
             self.window.parts[name] = self.window.parts.get(name, 0.0) + loss
-        return total
+        return torch.stack(shares).sum()
 
     @staticmethod
     def _no_loss(*_: object) -> Tensor:
