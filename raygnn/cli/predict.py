@@ -50,7 +50,11 @@ def add(verbs: Any) -> None:
         _evaluate,
         "measure a run's tested weights again, as when training ended",
     )
-    _split(evaluate, ("train", "val", "test"), "test")
+    evaluate.add_argument(
+        "--split",
+        metavar="SPLIT",
+        help="train, val, test, or all of new graphs (default: test; of new graphs all)",
+    )
     predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
     evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
 
@@ -67,7 +71,7 @@ def add(verbs: Any) -> None:
         verb.add_argument(
             "--new-data",
             action="store_true",
-            help="for data that it was not trained on: --set graph.path=…",
+            help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
         )
         overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
 
@@ -122,7 +126,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     from raygnn.training.predict import evaluate
 
     metrics = evaluate(args.name, task=args.task, **_common(args))
-    print_json(args, {"split": args.split, "metrics": metrics})
+    split = next(iter(metrics)).partition("/")[0]
+    print_json(args, {"split": split, "metrics": metrics})
     return 0
 
 

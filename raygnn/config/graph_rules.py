@@ -39,6 +39,13 @@ def many_graphs(graph: ManyGraphs) -> Iterator[Problem]:
                 "as they are",
                 "remove graph.normalize, and scale the features in your own dataset",
             )
+    for key in ("tags", "labels"):
+        if graph.dataset is not None and getattr(graph, key) is not None:
+            yield Problem(
+                ("graph", key),
+                f"{key} would be ignored: graph.dataset gives its graphs as they are",
+                f"remove graph.{key}",
+            )
     if graph.folds is None:
         if graph.fold:
             yield Problem(

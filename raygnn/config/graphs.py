@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from raygnn.config.section import Section
-from raygnn.config.types import Count, Fraction, InputPath, JsonValues, Text, UserClass
+from raygnn.config.types import Count, Fraction, InputPath, JsonValues, Numbered, Text, UserClass
 
 
 class _Graph(Section):
@@ -136,6 +136,16 @@ class ManyGraphs(_Graph):
         "(DGL graph, label), and len(dataset) how many there are.",
     )
     args: JsonValues = Field({}, description="Keyword arguments for your own dataset.")
+    tags: Numbered | None = Field(
+        None,
+        description="Of text as GIN's: the tags of nodes that are columns 0, 1, … of the features; "
+        "null = those of the file, ascending.",
+    )
+    labels: Numbered | None = Field(
+        None,
+        description="Of text as GIN's: the labels of graphs that are classes 0, 1, …; null = those "
+        "of the file, ascending.",
+    )
     val: Fraction = Field(0.1, lt=1, description="Share of the graphs to validate on.")
     test: Fraction = Field(0.1, lt=1, description="Share of the graphs to test on.")
     folds: Annotated[int, Field(ge=2, le=10**6)] | None = Field(

@@ -231,6 +231,11 @@ UserClass: TypeAlias = Annotated[str, _must(_CLASS.fullmatch, "package.module:Cl
 Address: TypeAlias = Annotated[
     str, _must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]
+Numbered: TypeAlias = Annotated[
+    tuple[Annotated[int, Field(ge=-(2**63), lt=2**63)], ...],
+    BeforeValidator(to_tuple),
+    _must(lambda numbers: 0 < len(numbers) == len(set(numbers)), "a list of different numbers"),
+]
 JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
 Environment: TypeAlias = dict[
     Annotated[str, AfterValidator(_variable_name)],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType
@@ -22,7 +23,7 @@ class Sample:
             edges' numbers.
         node_data: node type → name → ``[N, …]``, any dtype, as stored.
         edge_data: edge type → name → ``[E, …]``.
-        y: the target, ``[]`` or ``[K]``, as stored.
+        y: the target, ``[]`` or ``[K]``, as stored; None where it is not known.
     """
 
     num_nodes: Mapping[str, int]
@@ -30,6 +31,32 @@ class Sample:
     node_data: Mapping[str, Mapping[str, Tensor]]
     edge_data: Mapping[EdgeType, Mapping[str, Tensor]] = field(default_factory=dict)
     y: Tensor | None = None
+
+    def described(self) -> dict[str, Any]:
+        """What others must have in common with it, as JSON: types, arrays, and the target."""
+        return {
+            "nodes": {t: _described(self.node_data.get(t, {})) for t in self.num_nodes},
+            "edges": [[list(e), _described(self.edge_data.get(e, {}))] for e in self.edges],
+            "target": None if self.y is None else _described({"y": self.y}, 0)["y"],
+        }
+
+    @classmethod
+    def like(cls, described: Mapping[str, Any]) -> Sample:
+        """One without nodes and edges, of which `described` says the same.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: nothing that `described` gives.
+        """
+        nothing = torch.empty(0, dtype=torch.int64)
+        edges = {_etype(ends): arrays for ends, arrays in described["edges"]}
+        target = described["target"]
+        return cls(
+            num_nodes=dict.fromkeys(described["nodes"], 0),
+            edges=dict.fromkeys(edges, (nothing, nothing)),
+            node_data={t: _empty(arrays) for t, arrays in described["nodes"].items()},
+            edge_data={e: _empty(arrays) for e, arrays in edges.items()},
+            y=None if target is None else _empty({"y": target})["y"].new_zeros(_shape(target)),
+        )
 
 
 class Samples(Protocol):
@@ -39,7 +66,8 @@ class Samples(Protocol):
         num: how many there are.
         num_classes: how many classes the targets have, where that is known without a look at
             all graphs.
-        splits: "train", "val", "test" → numbers of graphs, int64, ascending and disjoint.
+        splits: "train", "val", "test" → numbers of graphs, int64, ascending and disjoint; empty
+            where graphs of others than the training have none.
     """
 
     num: int
@@ -49,3 +77,56 @@ class Samples(Protocol):
     def __getitem__(self, number: int) -> Sample:
         """Graph ``number``, from 0. Raises whatever its dataset raises."""
         ...
+
+
+# what arrays of graphs may be, read or not, as `described` names it
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.complex64,
+        torch.complex128,
+    )
+}
+
+
+def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
+    """Name → dtype and shape, without the first ``row`` dimensions."""
+    return {
+        name: [str(array.dtype).removeprefix("torch."), list(array.shape[row:])]
+        for name, array in arrays.items()
+    }
+
+
+def _empty(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Arrays without rows."""
+    return {
+        name: torch.empty((0, *_shape(about)), dtype=_DTYPES[about[0]])
+        for name, about in arrays.items()
+    }
+
+
+def _shape(about: Any) -> tuple[int, ...]:
+    _, shape = about
+    if not all(type(number) is int and 0 <= number < 2**31 for number in shape):
+        raise ValueError(f"no shape: {shape}")
+    return tuple(shape)
+
+
+def _etype(names: Any) -> EdgeType:
+    source, name, target = names
+    if not all(isinstance(each, str) for each in names):
+        raise TypeError(f"no edge type: {names}")
+    return source, name, target

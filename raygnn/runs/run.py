@@ -223,7 +223,7 @@ class Run:
 
     def evaluate(
         self,
-        split: str = "test",
+        split: str | None = None,
         *,
         task: str | None = None,
         new_data: bool = False,
@@ -234,13 +234,15 @@ class Run:
 
         Args:
             split: ``train``, ``val`` or ``test``.
+            split: as `raygnn.evaluate` takes it.
             task: which one, of a run with several; None = all.
             new_data, overrides, timeout: see `predict`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        found = self._ask("evaluate", ["--split", split], overrides, timeout, task, new_data)
+        options = ["--split", split] if split is not None else []
+        found = self._ask("evaluate", options, overrides, timeout, task, new_data)
         metrics: dict[str, float] = found["metrics"]
         return metrics
 

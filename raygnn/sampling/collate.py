@@ -32,6 +32,8 @@ class Collate:
         whole: whether all arrays go along, for a user's own module.
         classes: how many there are; None where targets are numbers.
         categories: node type → name → how many there are.
+        asked: whether the graphs are others than those of the training, which the pattern was
+            like: their targets may be unknown, -1 or NaN.
     """
 
     pattern: Sample
@@ -40,6 +42,7 @@ class Collate:
     whole: bool
     classes: int | None
     categories: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    asked: bool = False
 
     def check(self, number: int, sample: Sample) -> None:
         """Refuse a graph that can not be joined to the others.
@@ -52,28 +55,30 @@ class Collate:
             ("edge types", set(sample.edges), set(self.pattern.edges)),
         ):
             if own != wanted:
-                raise _unlike(number, f"has {what} {sorted(own)}, others have {sorted(wanted)}")
+                told = f"has {what} {sorted(own)}, {self._others} have {sorted(wanted)}"
+                raise _unlike(number, told)
         for ntype, num in sample.num_nodes.items():
             wanted_nodes = self._wanted(ntype)
             found_nodes = sample.node_data.get(ntype, {})
-            _check_arrays(number, ntype, found_nodes, wanted_nodes, num, self.whole)
+            self._check_arrays(number, ntype, found_nodes, wanted_nodes, num)
             for name, count in self.categories.get(ntype, {}).items():
                 _check_range(number, f"{ntype}/{name}", self._nodes(sample, ntype, name), count)
         for etype, ends in sample.edges.items():
             named = self.pattern.edge_data.get(etype, {}) if self.whole else {}
             found = sample.edge_data.get(etype, {})
-            _check_arrays(number, etype_str(etype), found, named, len(ends[0]), self.whole)
-        y = _target(sample)
+            self._check_arrays(number, etype_str(etype), found, named, len(ends[0]))
+        y = self._target(sample)
         if y.shape != _target(self.pattern).shape:
             expected = list(_target(self.pattern).shape)
-            raise _unlike(number, f"has a target of shape {list(y.shape)}, others {expected}")
+            told = f"has a target of shape {list(y.shape)}, {self._others} {expected}"
+            raise _unlike(number, told)
         if self.classes is None:
-            if not bool(torch.isfinite(y.double()).all()):
+            if not bool((torch.isfinite(y.double()) | (y.isnan() & self.asked)).all()):
                 raise _unlike(number, f"has the target {y.tolist()}, which is not finite")
         elif y.is_floating_point() or y.dim():
             raise _unlike(number, f"has the target {y.tolist()}, expected one class number")
         else:
-            _check_range(number, "the target", y, self.classes)
+            _check_range(number, "the target", y.clamp(min=0) if self.asked else y, self.classes)
 
     def padding(self) -> Sample:
         """A graph to fill a batch with: one node of each type, no edges, zeros."""
@@ -111,7 +116,7 @@ class Collate:
                     name: _join([self._nodes(s, ntype, name) for s in samples]).flatten().long()
                     for name in chosen.categories
                 }
-        y = torch.stack([_target(sample) for sample in samples])
+        y = torch.stack([self._target(sample) for sample in samples])
         return {
             "sizes": sizes,
             "edge_sizes": edge_sizes,
@@ -122,6 +127,50 @@ class Collate:
             "edge_data": self._all_edges(samples) if self.whole else {},
             "y": y.float() if self.classes is None else y.long(),
         }
+
+    @property
+    def _others(self) -> str:
+        """What graphs must be like, as errors call it."""
+        return "those of the training" if self.asked else "others"
+
+    def _target(self, sample: Sample) -> Tensor:
+        """Of graphs that are only asked about -1 or NaN where it is unknown."""
+        if not self.asked:
+            return _target(sample)
+        y, like = sample.y, _target(self.pattern)
+        if self.classes is None:
+            return torch.full(like.shape, torch.nan) if y is None else y
+        if y is None or (y.is_floating_point() and bool(y.isnan().all())):
+            return torch.full(like.shape, -1)
+        return y if y.is_floating_point() else y.long().clamp(min=-1)
+
+    def _check_arrays(
+        self,
+        number: int,
+        kind: str,
+        found: Mapping[str, Tensor],
+        wanted: Mapping[str, Tensor],
+        rows: int,
+    ) -> None:
+        for name, like in wanted.items():
+            array = found.get(name)
+            if array is None and not rows:
+                continue
+            if array is None:
+                there = ", ".join(sorted(found)) or "none"
+                raise _unlike(number, f"has no array {name!r} of {kind}; there are: {there}")
+            if tuple(array.shape) != (rows, *like.shape[1:]):
+                shape, expected = list(array.shape), [rows, *like.shape[1:]]
+                raise _unlike(number, f"has {kind}/{name} of shape {shape}, expected {expected}")
+            if array.is_complex():
+                told = f"has {kind}/{name} of {array.dtype}, which nothing here reads"
+                raise _unlike(number, told)
+            dtypes = f"of {array.dtype}, {self._others} {like.dtype}"
+            if array.is_floating_point() != like.is_floating_point():
+                raise _unlike(number, f"has {kind}/{name} {dtypes}")
+            if self.whole and not like.is_floating_point() and array.dtype != like.dtype:
+                # whole numbers are never converted, and ranks must have the same
+                raise _unlike(number, f"has {kind}/{name} {dtypes}")
 
     def _nodes(self, sample: Sample, ntype: str, name: str) -> Tensor:
         """An array of nodes; one that a graph without nodes lacks has no rows."""
@@ -254,33 +303,6 @@ def _check_range(number: int, what: str, values: Tensor, count: int) -> None:
         low, high = int(values.min()), int(values.max())
         told = f"{low}" if low == high else f"{low} to {high}"
         raise _unlike(number, f"has {what} {told}, expected 0 to {count - 1}")
-
-
-def _check_arrays(
-    number: int,
-    kind: str,
-    found: Mapping[str, Tensor],
-    wanted: Mapping[str, Tensor],
-    rows: int,
-    whole: bool,
-) -> None:
-    for name, like in wanted.items():
-        array = found.get(name)
-        if array is None and not rows:
-            continue
-        if array is None:
-            there = ", ".join(sorted(found)) or "none"
-            raise _unlike(number, f"has no array {name!r} of {kind}; there are: {there}")
-        if tuple(array.shape) != (rows, *like.shape[1:]):
-            shape, expected = list(array.shape), [rows, *like.shape[1:]]
-            raise _unlike(number, f"has {kind}/{name} of shape {shape}, expected {expected}")
-        if array.is_complex():
-            raise _unlike(number, f"has {kind}/{name} of {array.dtype}, which nothing here reads")
-        if array.is_floating_point() != like.is_floating_point():
-            raise _unlike(number, f"has {kind}/{name} of {array.dtype}, others {like.dtype}")
-        if whole and not like.is_floating_point() and array.dtype != like.dtype:
-            # whole numbers are never converted, and ranks must have the same
-            raise _unlike(number, f"has {kind}/{name} of {array.dtype}, others {like.dtype}")
 
 
 def _unlike(number: int, what: str) -> DataError:

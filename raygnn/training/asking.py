@@ -24,7 +24,7 @@ from raygnn.training import weights
 from raygnn.training.aside import run_aside
 from raygnn.training.coming import Coming
 from raygnn.training.heartbeat import Heartbeat
-from raygnn.training.job import Request
+from raygnn.training.job import SPLITS, Request
 from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
 from raygnn.training.showing import display_of
@@ -96,7 +96,7 @@ class Asked:
 def ask(
     run: str | Path | Run,
     splits: Sequence[str],
-    split: str,
+    split: str | None,
     storage: str,
     overrides: Sequence[str],
     verbose: bool,
@@ -109,6 +109,8 @@ def ask(
     """What a run is to be asked.
 
     Args:
+        split: one of ``splits``, and of new graphs also ``all``; None = all of new graphs, else
+            ``test``.
         others: of data that it was not trained on.
         task: name of one of its tasks, where it has several.
         one: whether one of several has to be chosen.
@@ -117,22 +119,47 @@ def ask(
         InputError: there is no such run, split or task, it has no weights, or cannot be asked
             about other data.
     """
-    if split not in splits:
-        raise InputError(
-            f"there is no split {split!r}",
-            where=f"--split {split}",
-            remedy=f"choose one of {', '.join(splits)}",
-        )
     there = run if isinstance(run, Run) else open_run(run, storage)
     found = weights.find(there.path / CHECKPOINTS)
     if others:
         config = _of_others(there, found, overrides)
     else:
         config = config_of(there, overrides)
+    chosen = _split(split, splits, config if others and config.task.of_graphs else None)
     name = _task(config, task, one)
     started = time.time() if started is None else started
     show = display_of(display, verbose)
-    return Asked(config.asking(), found, split, show, verbose, started, others, name)
+    return Asked(config.asking(), found, chosen, show, verbose, started, others, name)
+
+
+def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) -> str:
+    """What is asked about.
+
+    Args:
+        new_graphs: the configuration, if it names graphs that the model was not trained on.
+
+    Raises:
+        InputError: there is no such split.
+    """
+    if new_graphs is None:
+        found = split or "test"
+    else:
+        found, splits = split or "all", list(dict.fromkeys([*splits, "all"]))
+        graph = new_graphs.graph
+        if found in SPLITS and getattr(graph, "dataset", None) is None:
+            raise InputError(
+                f"files of new graphs have no split {found!r}: shares and folds are of the graphs "
+                "that it was trained on",
+                where=f"--split {found}",
+                remedy="leave it out: all graphs are asked about",
+            )
+    if found not in splits:
+        raise InputError(
+            f"there is no split {found!r}",
+            where=f"--split {found}",
+            remedy=f"choose one of {', '.join(splits)}",
+        )
+    return found
 
 
 def _task(config: Config, task: str | None, one: bool) -> str:
@@ -167,13 +194,12 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
     if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
         what = "no other data are named"
         remedy = "say where they are, such as --set graph.path=DIRECTORY"
-    elif kind.startswith("graph"):
-        what = f"{kind} predicts for the data that it was trained on"
-        remedy = "new data are for tasks on nodes and edges"
     elif model.get("embedding"):
         what = "nodes of other data have no learned rows (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
-    elif found.sizes is None or found.goals is None or found.words is None:
+    elif None in (found.sizes, found.goals, found.words) or (
+        kind.startswith("graph") and not found.like
+    ):
         what = "of what its data were there is no record: it is of an older version"
         remedy = "train it again"
     if what is not None:
@@ -190,6 +216,8 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
     relation = read.pop() if len(read) == 1 else None
     values["model"] = {**model, "relation": relation or model.get("relation")}
     values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
+    if kind.startswith("graph"):
+        values |= _of_graphs(run, found, overrides)
     config = load_config(values, overrides)
     before = {
         key: value
@@ -210,6 +238,16 @@ def _told(task: Mapping[str, Any], goal: Mapping[str, str | None]) -> dict[str, 
     return told
 
 
+def _of_graphs(run: Run, found: weights.Weights, overrides: Sequence[str]) -> dict[str, Any]:
+    """The section for other graphs: text as GIN's numbers its words as that of the training."""
+    graph, words = run.config.get("graph"), found.words or {}
+    own = any(key.startswith(("graph.dataset", "graph=")) for key in overrides)
+    if not graph or own or graph.get("dataset") is not None:
+        return {}
+    numbers = {key: words.get(name) for key, name in (("tags", "tag"), ("labels", "label"))}
+    return {"graph": {**graph, **numbers}}
+
+
 def _check_scaling(run: Run, config: Config) -> None:
     """That features of other data are scaled as those of the training were.
 
@@ -218,6 +256,8 @@ def _check_scaling(run: Run, config: Config) -> None:
     """
     if not run.config.get("graph") or config.graph is None:
         return  # of partitions by others nobody knows
+    if getattr(config.graph, "dataset", None) is not None:
+        return  # which scales its features itself
     before = scaling(run.config["graph"]["format"], run.config["graph"].get("normalize"))
     now = scaling(config.graph.format, config.graph.normalize)
     if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):

@@ -35,6 +35,7 @@ from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.rows import Embedded, Predictions, chunk_rows
 from raygnn.training.wanted import numbers_of
+from raygnn.training.weights import Weights
 
 log = logging.getLogger("raygnn")
 
@@ -65,15 +66,19 @@ class GraphPlane:
         """
         start = time.perf_counter()
         config = job.config
-        samples = open_samples(config, job.partition)
+        others = job.others
+        samples = open_samples(config, job.partition, others=others is not None)
         train = samples.splits["train"]
-        if not len(train):
+        if not len(train) and others is None:
             raise DataError(
                 f"none of {samples.num} graphs is left to train on",
                 where=str(job.partition or "graph.dataset"),
                 remedy="lower graph.val and graph.test, or give more graphs",
             )
-        pattern = find_pattern(samples, train, config.guard.on_bad_sample == "skip")
+        if others is not None:
+            pattern = _trained_on(others)
+        else:
+            pattern = find_pattern(samples, train, config.guard.on_bad_sample == "skip")
         model = config.model
         inputs = {
             t: choose_inputs(pattern.node_data.get(t, {}), model.feature_names, model.categories)
@@ -107,7 +112,7 @@ class GraphPlane:
             etypes=list(self.pattern.edges),
             out_features=self._out_features(),
             categories={
-                t: {n: (max(1, self._highest(t, n) + 1), widths[n]) for n in i.categories}
+                t: {n: (self._count(t, n), widths[n]) for n in i.categories}
                 for t, i in self.inputs.items()
                 if i.categories
             },
@@ -126,16 +131,19 @@ class GraphPlane:
         """See `Plane`."""
         assert isinstance(task, GraphTask)
         world, config = self.ranks.world, self.config
-        mine = self.samples.splits[split][world.rank :: world.size]
+        mine = self._numbers(split)[world.rank :: world.size]
         _, outputs, y = self._outputs(task, mine)
-        counts = torch.tensor([len(y), len(mine) - len(y)])
-        there, left_out = self.ranks.control.sum(counts).tolist()
-        if not there:
-            raise DataError(
-                f"none of the graphs of split {split} can be had",
-                where=str(self.job.partition or "graph.dataset"),
-                remedy="see the ranks' logs for what was wrong with them",
-            )
+        left_out = self._left_out(len(y), len(mine), split)
+        if self.job.others is not None:
+            known = y >= 0 if config.task.classifies else ~y.reshape(len(y), -1).isnan().any(1)
+            outputs, y = outputs[known], y[known]
+            if not self.ranks.control.max(len(y)):
+                raise DataError(
+                    f"none of these graphs has a target {config.task.target!r}, so there is "
+                    "nothing to compare with",
+                    where=self._where,
+                    remedy="see what the model says of them with raygnn predict",
+                )
         values = measure(outputs, y, config.task, self.ranks.control)
         return {**values, "left_out": float(left_out)} if left_out else values
 
@@ -143,11 +151,13 @@ class GraphPlane:
         """See `Plane`; graphs that are left out have no row."""
         assert isinstance(task, GraphTask)
         mine, splits = self._asked(request)
-        size = chunk_rows(self.schema.out_features)
+        size, found = chunk_rows(self.schema.out_features), 0
         for start in range(0, len(mine), size):
             there, outputs, y = self._outputs(task, mine[start : start + size])
+            found += len(there)
             if len(there):
                 yield Predictions(there.numpy(), outputs, y, splits[there.numpy()])
+        self._left_out(found, len(mine), request.split)
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the pooled layers, which the last linear layer is given."""
@@ -160,11 +170,13 @@ class GraphPlane:
             )
         assert isinstance(task, GraphTask)
         mine, splits = self._asked(request)
-        size = chunk_rows(model.readout.in_features)
+        size, found = chunk_rows(model.readout.in_features), 0
         for start in range(0, len(mine), size):
             there, rows, _ = self._outputs(task, mine[start : start + size], model.represent)
+            found += len(there)
             if len(there):
                 yield Embedded(there.numpy(), rows, splits[there.numpy()])
+        self._left_out(found, len(mine), request.split)
 
     def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of this rank's share of the graphs that are asked for, ascending, and of all
@@ -173,10 +185,36 @@ class GraphPlane:
         splits = np.full(samples.num, -1, np.int8)
         for number, name in enumerate(SPLITS):
             splits[samples.splits[name]] = number
-        chosen = np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
+        chosen = self._numbers(split)
         if request.wanted is not None:
             chosen = np.intersect1d(chosen, numbers_of(request.wanted, None, samples.num))
         return chosen[world.rank :: world.size], splits
+
+    def _numbers(self, split: str) -> np.ndarray:
+        """Of the graphs in a split, ascending."""
+        samples = self.samples
+        return np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
+
+    def _left_out(self, there: int, asked: int, split: str) -> int:
+        """How many graphs could not be had, over all ranks, of those asked of each. Collective.
+
+        Raises:
+            DataError: none could.
+        """
+        counts = torch.tensor([there, asked - there])
+        there, left_out = self.ranks.control.sum(counts).tolist()
+        if left_out and not there:
+            raise DataError(
+                f"none of the graphs of split {split} can be had",
+                where=self._where,
+                remedy="see the ranks' logs for what was wrong with them",
+            )
+        return left_out
+
+    @property
+    def _where(self) -> str:
+        """Where the graphs are from, for errors."""
+        return str(self.job.partition or "graph.dataset")
 
     def _outputs(
         self,
@@ -191,10 +229,11 @@ class GraphPlane:
             task, self._maker.join, numbers, size, self.ranks.device, run or task.checked
         )
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
-        """See `Plane`: other graphs are not predicted for."""
-        return Sizes()
+        """See `Plane`."""
+        request = self.job.request
+        return Sizes(None if request is None else request.sizes, self.pattern.described())
 
     @property
     def identity(self) -> str:
@@ -203,7 +242,7 @@ class GraphPlane:
 
     def count(self, split: str) -> int:
         """See `Plane`."""
-        return len(self.samples.splits[split])
+        return len(self._numbers(split))
 
     @cached_property
     def _maker(self) -> GraphBatchMaker:
@@ -224,6 +263,7 @@ class GraphPlane:
                     t: {name: count for name, (count, _) in named.items()}
                     for t, named in self.schema.categories.items()
                 },
+                asked=self.job.others is not None,
             ),
             data=read_collection(Path(str(place))).digest if place is not None else "",
             skip=config.guard.on_bad_sample == "skip",
@@ -237,7 +277,17 @@ class GraphPlane:
         if not self.config.task.classifies:
             return 1 if y is None else max(1, y.numel())
         known = self.samples.num_classes
-        return max(2, self._highest("", "") + 1 if known is None else known)
+        if self.job.others is not None:  # what is too high is refused graph by graph
+            return self.sizes.settle("classes", known or 0)
+        known = self._highest("", "") + 1 if known is None else known
+        return self.sizes.settle("classes", max(2, known))
+
+    def _count(self, ntype: str, name: str) -> int:
+        """Categories of an array. Collective."""
+        what = f"categories of {ntype}/{name}"
+        if self.job.others is not None:
+            return self.sizes.settle(what, 0)
+        return self.sizes.settle(what, max(1, self._highest(ntype, name) + 1))
 
     def _highest(self, ntype: str, name: str) -> int:
         """The highest number in a node array of all graphs, or of the targets (``""``). Collective.
@@ -263,10 +313,26 @@ class GraphPlane:
         if self.ranks.control.max(-lowest) > 0:
             raise DataError(
                 f"{what} below 0",
-                where=str(self.job.partition or "graph.dataset"),
+                where=self._where,
                 remedy="number them from 0",
             )
         return self.ranks.control.max(highest)
+
+
+def _trained_on(weights: Weights) -> Sample:
+    """What the graphs of the training had in common.
+
+    Raises:
+        DataError: what is written of it is damaged.
+    """
+    try:
+        return Sample.like(weights.like or {})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(
+            "what it says of the graphs of the training makes no sense",
+            where=str(weights.path.with_suffix(".json")),
+            remedy="put back the file that training wrote, or train again",
+        ) from None
 
 
 def _range(number: int, values: Tensor | None) -> tuple[int, int]:

@@ -285,9 +285,10 @@ class CollectionInput:
 
     def facts(self, config: Config) -> PartitionFacts:
         with self._packed() as meta:
-            meta.check_target(config.task)
+            meta.check_target(config.task, known=config.trains)
             stored = meta is self.found
-            return collection_facts(meta, _splits(meta, config), stored=stored)
+            splits = _splits(meta, config) if config.trains else {}
+            return collection_facts(meta, splits, stored=stored)
 
     def known(self, config: Config) -> PartitionFacts:
         return dataset_facts() if self.meta is None else self.facts(config)

@@ -101,10 +101,15 @@ class Sizes:
 
     Attributes:
         found: name → what the model is made for.
+        like: what many graphs have in common, see `raygnn.graph.sample.Sample.described`; None of
+            one graph.
     """
 
-    def __init__(self, trained: Mapping[str, int] | None = None):
+    def __init__(
+        self, trained: Mapping[str, int] | None = None, like: Mapping[str, Any] | None = None
+    ):
         self._trained = trained
+        self.like = like
         self.found: dict[str, int] = {}
 
     def settle(self, name: str, counted: int) -> int:
@@ -191,6 +196,12 @@ class Job:
         """Splits whose edges for validation and test no message may pass along."""
         goals = self.goals.values() or [Goal(edges=self.edges)]
         return list(dict.fromkeys(goal.edges.split for goal in goals if goal.edges))
+
+    @property
+    def others(self) -> Weights | None:
+        """What is asked about data that it was not trained on; None where none is."""
+        request = self.request
+        return None if request is None or request.sizes is None else request.weights
 
     @property
     def trains(self) -> bool:

@@ -34,12 +34,14 @@ class Predicted:
         rows: how many it has.
         split: what was predicted.
         workers: how many took part.
+        left_out: graphs that could not be had and have no row (``guard.on_bad_sample: skip``).
     """
 
     path: Path
     rows: int
     split: str
     workers: int
+    left_out: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -80,7 +82,7 @@ def predict(
         fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
             place of all of them.
         new_data: for data that the model was not trained on, of the same node and edge types and
-            features, which ``overrides`` name; nodes need no labels and no splits.
+            features, which ``overrides`` name; nodes and graphs need no labels and no splits.
         overrides: such as ``cluster.workers=1``: keys that do not change what was trained; with
             ``new_data`` also those of ``graph``.
         overwrite: replace ``out`` if it is there.
@@ -165,7 +167,7 @@ def embed(
 def evaluate(
     run: str | Path | Run,
     *,
-    split: str = "test",
+    split: str | None = None,
     task: str | None = None,
     new_data: bool = False,
     storage: str = "runs",
@@ -177,7 +179,8 @@ def evaluate(
     """Measure the weights that a run was tested with, as it was done when training ended.
 
     Args:
-        split: ``train``, ``val`` or ``test``.
+        split: ``train``, ``val`` or ``test``; of new graphs also ``all``, those that have a target.
+            None = all of new graphs, else ``test``.
         task: which one, of a run with several; None = all.
         run, new_data, storage, overrides, verbose, display, started: see `predict`.
 
@@ -189,7 +192,7 @@ def evaluate(
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
     asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task)
-    with asked.answered(f"metrics of split {split}", rows=False) as (found, _, _):
+    with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
         metrics: dict[str, float] = found["metrics"]
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
@@ -248,7 +251,10 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
             key = "graph" if asked.config.task.of_graphs else "node"
         ids = _ids(plan, asked.task, request.get("ntype"), key)
         _merge(place / ROWS, found, key, file, overwrite, asked.show, ids)
-    made = Predicted(file, found["rows"], asked.split, found["workers"])
+    left_out = found.get("left_out", 0)
+    made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
+    if left_out:
+        asked.show.note(f"{left_out:,} graphs could not be had, and have no row")
     asked.show.note(f"{made.rows:,} rows in {file}")
     return made
 

@@ -35,7 +35,8 @@ class Predicting:
 
     def run(self) -> dict[str, Any]:
         """Predict; returns ``workers`` and either ``rows``, a number, or ``metrics``, of all ranks:
-        0 or none where the split has nothing. Collective.
+        0 or none where the split has nothing. With rows of all graphs also how many were
+        ``left_out``. Collective.
 
         Raises:
             DataError: the data are not those of the training, or the weights are damaged.
@@ -51,7 +52,10 @@ class Predicting:
         blackbox.note("predict")
         workers = self._ranks.world.size
         if request.rows:
-            return {"workers": workers, "rows": self._write(plane, task)}
+            rows, left_out = self._write(plane, task), 0
+            if self._job.config.task.of_graphs and request.wanted is None:
+                left_out = plane.count(request.split) - rows
+            return {"workers": workers, "rows": rows, "left_out": left_out}
         there = plane.count(request.split) > 0
         metrics = plane.evaluate(task, request.split) if there else {}
         named = {f"{request.split}/{name}": value for name, value in metrics.items()}

@@ -154,7 +154,7 @@ class Rank:
             evaluation.restore_best(task)
         files = rows.write(weights.rows_draft(self.directory), rows_only=True) if rows else None
         if self.ranks.first:
-            known = {"data": maker.identity, "sizes": plane.sizes.found, **words.known(job)}
+            known = {"data": maker.identity, **words.known(job, plane.sizes)}
             self._insist(lambda: weights.save(self.directory, task.model, known, files))
         metrics = {
             f"{split}/{name}": value

@@ -45,6 +45,8 @@ class Weights:
             what it predicts for, as far as there are such; None where that was not recorded.
         sizes: see `raygnn.training.job.Sizes`; None where that was not recorded.
         words: see `raygnn.training.words`; None where that was not recorded.
+        like: see `raygnn.graph.sample.Sample.described`; None where it was not trained on many
+            graphs, or that was not recorded.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class Weights:
     goals: Mapping[str, Mapping[str, str | None]] | None = None
     sizes: Mapping[str, int] | None = None
     words: Mapping[str, Sequence[Any]] | None = None
+    like: Mapping[str, Any] | None = None
 
     @property
     def rows_directory(self) -> Path:
@@ -73,7 +76,7 @@ def save(
 
     Args:
         directory: the run's ``checkpoints``.
-        known: ``data``, ``goals``, ``sizes`` and ``words``: see `Weights`.
+        known: ``data``, ``goals``, ``sizes``, ``words`` and ``like``: see `Weights`.
         rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:
@@ -147,6 +150,7 @@ def find(directory: Path) -> Weights:
         goals=_goals(about.get("goals")),
         sizes=_counts(sizes),
         words=_lists(about.get("words")),
+        like=like if isinstance(like := about.get("like"), dict) else None,
     )
 
 

@@ -6,21 +6,24 @@ Tables number words in their order, so other data may number the same words in a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
+from raygnn.graph.collection import read_collection
 from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
-from raygnn.training.job import Job
+from raygnn.training.job import Job, Sizes
 from raygnn.training.relations import relation_array
 
 Words = Mapping[str, Sequence[Any]]
 
 
-def known(job: Job) -> dict[str, Any]:
-    """``goals`` and ``words`` of what a job trains on, as JSON: see `Weights`."""
+def known(job: Job, sizes: Sizes) -> dict[str, Any]:
+    """What is to be known of what a job trains on, as JSON: see `Weights`."""
     goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
-    return {"goals": goals, "words": words(job)}
+    found = {"sizes": sizes.found, "like": sizes.like}
+    return {**found, "goals": goals, "words": words(job)}
 
 
 def _goal(job: Job) -> dict[str, str | None]:
@@ -34,10 +37,12 @@ def _goal(job: Job) -> dict[str, str | None]:
 
 def words(job: Job) -> Words:
     """``"<type>/<array>"`` → what 0, 1, … stand for, of the arrays that the model reads and of
-    the target."""
+    the target; of graphs in text as GIN's ``"tag"`` and ``"label"``."""
     model = job.config.model
-    if job.partition is None or job.config.task.of_graphs:
+    if job.partition is None:
         return {}
+    if job.config.task.of_graphs:
+        return read_collection(Path(str(job.partition))).manifest.values
     names: Words = (read_meta(job.partition).manifest or {}).get("names", {})
     wanted = {*model.categories, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]

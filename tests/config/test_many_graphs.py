@@ -42,6 +42,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         {"folds": 2, "val": 0.95},
         {"folds": 2, "test": 0.1},
         {"normalize": "row"},
+        {"normalize": None, "tags": None, "labels": None},
     ],
 )
 def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None:
@@ -57,6 +58,10 @@ def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None
     ("graph", "key", "what"),
     [
         ({}, "graph.path", "neither path nor dataset"),
+        ({"dataset": "mine:Molecules", "tags": [1]}, "graph.tags", "tags would be ignored"),
+        ({"dataset": "mine:Molecules", "labels": [1]}, "graph.labels", "labels would be ignored"),
+        ({"path": "graphs.bin", "tags": [1, 1]}, "graph.tags", "a list of different numbers"),
+        ({"path": "graphs.bin", "labels": []}, "graph.labels", "a list of different numbers"),
         ({"path": "graphs.bin", "dataset": "mine:Molecules"}, "graph.dataset", "both given"),
         ({"path": "graphs.bin", "args": {"root": 1}}, "graph.args", "would be ignored"),
         ({"path": "grahps.bin"}, "graph.path", "does not exist"),

@@ -42,6 +42,16 @@ def test_text(tmp_path: Path) -> None:
     assert second.nodes[DEFAULT_NTYPE].data["feat"].tolist() == [[0, 0, 1]]
 
 
+def test_text_that_is_numbered_as_another(tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_text(TINY)
+    with gin.read(tmp_path / "g.txt", tags=[9, 3, 5, -2], labels=[7]) as graphs:
+        assert graphs.labels["label"].tolist() == [0, -1]  # which is not known
+        assert graphs.values == {"label": [7], "tag": [9, 3, 5, -2]}
+        first, second = graphs.graphs
+    assert first.nodes[DEFAULT_NTYPE].data["tag"].tolist() == [2, 3, 2]
+    assert second.nodes[DEFAULT_NTYPE].data["feat"].tolist() == [[1, 0, 0, 0]]
+
+
 def test_text_with_attributes_and_empty_graphs(tmp_path: Path) -> None:
     text = "3\n0 0\n2 0\n1 1 1 0.5 -2\n1 1 0 1e3 7\n1 1\n1 0 3 4\n\n"
     _, (empty, *graphs) = read_text(tmp_path / "g.txt", text)

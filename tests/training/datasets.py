@@ -226,3 +226,34 @@ class SlowThenBad(RandomGraphs):
         if dist.get_rank() == 1 and self.calls > 14:
             raise ValueError("the last graph is broken")
         return super().__getitem__(number)
+
+
+class Unlabelled(RandomGraphs):
+    """Graphs that nobody knows the class of, as their author writes that."""
+
+    num_classes = None
+
+    def __init__(self, how: str, **args: Any):
+        super().__init__(**args)
+        self.how = how
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, _ = super().__getitem__(number)
+        labels = {"none": None, "nan": float("nan"), "dictionary": {"other": 1}}
+        return graph if self.how == "alone" else (graph, labels[self.how])
+
+
+class Coloured(RandomGraphs):
+    """Nodes have one of so many colours, too; the last one is there for sure."""
+
+    def __init__(self, colours: int, **args: Any):
+        super().__init__(**args)
+        self.colours = colours
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, label = super().__getitem__(number)
+        draw = torch.Generator().manual_seed(number)
+        colour = torch.randint(self.colours, (graph.num_nodes(),), generator=draw)
+        colour[:1] = self.colours - 1
+        graph.ndata["colour"] = colour
+        return graph, label

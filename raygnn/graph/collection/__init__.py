@@ -31,12 +31,14 @@ __all__ = [
 ]
 
 
-def open_samples(config: Config, directory: AnyPath | None) -> Samples:
+def open_samples(config: Config, directory: AnyPath | None, *, others: bool = False) -> Samples:
     """The graphs that a job is about.
 
     Args:
         directory: where their collection lies; None for a dataset of the user's own, or to have
             it found, or packed.
+        others: they are others than those of the training, which need no targets, and have no
+            splits but those that a dataset gives itself.
 
     Raises:
         ConfigError: the user's dataset cannot be imported or made, or the labels are not what
@@ -44,10 +46,11 @@ def open_samples(config: Config, directory: AnyPath | None) -> Samples:
         DataError: the graphs cannot be read.
     """
     graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
+    split = None if others else graph
     if graph.dataset is not None:
         from raygnn.graph.collection.user import UserSamples
 
-        return UserSamples(graph.dataset, graph.args, graph, target=config.task.target)
+        return UserSamples(graph.dataset, graph.args, split, target=config.task.target)
     if isinstance(directory, RemotePath):
         raise ConfigError(
             f"{directory} is not on a disk of this machine",
@@ -57,5 +60,5 @@ def open_samples(config: Config, directory: AnyPath | None) -> Samples:
     from raygnn.graph.collection.mapped import Collection
 
     meta = ensure_collection(config) if directory is None else read_collection(directory)
-    meta.check_target(config.task)
-    return Collection(meta, config.task.target, graph)
+    meta.check_target(config.task, known=not others)
+    return Collection(meta, config.task.target, split)

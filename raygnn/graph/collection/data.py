@@ -174,13 +174,18 @@ class CollectionMeta:
         high = self.target(name).high
         return None if high is None else high + 1
 
-    def check_target(self, task: TaskConfig) -> None:
+    def check_target(self, task: TaskConfig, *, known: bool = True) -> None:
         """Refuse labels that are not what the task predicts.
+
+        Args:
+            known: whether each graph must have one.
 
         Raises:
             ConfigError: there are none of this name, or not of this kind.
             DataError: a class below 0, or a number that is not finite.
         """
+        if not known and task.target not in self.graphs:
+            return
         column = self.target(task.target)
         where = f"{self.directory}: labels {task.target!r}"
         kind = f"they are {column.dtype} of shape {[self.num_graphs, *column.shape]}"
@@ -195,13 +200,13 @@ class CollectionMeta:
                     where=f"task.target ({where})",
                     remedy="save them as integers from 0, or set task.kind to graph_regression",
                 )
-            if column.low is not None and column.low < 0:
+            if known and column.low is not None and column.low < 0:
                 raise DataError(
                     f"the lowest class is {column.low}",
                     where=where,
                     remedy="number the classes from 0, and leave out graphs without a class",
                 )
-        elif column.nonfinite is not None:
+        elif known and column.nonfinite is not None:
             raise DataError(
                 "the label is infinite or not a number",
                 where=f"{where}, graph {column.nonfinite}",

@@ -13,7 +13,7 @@ from torch import Tensor
 from raygnn.config.graphs import ManyGraphs
 from raygnn.errors import DataError
 from raygnn.graph.collection.data import REMEDY, CollectionMeta, Column, Edges, Nodes
-from raygnn.graph.collection.splits import split_graphs
+from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import EdgeType
 from raygnn.graph.sample import Sample
 
@@ -27,13 +27,14 @@ class Collection:
         num_classes: the greatest target + 1 where targets are whole numbers, else None.
     """
 
-    def __init__(self, meta: CollectionMeta, target: str, graph: ManyGraphs):
+    def __init__(self, meta: CollectionMeta, target: str, graph: ManyGraphs | None):
         """Map the files.
 
         Args:
             target: which labels are ``y``; one number for each graph is ``[]``, whether it was
                 saved as ``[G]`` or as ``[G, 1]``.
-            graph: how to split the graphs. Whole numbers are spread evenly over the splits.
+            graph: how to split the graphs. Whole numbers are spread evenly over the splits. None =
+                they have no splits, and may have no such labels.
 
         Raises:
             ConfigError: there are no such labels, or more folds than graphs.
@@ -41,16 +42,22 @@ class Collection:
         """
         self.meta = meta
         self.num = meta.num_graphs
-        column = meta.target(target)
-        labels = _map(meta, column, self.num)
-        if column.shape == (1,):
-            labels = labels[:, 0]
-        self._y = labels, column.dtype
-        self.num_classes = meta.classes(target)
+        labels: _Array | None = None
+        self.num_classes: int | None = None
+        if graph is not None or target in meta.graphs:
+            column = meta.target(target)
+            labels = _map(meta, column, self.num)
+            if column.shape == (1,):
+                labels = labels[:, 0]
+            self._dtype = column.dtype
+            self.num_classes = meta.classes(target)
+        self._labels = labels
         self._nodes = {ntype: _Frames(meta, nodes) for ntype, nodes in meta.nodes.items()}
         self._edges = {etype: _Frames(meta, edges) for etype, edges in meta.edges.items()}
-        classes = labels if column.high is not None and labels.ndim == 1 else None
-        self.splits: Mapping[str, _Array] = split_graphs(self.num, classes, graph)
+        self.splits: Mapping[str, _Array] = no_splits()
+        if graph is not None:
+            whole = self.num_classes is not None and labels is not None and labels.ndim == 1
+            self.splits = split_graphs(self.num, labels if whole else None, graph)
 
     def __getitem__(self, number: int) -> Sample:
         if not 0 <= number < self.num:
@@ -71,8 +78,9 @@ class Collection:
             first, last = frames.rows(number)
             num_nodes[ntype] = last - first
             node_data[ntype] = frames.data(first, last)
-        labels, dtype = self._y
-        y = _copied(labels[number : number + 1], dtype)[0]
+        y = None
+        if self._labels is not None:
+            y = _copied(self._labels[number : number + 1], self._dtype)[0]
         return Sample(num_nodes, edges, node_data, edge_data, y)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.errors import ConfigError
+from raygnn.graph.data import SPLITS
 
 
 def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dict[str, np.ndarray]:
@@ -52,6 +53,11 @@ def split_graphs(num: int, classes: np.ndarray | None, graph: ManyGraphs) -> dic
             val, train = _take(rest, _count(graph.val, len(rest), len(rest)))
     parts = {"train": train, "val": val, "test": test}
     return {name: np.sort(part).astype(np.int64) for name, part in parts.items()}
+
+
+def no_splits() -> dict[str, np.ndarray]:
+    """Of graphs that are in none."""
+    return {name: np.zeros(0, np.int64) for name in SPLITS}
 
 
 def _count(share: float, whole: int, there: int) -> int:

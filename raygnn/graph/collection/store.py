@@ -54,6 +54,7 @@ class MissingCollection:
         place: the directory where it will lie.
         files: what to read for it, in this order.
         normalize: how to scale the features.
+        tags, labels: what text as GIN's numbers 0, 1, …; None = what a file has.
     """
 
     place: Path
@@ -61,6 +62,8 @@ class MissingCollection:
     normalize: str
     digest: str
     source: dict[str, Any]
+    tags: tuple[int, ...] | None = None
+    labels: tuple[int, ...] | None = None
 
     def make(self, progress: Progress | None = None) -> CollectionMeta:
         """Pack it. Raises ConfigError and DataError as `ensure_collection` does."""
@@ -70,7 +73,7 @@ class MissingCollection:
         several = len(self.files) > 1
         with writing("the collection of graphs", place), new_directory(place) as directory:
             manifest = pack(
-                (_open(file, several) for file in self.files),
+                (self._open(file, several) for file in self.files),
                 directory,
                 method=self.normalize,
                 digest=self.digest,
@@ -88,6 +91,32 @@ class MissingCollection:
                 remedy="name another directory, or delete this one",
             )
         return there
+
+    def _open(self, file: Path, several: bool) -> AbstractContextManager[GraphSet]:
+        """Graphs of either format, told apart by the first bytes; of several files all are
+        DGL's."""
+        check_file(file)
+        with file.open("rb") as stream:
+            head = stream.read(len(shards.MAGIC))
+        if head == shards.MAGIC:
+            for key in ("tags", "labels"):
+                if getattr(self, key) is not None:
+                    raise ConfigError(
+                        f"{file} is no text as GIN's but what dgl.save_graphs wrote, of which "
+                        f"graph.{key} say nothing",
+                        where=f"graph.{key}",
+                        remedy="number tags and labels in the file as they are there, and set "
+                        "graph.tags and graph.labels to null",
+                    )
+            return shards.read(file)
+        if several or not head.split()[:1] or not head.split()[0].isdigit():
+            raise DataError(
+                "it is neither a file that dgl.save_graphs wrote"
+                + ("" if several else " nor text as GIN's, which begins with the number of graphs"),
+                where=str(file),
+                remedy="check graph.path, or save the graphs with dgl.save_graphs",
+            )
+        return gin.read(file, self.tags, self.labels)
 
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:
@@ -117,21 +146,22 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     files = _input_files(graph.path)
     normalize = graph.normalize or "none"
     made_from = {"content": _digest(files), "normalize": normalize, "version": VERSION}
+    named = {"tags": graph.tags, "labels": graph.labels}
+    made_from |= {key: list(values) for key, values in named.items() if values is not None}
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     if place is None:
         place = Path(config.storage) / "partitions" / digest[:16]
         there = None if is_vacant(place) else read_collection(place)
     if there is None:
         source = {"path": str(graph.path), "made_from": made_from}
-        return MissingCollection(place, files, normalize, digest, source)
+        return MissingCollection(place, files, normalize, digest, source, **named)
     if there.digest != digest:
         before = there.manifest.source.get("made_from", {})
-        old, new = before.get("normalize"), normalize
-        difference = (
-            f"graph.normalize is {old!r} there and {new!r} here"
-            if old != new
-            else "it was made from other files, or from these before they changed"
-        )
+        difference = "it was made from other files, or from these before they changed"
+        for key in ("normalize", "tags", "labels"):
+            if (old := before.get(key)) != (new := made_from.get(key)):
+                difference = f"graph.{key} is {old!r} there and {new!r} here"
+                break
         raise ConfigError(
             f"{place} holds another collection: {difference}",
             where=config.where("partition.path"),
@@ -169,20 +199,3 @@ def _digest(files: tuple[Path, ...]) -> str:
         update_digest(content, file)
         total.update(content.digest())
     return total.hexdigest()
-
-
-def _open(file: Path, several: bool) -> AbstractContextManager[GraphSet]:
-    """Graphs of either format, told apart by the first bytes; of several files all are DGL's."""
-    check_file(file)
-    with file.open("rb") as stream:
-        head = stream.read(len(shards.MAGIC))
-    if head == shards.MAGIC:
-        return shards.read(file)
-    if several or not head.split()[:1] or not head.split()[0].isdigit():
-        raise DataError(
-            "it is neither a file that dgl.save_graphs wrote"
-            + ("" if several else " nor text as GIN's, which begins with the number of graphs"),
-            where=str(file),
-            remedy="check graph.path, or save the graphs with dgl.save_graphs",
-        )
-    return gin.read(file)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.errors import ConfigError, DataError, RaygnnError
-from raygnn.graph.collection.splits import split_graphs
+from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 from raygnn.graph.sample import Sample
@@ -38,14 +38,16 @@ class UserSamples:
     """
 
     def __init__(
-        self, spec: str, args: Mapping[str, Any], graph: ManyGraphs, target: str = "label"
+        self, spec: str, args: Mapping[str, Any], graph: ManyGraphs | None, target: str = "label"
     ):
         """Import the class, make the dataset, and ask for its size and its splits.
 
         Args:
             spec: ``"package.module:Class"``; the working directory is on the path.
             args: its keyword arguments.
-            graph: how to split the graphs, where the dataset does not say.
+            graph: how to split the graphs, where the dataset does not say. None = graphs need
+                neither targets nor splits: ``dataset[i]`` may have None as label, or be a graph
+                alone.
             target: which of a graph's labels, where they are a dictionary.
 
         Raises:
@@ -60,12 +62,16 @@ class UserSamples:
         given: Any = getattr(self._dataset, "num_classes", None)
         whole = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
         self.num_classes: int | None = int(given) if whole and given > 0 else None
-        self.splits: Mapping[str, np.ndarray] = self._own_splits() or split_graphs(
-            self.num, self._classes(), graph
-        )
+        self._whole = graph is not None
+        splits = self._own_splits()
+        if splits is None:
+            splits = no_splits() if graph is None else self._divided(graph)
+        self.splits: Mapping[str, np.ndarray] = splits
 
     def __getitem__(self, number: int) -> Sample:
         item = self._dataset[number]
+        if not self._whole and isinstance(item, self._graph_class):
+            item = item, None
         if (
             not isinstance(item, (tuple, list))
             or len(item) != 2
@@ -94,8 +100,10 @@ class UserSamples:
             self._label(label, number),
         )
 
-    def _label(self, label: Any, number: int) -> Tensor:
+    def _label(self, label: Any, number: int) -> Tensor | None:
         if isinstance(label, Mapping):
+            if self._target not in label and not self._whole:
+                return None
             if self._target not in label:
                 there = ", ".join(map(repr, label)) or "none"
                 raise self._bad(
@@ -104,6 +112,8 @@ class UserSamples:
                     "set task.target to one of them",
                 )
             label = label[self._target]
+        if label is None and not self._whole:
+            return None
         tensor = _to_tensor(label)
         if tensor is None:
             raise self._bad(
@@ -171,7 +181,7 @@ class UserSamples:
         if not isinstance(given, Mapping):
             raise self._bad_splits(source, f"is a {type(given).__name__}, not a dictionary")
         named = {_OTHER_NAMES.get(name, name): numbers for name, numbers in given.items()}
-        if "train" not in named or not named.keys() <= set(SPLITS):
+        if ("train" not in named and self._whole) or not named.keys() <= set(SPLITS):
             raise self._bad_splits(source, f"has the splits {', '.join(map(repr, given))}")
         splits, owner = {}, np.full(self.num, -1)
         for at, split in enumerate(SPLITS):
@@ -193,6 +203,10 @@ class UserSamples:
             owner[numbers] = at
             splits[split] = numbers
         return splits
+
+    def _divided(self, graph: ManyGraphs) -> dict[str, np.ndarray]:
+        """As the config says."""
+        return split_graphs(self.num, self._classes(), graph)
 
     def _bad_splits(self, source: str, what: str) -> DataError:
         return DataError(

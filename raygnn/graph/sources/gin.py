@@ -7,7 +7,7 @@ are listed at both of their ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from raygnn.graph.sources.many import GraphSet
 _REMEDY = (
     "Give the number of graphs, then for each a line 'n label' and n lines 'tag degree neighbours'."
 )
+
+_SHOWN = 20
 
 Array = np.ndarray[Any, Any]
 
@@ -40,33 +42,65 @@ class _Graph:
 
 
 @contextmanager
-def read(file: Path) -> Iterator[GraphSet]:
+def read(
+    file: Path, tags: Sequence[int] | None = None, labels: Sequence[int] | None = None
+) -> Iterator[GraphSet]:
     """The graphs of one file; an edge leads from a node to each of its neighbours.
 
     Nodes have ``tag``, int64 ``[N]``, and ``feat``, that one-hot in float32 ``[N, T]``; and
     ``attr``, float32 ``[N, A]``, where the file has attributes. Graphs have ``label``, int64.
     Tags and labels are numbered 0, 1, … in ascending order, over the whole file.
 
+    Args:
+        tags, labels: what is numbered 0, 1, … instead. A label of -1 that is none of these is one
+            that is not known, and stays -1.
+
     Raises:
-        DataError: the file is no such text; the first bad line is named.
+        DataError: the file is no such text, of which the first bad line is named; or has a tag or
+            label that is none of those given.
     """
     graphs = _parse(file)
-    labels, numbers = np.unique([graph.label for graph in graphs], return_inverse=True)
-    tags = np.unique(np.concatenate([graph.tag for graph in graphs] or [np.zeros(0, np.int64)]))
+    if tags is None:
+        every = [graph.tag for graph in graphs] or [np.zeros(0, np.int64)]
+        tags = np.unique(np.concatenate(every)).tolist()
+    if labels is None:
+        labels = sorted({graph.label for graph in graphs})
+    number_of = {label: number for number, label in enumerate(labels)}
+    number_of.setdefault(-1, -1)
+    numbers = np.zeros(len(graphs), np.int64)
+    for at, graph in enumerate(graphs):
+        if graph.label not in number_of:
+            raise _unknown(f"{file}: graph {at}", "label", graph.label, labels)
+        numbers[at] = number_of[graph.label]
+    kinds = np.array(tags, np.int64)
     total = sum(len(graph.tag) for graph in graphs)
     what = f"the one-hot tags of {total:,} nodes, of {len(tags):,} kinds,"
     check_fits_memory(4 * total * len(tags), what, str(file))
     yield GraphSet(
         file,
         len(graphs),
-        {"label": numbers.astype(np.int64)},
-        (_to_data(graph, tags, f"{file}: graph {number}") for number, graph in enumerate(graphs)),
-        {"label": labels.astype(np.int64).tolist(), "tag": tags.tolist()},
+        {"label": numbers},
+        (_to_data(graph, kinds, f"{file}: graph {number}") for number, graph in enumerate(graphs)),
+        {"label": list(labels), "tag": list(tags)},
+    )
+
+
+def _unknown(where: str, what: str, value: int, known: Sequence[int]) -> DataError:
+    shown = ", ".join(map(str, known[:_SHOWN])) + (", …" if len(known) > _SHOWN else "")
+    return DataError(
+        f"there is a {what} {value}, which is none of the {len(known)} in graph.{what}s: {shown}",
+        where=where,
+        remedy=f"leave out graphs with other {what}s"
+        + (", or give them the label -1, unknown, to predict for them" if what == "label" else ""),
     )
 
 
 def _to_data(graph: _Graph, tags: Array, where: str) -> GraphData:
-    tag = np.searchsorted(tags, graph.tag)
+    order = np.argsort(tags, kind="stable")
+    at = np.searchsorted(tags, graph.tag, sorter=order)
+    tag = order[np.minimum(at, len(order) - 1)]
+    if (other := np.flatnonzero(tags[tag] != graph.tag)).size:
+        raise _unknown(where, "tag", int(graph.tag[other[0]]), tags.tolist())
     feat = np.zeros((len(tag), len(tags)), np.float32)
     feat[np.arange(len(tag)), tag] = 1
     data = {"feat": feat, "tag": tag}
