@@ -31,7 +31,7 @@ from raygnn.sampling.kernels import ALL
 from raygnn.sampling.sampler import Frontier, NeighborSampler
 
 CHUNK_EDGES = 1_000_000  # of one chunk, at most
-CHUNK_BYTES = 1 << 28  # of the rows of its sources, if each of them has one edge
+CHUNK_BYTES = 1 << 27  # of the rows of its sources, if each of them has one edge
 _HEAD_ROWS = 1 << 16  # that go through a head at a time
 
 

@@ -117,11 +117,6 @@ def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
     ("change", "overrides", "what"),
     [
         ({}, [], "no other data are named"),
-        (
-            {"task": {"kind": "graph_regression"}},
-            ["graph.seed=2"],
-            "graph_regression predicts for",
-        ),
         ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
         ({"old": True}, ["graph.seed=2"], "no record"),
         ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
