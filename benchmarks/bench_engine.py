@@ -67,7 +67,7 @@ def job(scale: str, **changes: Any) -> dict[str, Any]:
         "graph": {"format": "planted", "nodes": GRAPHS[scale], "degree": 50},
         "partition": {"parts": 2},
         "model": {"kind": "sage", "hidden": 256, "layers": 2, "dropout": 0.0},
-        "sampling": {"fanout": [15, 10], "batch_size": 1000, "cache": 0.1},
+        "sampling": {"fanout": [15, 10], "batch_size": 1000},
         "staging": {"path": str(WORK / "stage")},
         "train": {"lr": 0.003},
     }

@@ -28,7 +28,8 @@ from raygnn.config.graphs import (
 from raygnn.config.model import ModelConfig
 from raygnn.config.paths import unreachable
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import Config, SamplingConfig
+from raygnn.config.sampling import SamplingConfig
+from raygnn.config.schema import Config
 from raygnn.config.types import NO_LAYERS
 
 

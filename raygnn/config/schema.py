@@ -17,6 +17,7 @@ from raygnn.config.graphs import GraphConfig
 from raygnn.config.guard import GuardConfig
 from raygnn.config.logging import LoggingConfig
 from raygnn.config.model import ModelConfig
+from raygnn.config.sampling import SamplingConfig
 from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.section import Section
 from raygnn.config.several import Tasks
@@ -26,17 +27,13 @@ from raygnn.config.types import (
     LARGEST,
     Address,
     AutoCount,
-    AutoFlag,
     Count,
     Environment,
-    Fanouts,
-    Fraction,
     InputPath,
     Interval,
     Place,
     RunName,
     Storage,
-    Text,
     Workers,
 )
 
@@ -53,48 +50,6 @@ class PartitionConfig(Section):
         description="Directory of a partition to reuse, or to write; null = "
         "<storage>/partitions/<digest>. One to reuse may be a URI that pyarrow.fs opens, such as "
         "s3://BUCKET/DIRECTORY.",
-    )
-
-
-class SamplingConfig(Section):
-    """How minibatches are drawn."""
-
-    fanout: Fanouts = Field(
-        (10, 10),
-        description="Neighbours per layer from the seeds outward; -1 = all. For a layer, also a "
-        "number for each edge type (`{buys: 5, '*': 10}`, by relation or source:relation:target; "
-        "`*` = all others).",
-    )
-    batch_size: Count = Field(
-        512,
-        description="Seeds per worker and step; a batch stays as large as the run began with, "
-        "whatever number of workers it goes on with.",
-    )
-    eval_batch_size: Count | None = Field(
-        None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
-    )
-    replace: bool = Field(False, description="Draw neighbours with replacement.")
-    edge_weight: Text | None = Field(
-        None,
-        description="Edge array that neighbours are drawn in proportion to; null = alike. Edge "
-        "types without it draw alike.",
-    )
-    topology: Literal["auto", "replicated", "partitioned"] = Field(
-        "auto",
-        description="replicated: each node holds the whole structure; partitioned: its own parts "
-        "only; auto: replicated where it fits.",
-    )
-    cache: Fraction = Field(0.1, description="Share of the remote feature rows kept locally.")
-    cache_policy: Literal["vip", "degree"] = Field(
-        "vip",
-        description="Which rows are kept: vip = those most likely to be asked for, by the "
-        "sampling itself; degree = those with most edges.",
-    )
-    prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
-    pin_memory: AutoFlag = Field(
-        "auto",
-        description="Put batches into memory that a GPU copies from while it computes; auto = "
-        "with GPUs.",
     )
 
 

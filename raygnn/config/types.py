@@ -26,6 +26,7 @@ from raygnn.config.duration import Duration
 from raygnn.config.uri import SCHEMES, Uri
 
 MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han")
+AUTO_CACHE = 0.5  # the most of the remote rows that sampling.cache auto keeps
 NO_LAYERS = "none"  # the model.kind without message passing
 LARGEST = 2**31 - 1
 _MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name
@@ -162,6 +163,9 @@ AutoCount: TypeAlias = Annotated[
     Literal["auto"] | Count, _or_say(f"auto or a whole number from 1 to {LARGEST}")
 ]
 AutoFlag: TypeAlias = Annotated[Literal["auto"] | bool, _or_say("auto, true or false")]
+AutoFraction: TypeAlias = Annotated[
+    Literal["auto"] | Fraction, _or_say("auto or a number from 0 to 1")
+]
 Workers: TypeAlias = Annotated[
     Literal["auto"]
     | Count

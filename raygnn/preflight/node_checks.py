@@ -190,7 +190,10 @@ def _need(job: Job, workers: int) -> float:
     """Bytes of a node's share of the partition and of the cached rows, with so many workers."""
     least = workers // len(job.holding)  # workers that some node has at least
     share = job.partition.bytes * min(1.0, max(1, least) / max(1, workers))
-    return share + job.config.sampling.cache * (job.partition.bytes - share)
+    cache = job.config.sampling.cache
+    if cache == "auto":  # as much as there is room for
+        return share
+    return share + cache * (job.partition.bytes - share)
 
 
 def shared_memory(job: Job) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,18 +19,16 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.data import etype_str
 from raygnn.graph.idfile import read_ids
 from raygnn.graph.layout import read_meta
-from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import needs_degree
-from raygnn.preflight.machine import memory
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
 from raygnn.sampling.deal import Deal, OneDeal
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.fanout import Fanout, resolve_fanouts
 from raygnn.sampling.features import FeatureStore
-from raygnn.sampling.inputs import Inputs, build_store, choose_inputs, row_width
+from raygnn.sampling.inputs import Inputs, build_store, choose_inputs
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import Seeds
@@ -45,6 +42,7 @@ from raygnn.training.plane import Traffic, seed_plan
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
 from raygnn.training.relations import edge_arrays, relation_array, relations
+from raygnn.training.room import Room
 from raygnn.training.rows import Embedded, chunk_rows
 from raygnn.training.usable import check_edge_weights, check_scales
 from raygnn.training.wanted import numbers_of
@@ -252,15 +250,16 @@ class PartitionPlane:
             how = model.first_combine
         ring = config.sampling.prefetch + 3  # queued, being made, being trained on
         store = self._store = self.store(
-            self.ranks.data, weighted=how == "gcn", resident=self._resident(), ring=ring
+            self.ranks.data, weighted=how == "gcn", resident=self._room.holds_rows, ring=ring
         )
         fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)[: config.model.depth]
-        if config.sampling.cache and world.size > 1:
+        if config.sampling.cache != 0 and world.size > 1:
             start = time.perf_counter()
             bounds, rank = self.shard.bounds, world.rank
             scores = self._scores(own, share, fanouts)
-            store.fill_cache(choose(scores, bounds, rank, config.sampling.cache))
-            log.info("cached remote rows in %.1f s", time.perf_counter() - start)
+            kept = self._room.cached_share
+            store.fill_cache(choose(scores, bounds, rank, kept))
+            log.info("cached %.0f %% in %.1f s", 100 * kept, time.perf_counter() - start)
         return BatchMaker(
             deal=deal,
             sampler=NeighborSampler(
@@ -339,24 +338,9 @@ class PartitionPlane:
         counts = {t: meta.num_nodes(t) for t in meta.ntypes}
         return json.dumps([counts, [meta.num_edges(e) for e in meta.etypes]])
 
-    def _resident(self) -> bool:
-        """Whether this rank copies its rows into its own memory."""
-        wanted = self.config.staging.resident
-        if wanted != "auto":
-            return wanted == "always"
-        width = PRECISIONS[self.config.precision].dtype.itemsize
-        rows = sum(
-            self.shard.owned(t)
-            * sum(
-                row_width(arrays[name]) * (1 if name in self.inputs[t].scaled else width)
-                for name in (*self.inputs[t].plain, *self.inputs[t].scaled)
-            )
-            for t, arrays in self.shard.node_data.items()
-        )
-        # how many of the ranks are on this node is not known here: at most so many
-        neighbours = min(self.ranks.world.size, os.cpu_count() or 1)
-        _, free = memory()
-        return large_pages() and free is not None and 4 * rows * neighbours <= free
+    @cached_property
+    def _room(self) -> Room:
+        return Room(self.config, self.shard, self.inputs, self.ranks.world.size)
 
     @property
     def batch_share(self) -> int:

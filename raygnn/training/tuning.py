@@ -66,7 +66,7 @@ class Tuning:
         )
         rank = Rank(replace(job, config=self._base), runtime)
         self._ranks, self._control = rank.ranks, rank.control
-        self._plane: tuple[float, Plane, Maker[Share]] | None = None
+        self._plane: tuple[float | str, Plane, Maker[Share]] | None = None
         self._file = Appender(job.run_dir / TRIALS)
         self._window = 0
         self._gradients = 0  # bytes of all

@@ -87,7 +87,8 @@ def test_buckets() -> None:
     ("sampling", "made", "changes"),
     [
         ({"prefetch": 0}, {"sample": 0.05}, ("sampling.prefetch=2",)),
-        ({}, {"exchange": 0.05}, ("sampling.cache=0.2",)),
+        ({"cache": 0.1}, {"exchange": 0.05}, ("sampling.cache=0.2",)),
+        ({}, {"exchange": 0.05}, ("sampling.cache=1",)),
         ({"cache": 0.7}, {"exchange": 0.05}, ("sampling.cache=1",)),
         ({}, {"sample": 0.05, "features": 0.01}, ("cluster.cpus_per_worker=2",)),
     ],

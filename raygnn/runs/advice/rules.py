@@ -8,6 +8,7 @@ from functools import partial
 from statistics import median
 from typing import Any, Literal
 
+from raygnn.config.types import AUTO_CACHE
 from raygnn.runs.advice.evidence import Evidence
 from raygnn.runs.ranks import COMPUTE
 
@@ -145,6 +146,7 @@ def starving_loader(e: Evidence) -> Iterator[Advice]:
         return
     if main == "exchange" and e.world > 1:
         cache = e.get("sampling.cache", 0.0)
+        cache = AUTO_CACHE if cache == "auto" else cache
         if cache < 1:
             yield found(
                 (f"sampling.cache={min(1.0, max(0.2, 2 * cache)):g}",),
