@@ -119,7 +119,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "no epochs": (GOOD + "train: {epochs: 0}\n", ("train.epochs", "at least 1", "got 0")),
     "dropout of one": (model("{kind: gcn, dropout: 1}"), ("model.dropout", "below 1", "got 1")),
     "huge batch": (GOOD + "sampling: {batch_size: 99999999999}\n", ("at most", "99999999999")),
-    "cache above one": (GOOD + "sampling: {cache: 10}\n", ("sampling.cache", "at most 1")),
+    "cache above one": (GOOD + "sampling: {cache: 10}\n", ("sampling.cache", "from 0 to 1")),
     "fanout of zero": (GOOD + "sampling: {fanout: [10, 0]}\n", ("sampling.fanout[1]", "got 0")),
     "fanout that is a number": (GOOD + "sampling: {fanout: 10}\n", ("sampling.fanout", "list")),
     "number as a name": (GOOD.replace("small", "123"), ("name (line 1)", 'quotes: "123"')),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from raygnn.graph.layout import read_meta
 from raygnn.graph.partition import ensure_partition
 from raygnn.runs.run import Run
 from raygnn.training.inputs import PartitionInput
+from raygnn.training.job import Goal
 from raygnn.training.predict import _ids
 from tests.graphs import partitioned
 from tests.training.conftest import JobFactory, edges_of, job, train_on_ranks
@@ -292,10 +293,10 @@ def test_triples_without_features(tmp_path: Path) -> None:
     target = edges_of(config, meta.directory)
 
     class Planned:
-        ntype, edges = None, target
+        goals: ClassVar = {"": Goal(None, target)}
         input = PartitionInput(read_meta(meta.directory), None)
 
-    ids: Any = _ids(Planned(), None, "edge")  # type: ignore[arg-type]
+    ids: Any = _ids(Planned(), "", None, "edge")  # type: ignore[arg-type]
     frame = ask(run, config, 2).to_pandas()
     named = [
         tuple(ids[column].take(pa.array(frame[column]))[i].as_py() for column in order)
