@@ -299,8 +299,8 @@ def test_sigterm_before_training(run: Callable[..., Command], tmp_path: Path) ->
     command = run("train", model={"kind": f"{MODELS}:Slow"})
     time.sleep(6)  # while Ray starts
     command.process.send_signal(signal.SIGTERM)
-    code, _, err = command.finish(timeout=60)
-    assert code == 130
+    code, out, err = command.finish(timeout=60)
+    assert code == 130, (out, err)
     assert "Traceback" not in err
     assert command.leaves_nothing()
 
