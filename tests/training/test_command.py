@@ -154,7 +154,7 @@ def listener(answer: bytes | None) -> Iterator[str]:
 def test_a_port_that_is_not_rays(run: Callable[..., Command], answer: bytes | None) -> None:
     with listener(answer) as address:
         command = run("check", "--json", cluster={"address": address, "num_cpus": None})
-        code, out, err = command.finish(timeout=60)
+        code, out, err = command.finish(timeout=120)  # Ray is waited for, at most a minute
     assert code == 3
     error = json.loads(out)["error"]
     assert error["what"] == "what listens there is not the head node of a Ray"
@@ -299,7 +299,7 @@ def test_sigterm_before_training(run: Callable[..., Command], tmp_path: Path) ->
     command = run("train", model={"kind": f"{MODELS}:Slow"})
     time.sleep(6)  # while Ray starts
     command.process.send_signal(signal.SIGTERM)
-    code, out, err = command.finish(timeout=60)
+    code, out, err = command.finish(timeout=120)  # Ray is waited for, at most a minute
     assert code == 130, (out, err)
     assert "Traceback" not in err
     assert command.leaves_nothing()
