@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from raygnn import __version__
 from raygnn.cli import cluster, jobs, predict, runs, submit
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
-from raygnn.runs.interrupts import stoppable
+from raygnn.runs.interrupts import pending, stoppable
 from raygnn.runs.output import OutputLost, drop_output, open_streams, say
 
 _EXIT_CODES = """\
@@ -55,6 +55,8 @@ def carry_out(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return _fail(Interrupted("interrupted"), args)
         except Exception as error:
+            if pending():  # a library made this of a stop that was raised within it
+                return _fail(Interrupted("interrupted"), args)
             trace = traceback.format_exc() if getattr(args, "verbose", False) else None
             internal = TrainingError(
                 f"internal error: {type(error).__name__}: {error}",

@@ -1,16 +1,54 @@
-"""Signals that end a command."""
+"""Signals that end a command, which nothing on the way may swallow."""
 
 from __future__ import annotations
 
 import math
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN = signal.SIGURG  # ignored by what has no handler, and sorts after those of STOPS
 _IMPATIENT = 3.0  # seconds
+_PAUSE = 0.2  # seconds
+_MOST = 3000  # reminders
+_DEEPEST = 100  # of a chain of errors
+# an error at the wrong place in here leaves the import lock taken, and all threads hanging
+_IMPORTING = "importlib._bootstrap"
+_CALLED_FROM_C = "llvmlite.binding."  # a compiler that ends half-done where its callback raises
+
+
+class _Stop:
+    """Whether a stop is under way, for the handlers and for who reminds the main thread."""
+
+    def __init__(self) -> None:
+        self.taken = True
+        self.over = True  # nothing is left to remind of
+        self.last = -math.inf
+
+    def interrupt(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self.last > _IMPATIENT:
+            self.last, self.taken = now, False
+            self._raise(frame)
+
+    def again(self, signum: int, frame: FrameType | None) -> None:
+        """Raise what was put off or swallowed; not where the main thread is on its way out."""
+        self.over = self.taken = self.taken or _leaving()
+        if not self.taken:
+            self._raise(frame)
+
+    def _raise(self, frame: FrameType | None) -> None:
+        if not _critical(frame):  # or it waits for the reminder
+            raise KeyboardInterrupt
+
+
+_stop = _Stop()  # of the command of this process
 
 
 @contextmanager
@@ -19,26 +57,91 @@ def stoppable() -> Iterator[None]:
 
     A second signal at once, from an impatient hand or one that stops all processes of a group,
     does not disturb the way out.
+
+    Python can lose a `KeyboardInterrupt`: one that is raised in a callback from C or a destructor
+    is printed and dropped, and a signal that comes just before a wait in C begins is seen only
+    after it. So the main thread is reminded until it is on its way out.
     """
+    global _stop
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    last = -math.inf
-
-    def interrupt(signum: int, frame: object) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last > _IMPATIENT:
-            last = now
-            raise KeyboardInterrupt
-
-    handlers = {number: signal.getsignal(number) for number in STOPS}
-    for number, handler in handlers.items():
-        if handler not in (signal.SIG_IGN, None):  # by nohup, or for a shell's background job
-            signal.signal(number, interrupt)
+    before, _stop = _stop, _Stop()
+    handlers = {number: signal.getsignal(number) for number in (*STOPS, _AGAIN)}
+    for number in STOPS:
+        if handlers[number] not in (signal.SIG_IGN, None):  # by nohup, or a shell's background job
+            signal.signal(number, _stop.interrupt)
+    signal.signal(_AGAIN, _stop.again)
+    heard, written = socket.socketpair()
+    written.setblocking(False)
+    others = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+    reminding = threading.Thread(
+        target=_remind, args=(heard, _stop), name="raygnn-signals", daemon=True
+    )
+    reminding.start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(others)
+        written.close()
+        reminding.join(_PAUSE)
         for number, handler in handlers.items():
             if handler is not None:  # one of C's, which Python cannot put back
                 signal.signal(number, handler)
+        _stop = before
+
+
+@contextmanager
+def taken() -> Iterator[None]:
+    """Let a stop end what is in here and no more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop.taken = True
+
+
+def pending() -> bool:
+    """Whether a stop was asked for that nothing has answered yet."""
+    return not _stop.taken
+
+
+def _remind(heard: socket.socket, stop: _Stop) -> None:
+    """Wake the main thread as long as a stop has not been taken; ends with the other end."""
+    main = threading.main_thread().ident
+    assert main is not None
+    left = 0
+    with heard:
+        while True:
+            heard.settimeout(_PAUSE if left else None)
+            try:
+                numbers = heard.recv(64)
+            except TimeoutError:
+                left = 0 if stop.over else left - 1
+                if left:
+                    with suppress(ProcessLookupError):
+                        signal.pthread_kill(main, _AGAIN)
+                continue
+            if not numbers:
+                return
+            if any(number in STOPS for number in numbers):
+                # only the main thread knows, after it has seen the signal itself
+                stop.over, left = False, _MOST
+
+
+def _critical(frame: FrameType | None) -> bool:
+    """Whether an error would do harm where the main thread is."""
+    names = []
+    while frame is not None:
+        names.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    return names[:1] == [_IMPORTING] or any(name.startswith(_CALLED_FROM_C) for name in names)
+
+
+def _leaving() -> bool:
+    """Whether what runs now is there to handle a `KeyboardInterrupt`, or an error made of one."""
+    error = sys.exc_info()[1]
+    for _ in range(_DEEPEST):
+        if error is None or isinstance(error, KeyboardInterrupt):
+            break
+        error = error.__context__
+    return isinstance(error, KeyboardInterrupt)

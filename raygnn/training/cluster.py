@@ -30,6 +30,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine, nvml
 from raygnn.runs.files import open_regular
+from raygnn.runs.interrupts import taken
 from raygnn.training.reach import Knock
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
@@ -94,7 +95,8 @@ class RayCluster:
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
-        self._unmute: Callable[[], None] = lambda: None
+        self._unpatch: Callable[[], None] = lambda: None
+        self._guests: list[threading.Thread] = []
         self.ours = False  # it goes, or we leave it, when the job ends
 
     def __enter__(self) -> RayCluster:
@@ -136,6 +138,11 @@ class RayCluster:
         if self._error is not None:
             raise self._as_preflight_error(self._error)
 
+    def host(self, thread: threading.Thread) -> None:
+        """Start what uses Ray; `close` waits for its end, too."""
+        self._guests.append(thread)
+        thread.start()
+
     def close(self) -> None:
         """End what `start` began: the Ray that was started, or the connection. Ctrl-C does not
         stop this halfway."""
@@ -146,7 +153,7 @@ class RayCluster:
         wait = self._ready.is_set() or self.local
         deadline = time.monotonic() + (_END if wait else 0)
         while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
-            with contextlib.suppress(KeyboardInterrupt):
+            with taken():
                 self._thread.join(1)
 
     def _run(self) -> None:
@@ -166,8 +173,10 @@ class RayCluster:
                 processes = _processes(self._directory)
                 ray.shutdown()
                 _see_off(processes)
+                for thread in self._guests:  # Python's end under them would be a crash
+                    thread.join(_LEAVE)
         finally:
-            self._unmute()
+            self._unpatch()
             if self._directory and self._error is None:
                 _remove(self._directory)
             if self._owned is not None:
@@ -210,8 +219,7 @@ class RayCluster:
             "configure_logging": self._verbose,
         }
         self.ours = True
-        if not self._verbose:
-            self._unmute = _mute()
+        self._unpatch = _patched(mute=not self._verbose)
         if not self.local:
             with _our_sigterm():
                 ray.init(address=self._address, **common)
@@ -247,18 +255,24 @@ class RayCluster:
         )
 
 
-def _mute() -> Callable[[], None]:
-    """Keep Ray from printing, whatever it was told, on this process's output that a worker has
-    gone, which we say in our own words; returns what undoes that."""
-    from ray._private import worker
+def _patched(*, mute: bool) -> Callable[[], None]:
+    """Keep Ray from starting another one for who still asks after the end of ours, and from
+    printing, whatever it was told, on this process's output that a worker has gone, which we say
+    in our own words; returns what undoes that."""
+    from ray._private import auto_init_hook, worker
 
-    printing = getattr(worker, "print_to_stdstream", None)
-    if printing is None:  # not in every version
-        return lambda: None
-    worker.print_to_stdstream = lambda *args, **options: None
+    changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
+    if mute:
+        changes.append((worker, "print_to_stdstream", lambda *args, **options: None))
+    # not in every version
+    changes = [change for change in changes if hasattr(change[0], change[1])]
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
 
     def undo() -> None:
-        worker.print_to_stdstream = printing
+        for (module, name, _), value in zip(changes, before, strict=True):
+            setattr(module, name, value)
 
     return undo
 

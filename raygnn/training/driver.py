@@ -1,7 +1,6 @@
 """The sequence: config → graph → partition → preflight → launch → report.
 
-The command line, the Python API and job scripts all come through here; nothing else knows the
-order of things.
+The command line, the Python API and job scripts all come through here; only it knows the order.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from raygnn.preflight.report import Report, verdict
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.files import remove
+from raygnn.runs.interrupts import taken
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
@@ -352,9 +352,9 @@ def _save(launch: Launch, show: Display) -> None:
     """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no further."""
     if not launch.trains:
         return
-    with suppress(OutputLost, KeyboardInterrupt):
+    with suppress(OutputLost), taken():
         show.note("interrupted: saving a checkpoint")
-    with suppress(KeyboardInterrupt):
+    with taken():
         launch.save()
 
 

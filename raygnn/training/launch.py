@@ -65,11 +65,13 @@ class Launch:
         self._before = attempts(job.run_dir)
         self._starts: int | None = None  # before the end was asked for
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
+        self._stopped = False
         cluster.start()
-        self._thread.start()
+        cluster.host(self._thread)
 
     def stop(self) -> None:
         """End the job: ranks look for this file, leave behind what they were doing, and go."""
+        self._stopped = True
         self._starts = self.starts  # Ray Train may start them once more, to find that file
         with contextlib.suppress(OSError):
             (self._job.run_dir / STOP).touch()
@@ -153,7 +155,10 @@ class Launch:
     def _run(self) -> None:
         try:
             self.cluster.wait()
-            make_trainer(self._job, self._workers, self._comm, local=self.cluster.local).fit()
+            local = self.cluster.local
+            trainer = make_trainer(self._job, self._workers, self._comm, local=local)
+            if not self._stopped:
+                trainer.fit()
         except BaseException as error:
             self._error = error
 

@@ -305,6 +305,53 @@ def test_sigterm_before_training(run: Callable[..., Command], tmp_path: Path) ->
     assert command.leaves_nothing()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5])
+def test_sigterm_at_any_moment(run: Callable[..., Command], delay: float) -> None:
+    command = run("train", model={"kind": f"{MODELS}:Slow"})
+    time.sleep(delay)  # some of these meet threads that import, a compiler, Ray's start
+    command.process.send_signal(signal.SIGTERM)
+    code, out, err = command.finish(timeout=120)
+    assert code == 130, (out, err)
+    assert "Traceback" not in err
+    assert command.leaves_nothing()
+
+
+_LATECOMER = """
+import ray, sys, threading, time
+from pathlib import Path
+import raygnn
+from raygnn.training.cluster import RayCluster
+from tests.training.conftest import job
+def ask():
+    while ray.is_initialized():
+        time.sleep(0.01)
+    try:
+        ray.get(ray.put(1))
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    time.sleep(1)
+    print("ended", flush=True)
+with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 1, "workers": 1}))) as cluster:
+    cluster.wait()
+    cluster.host(threading.Thread(target=ask, daemon=True))
+print("closed", ray.is_initialized(), ray._private.auto_init_hook.enable_auto_connect)
+"""
+
+
+def test_who_asks_after_the_end_starts_no_other_ray() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LATECOMER],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
+    )
+    lines = done.stdout.splitlines()
+    assert lines[1:] == ["ended", "closed False True"], done.stderr
+    assert "Error" in lines[0] or "Exception" in lines[0], lines
+
+
 def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
     command = run("train", model={"kind": f"{MODELS}:Faulty", "args": {"how": "raise"}})
     code, _, err = command.finish()

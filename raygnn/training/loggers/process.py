@@ -14,6 +14,7 @@ from pathlib import Path
 import raygnn
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, Interrupted
+from raygnn.runs.interrupts import taken
 from raygnn.runs.output import OutputLost
 from raygnn.runs.store import LOGS
 from raygnn.training.loggers.kinds import PACKAGES, Status
@@ -67,7 +68,7 @@ class Loggers:
             return
         self.end(_status(error))
         try:
-            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            with suppress(subprocess.TimeoutExpired), taken():
                 self._wait(process)
         finally:
             if process.poll() is None:

@@ -1,0 +1,193 @@
+"""Stops that Python would lose, in real processes with real signals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_COMMAND = """
+import ctypes, os, signal, sys, time, argparse
+from raygnn.cli import carry_out
+from raygnn.runs.interrupts import taken
+{body}
+sys.exit(carry_out(argparse.Namespace(run=lambda args: run())))
+"""
+
+_IN_A_CALLBACK = """
+def run():
+    @ctypes.CFUNCTYPE(None)
+    def callback():
+        print("begun", flush=True)
+        time.sleep(60)
+    callback()  # which prints what is raised in it, and drops that
+    print("swallowed", flush=True)
+    time.sleep(60)
+"""
+
+_BEFORE_A_WAIT = """
+def run():
+    # the signal goes to another thread, and this one's wait is not ended by it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+_MADE_AN_ERROR = """
+def run():
+    found = []
+    @ctypes.CFUNCTYPE(None)
+    def callback():
+        print("begun", flush=True)
+        time.sleep(60)
+        found.append(1)
+    callback()
+    if not found:
+        raise RuntimeError("nothing came back")
+"""
+
+_COMPILING = """
+import numba
+from numba.core import codegen
+compiled = codegen.JITCodeLibrary._object_compiled_hook.__func__
+def hook(cls, *args):
+    os.kill(os.getpid(), signal.SIGINT)
+    print("hooked", flush=True)
+    compiled(cls, *args)
+codegen.JITCodeLibrary._object_compiled_hook = classmethod(hook)
+def run():
+    @numba.njit
+    def double(x):
+        return 2 * x
+    assert double(2) == 4
+    print("compiled", flush=True)
+    time.sleep(60)
+"""
+
+# main has the import lock, and nothing else yet, when it sees the signal
+_IMPORTING = """
+import _imp, threading
+def hold(begun):
+    _imp.acquire_lock()
+    begun.set()
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_globals["__name__"] != "importlib._bootstrap":
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.5)
+    _imp.release_lock()
+def elsewhere():
+    import wave
+    print("imported", flush=True)
+def run():
+    begun = threading.Event()
+    threading.Thread(target=hold, args=[begun]).start()
+    begun.wait()
+    try:
+        import wave
+        time.sleep(60)
+    finally:
+        thread = threading.Thread(target=elsewhere, daemon=True)
+        thread.start()
+        thread.join(20)
+"""
+
+_LEAVING = """
+def run():
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        time.sleep(2.5)
+        try:
+            {}["nothing"]
+        except KeyError:
+            time.sleep(2.5)
+        print("left", flush=True)
+"""
+
+_TAKEN = """
+def run():
+    with taken():
+        print("begun", flush=True)
+        time.sleep(60)
+    time.sleep(2.5)
+    print("went on", flush=True)
+    return 0
+"""
+
+
+def _ended(body: str, number: signal.Signals | None = signal.SIGINT) -> tuple[int, str, str]:
+    """What a command leaves that is stopped once, when it says that it has begun, or by itself."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _COMMAND.replace("{body}", body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            if number is not None:
+                assert process.stdout.readline() == "begun\n"
+                process.send_signal(number)
+            out, err = process.communicate(timeout=50)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
+_INTERRUPTED = "error: interrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_just_before_a_wait(number: signal.Signals) -> None:
+    assert _ended(_BEFORE_A_WAIT, number) == (130, "", _INTERRUPTED)
+
+
+def test_a_stop_in_a_callback() -> None:
+    code, out, err = _ended(_IN_A_CALLBACK)
+    assert (code, out) == (130, "swallowed\n")
+    assert err.startswith("Exception ignored on calling ctypes callback")  # or nothing was tried
+    assert err.endswith(_INTERRUPTED)
+
+
+def test_a_stop_that_becomes_an_error() -> None:
+    code, _, err = _ended(_MADE_AN_ERROR)
+    assert code == 130
+    assert err.endswith(_INTERRUPTED)
+    assert "nothing came back" not in err
+
+
+def test_a_compiler_is_let_finish() -> None:
+    code, out, err = _ended(_COMPILING, None)
+    assert "hooked\n" in out
+    assert (code, err) == (130, _INTERRUPTED)
+
+
+def test_imports_go_on_elsewhere() -> None:
+    assert _ended(_IMPORTING, None) == (130, "imported\n", _INTERRUPTED)
+
+
+def test_the_way_out_is_not_disturbed() -> None:
+    assert _ended(_LEAVING) == (130, "left\n", _INTERRUPTED)
+
+
+def test_a_stop_that_ends_one_thing_only() -> None:
+    assert _ended(_TAKEN) == (0, "went on\n", "")
+
+
+def test_without_a_reminder_a_stop_is_lost() -> None:
+    plain = "try:\n    run()\nexcept KeyboardInterrupt:\n    print('stopped')\n"
+    body = "import ctypes, time" + _IN_A_CALLBACK.replace("sleep(60)", "sleep(3)") + plain
+    with subprocess.Popen(
+        [sys.executable, "-c", body],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=50)[0] == "swallowed\n"
