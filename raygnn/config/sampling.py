@@ -40,8 +40,8 @@ class SamplingConfig(Section):
     )
     cache: AutoFraction = Field(
         "auto",
-        description="Share of the remote feature rows that each worker keeps; auto = half, but no "
-        "more than a sixteenth of its node's free memory holds for all workers there.",
+        description="Share of the remote feature rows that each worker keeps; auto = all that "
+        "a sixteenth of its node's free memory holds for all workers there.",
     )
     cache_policy: Literal["vip", "degree"] = Field(
         "vip",

@@ -26,7 +26,6 @@ from raygnn.config.duration import Duration
 from raygnn.config.uri import SCHEMES, Uri
 
 MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han")
-AUTO_CACHE = 0.5  # the most of the remote rows that sampling.cache auto keeps
 NO_LAYERS = "none"  # the model.kind without message passing
 LARGEST = 2**31 - 1
 _MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name

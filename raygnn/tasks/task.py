@@ -115,7 +115,10 @@ class Task(pl.LightningModule, ABC):
     def on_train_batch_start(self, batch: Share, batch_idx: int) -> None:
         # dropout, too, is a function of (seed, epoch, step, rank): nothing to save or restore
         key = derive_key(self.config.seed, batch.epoch, batch.step, self.global_rank)
-        torch.manual_seed(key >> 1)
+        # `torch.manual_seed` takes a stack for each kind of device that is not there
+        torch.default_generator.manual_seed(key >> 1)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key >> 1)
         self.clock.lap("rest")
 
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:

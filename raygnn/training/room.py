@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from raygnn.config.schema import Config
-from raygnn.config.types import AUTO_CACHE
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard
 from raygnn.preflight.machine import memory
@@ -57,7 +56,7 @@ class Room:
         _, free = memory()
         if free is None:
             return _UNKNOWN
-        return min(AUTO_CACHE, free / (_CACHE * self._neighbours) / max(1, remote))
+        return min(1.0, free / (_CACHE * self._neighbours) / max(1, remote))
 
     @property
     def _sizes(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from tests.training.conftest import JobFactory
 
 @pytest.mark.parametrize(
     ("free", "told", "share"),
-    [(10**12, "auto", 0.5), (None, "auto", 0.1), (0, "auto", 0.0), (10**12, 0.25, 0.25), (0, 1, 1)],
+    [(10**12, "auto", 1.0), (None, "auto", 0.1), (0, "auto", 0.0), (10**12, 0.25, 0.25), (0, 1, 1)],
 )
 def test_the_cache_takes_what_is_free(
     free: int | None,

@@ -8,7 +8,6 @@ from functools import partial
 from statistics import median
 from typing import Any, Literal
 
-from raygnn.config.types import AUTO_CACHE
 from raygnn.runs.advice.evidence import Evidence
 from raygnn.runs.ranks import COMPUTE
 
@@ -146,10 +145,10 @@ def starving_loader(e: Evidence) -> Iterator[Advice]:
         return
     if main == "exchange" and e.world > 1:
         cache = e.get("sampling.cache", 0.0)
-        cache = AUTO_CACHE if cache == "auto" else cache
-        if cache < 1:
+        if cache != 1:
+            more = 1.0 if cache == "auto" else min(1.0, max(0.2, 2 * cache))
             yield found(
-                (f"sampling.cache={min(1.0, max(0.2, 2 * cache)):g}",),
+                (f"sampling.cache={more:g}",),
                 False,
                 "fewer rows from other ranks, for memory",
                 gain / 2,

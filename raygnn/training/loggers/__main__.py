@@ -34,8 +34,7 @@ def main(argv: Sequence[str]) -> None:
     Args:
         argv: the run directory, and the step of the first record of this command.
     """
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)  # the ranks may be on this machine, too
+    _give_way()
     # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
         os.environ.pop(name, None)
@@ -50,6 +49,15 @@ def main(argv: Sequence[str]) -> None:
     # without what the libraries do at the end of a process, which may wait for a server for ever
     sys.stderr.flush()
     os._exit(code)
+
+
+def _give_way() -> None:
+    """Take what the ranks leave of this machine's processors, if they are on it, too."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    # Linux may weigh sessions against each other, and the niceness only within one
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
