@@ -35,6 +35,7 @@ from raygnn.graph.partition import ensure_partition
 LIMIT = 0.95
 _DEADLINE = 600  # seconds for one run of the command
 _LOG_EVERY = 5
+_LOGGED = {"csv": "metrics.csv", "tensorboard": "events.*"}  # by the default loggers
 
 
 class ThisMachine:
@@ -94,9 +95,9 @@ def product(scale: str, partition: Path, workers: int) -> float:
 
 
 def _logging(process: subprocess.Popen[bytes], run: Path) -> int:
-    """The step at which the loggers have begun to write."""
+    """The step at which all loggers have begun to write."""
     deadline = time.monotonic() + _DEADLINE
-    while not (run / "loggers" / "csv" / "metrics.csv").exists():
+    while not all(any((run / "loggers" / name).glob(file)) for name, file in _LOGGED.items()):
         if time.monotonic() >= deadline or process.poll() is not None:
             raise RuntimeError(f"no records of loggers within {_DEADLINE} s")
         time.sleep(0.5)
