@@ -29,24 +29,30 @@ class _Stop:
     def __init__(self) -> None:
         self.taken = True
         self.over = True  # nothing is left to remind of
-        self.late = False  # the command has ended
+        self.held = True  # the command has not begun, or has ended: an error would do harm
         self.last = -math.inf
 
     def interrupt(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self.last > _IMPATIENT and not self.late:
+        if now - self.last > _IMPATIENT:
             self.last, self.taken = now, False
             self._raise(frame)
 
     def again(self, signum: int, frame: FrameType | None) -> None:
         """Raise what was put off or swallowed; not where the main thread is on its way out."""
-        self.over = self.taken = self.taken or self.late or _handled(KeyboardInterrupt)
+        self.over = self.taken = self.taken or _handled(KeyboardInterrupt)
         # a loop that was left closes its generator before anything else knows why it was left
         if not self.taken and not _handled(GeneratorExit):
             self._raise(frame)
 
     def _raise(self, frame: FrameType | None) -> None:
-        if not _critical(frame):  # or it waits for the reminder
+        if not self.held and not _critical(frame):  # or it waits for the reminder
+            raise KeyboardInterrupt
+
+    def release(self) -> None:
+        """Let what comes from now on, or has come already, interrupt."""
+        self.held = False
+        if not self.taken:
             raise KeyboardInterrupt
 
 
@@ -77,15 +83,15 @@ def stoppable() -> Iterator[None]:
         signal.signal(_AGAIN, _stop.again)
         with _reminded(_stop):
             try:
+                _stop.release()
                 yield
             finally:
-                _stop.late = True  # an error would leave undone what follows
+                _stop.held = True
     finally:
-        _stop.late = True
-        for number, handler in handlers.items():
+        _stop = before
+        for number, handler in reversed(handlers.items()):  # SIGINT's, which may raise, last
             if handler is not None:  # one of C's, which Python cannot put back
                 signal.signal(number, handler)
-        _stop = before
 
 
 @contextmanager

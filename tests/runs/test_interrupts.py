@@ -132,6 +132,20 @@ def run():
         raise RuntimeError("nothing came back")
 """
 
+# it comes before all handlers and what reminds are in place
+_EARLY = """
+import threading
+begin = threading.Thread.start
+def start(self):
+    begin(self)
+    signal.raise_signal(signal.SIGINT)
+threading.Thread.start = start
+def run():
+    print("begun", flush=True)
+before = threading.active_count()
+print(carry_out(argparse.Namespace(run=lambda args: run())), threading.active_count() - before)
+"""
+
 # something comes when all is done and the handlers are about to be put back
 _LATE = """
 put = signal.set_wakeup_fd
@@ -254,6 +268,10 @@ def test_a_loop_is_left_undisturbed() -> None:
 
 def test_a_stop_that_becomes_an_error_slowly() -> None:
     assert _ended(_SLOWLY_MADE_AN_ERROR) == (130, "", _INTERRUPTED)
+
+
+def test_a_stop_that_comes_early() -> None:
+    assert _ended(_EARLY, None) == (130, "130 0\n", "")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
