@@ -41,29 +41,36 @@ def carry_out(args: argparse.Namespace) -> int:
 
     ``args.tell``, if it is there, is called with the error's facts.
     """
-    with stoppable():
-        try:
-            _check_directory()
-            code: int = args.run(args)
-            say("", end="")
-            return code
-        except OutputLost as error:
-            drop_output()
-            return error.exit_code if error.quiet else _fail(error, args)
-        except RaygnnError as error:
-            return _fail(error, args)
-        except KeyboardInterrupt:
+    try:
+        with stoppable():
+            return _carry_out(args)
+    except KeyboardInterrupt:  # before anything was done, or after all was, or said why it was not
+        return Interrupted.exit_code
+
+
+def _carry_out(args: argparse.Namespace) -> int:
+    try:
+        _check_directory()
+        code: int = args.run(args)
+        say("", end="")
+        return code
+    except OutputLost as error:
+        drop_output()
+        return error.exit_code if error.quiet else _fail(error, args)
+    except RaygnnError as error:
+        return _fail(error, args)
+    except KeyboardInterrupt:
+        return _fail(Interrupted("interrupted"), args)
+    except Exception as error:
+        if pending():  # a library made this of a stop that was raised within it
             return _fail(Interrupted("interrupted"), args)
-        except Exception as error:
-            if pending():  # a library made this of a stop that was raised within it
-                return _fail(Interrupted("interrupted"), args)
-            trace = traceback.format_exc() if getattr(args, "verbose", False) else None
-            internal = TrainingError(
-                f"internal error: {type(error).__name__}: {error}",
-                remedy=None if trace else "this is a bug; run again with -v for its trace",
-                trace=trace,
-            )
-            return _fail(internal, args)
+        trace = traceback.format_exc() if getattr(args, "verbose", False) else None
+        internal = TrainingError(
+            f"internal error: {type(error).__name__}: {error}",
+            remedy=None if trace else "this is a bug; run again with -v for its trace",
+            trace=trace,
+        )
+        return _fail(internal, args)
 
 
 def _fail(error: RaygnnError, args: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ class _Stop:
     def __init__(self) -> None:
         self.taken = True
         self.over = True  # nothing is left to remind of
+        self.held = True  # the command has not begun, or has ended: an error would do harm
         self.last = -math.inf
 
     def interrupt(self, signum: int, frame: FrameType | None) -> None:
@@ -39,12 +40,19 @@ class _Stop:
 
     def again(self, signum: int, frame: FrameType | None) -> None:
         """Raise what was put off or swallowed; not where the main thread is on its way out."""
-        self.over = self.taken = self.taken or _leaving()
-        if not self.taken:
+        self.over = self.taken = self.taken or _handled(KeyboardInterrupt)
+        # a loop that was left closes its generator before anything else knows why it was left
+        if not self.taken and not _handled(GeneratorExit):
             self._raise(frame)
 
     def _raise(self, frame: FrameType | None) -> None:
-        if not _critical(frame):  # or it waits for the reminder
+        if not self.held and not _critical(frame):  # or it waits for the reminder
+            raise KeyboardInterrupt
+
+    def release(self) -> None:
+        """Let what comes from now on, or has come already, interrupt."""
+        self.held = False
+        if not self.taken:
             raise KeyboardInterrupt
 
 
@@ -68,27 +76,22 @@ def stoppable() -> Iterator[None]:
         return
     before, _stop = _stop, _Stop()
     handlers = {number: signal.getsignal(number) for number in (*STOPS, _AGAIN)}
-    for number in STOPS:
-        if handlers[number] not in (signal.SIG_IGN, None):  # by nohup, or a shell's background job
-            signal.signal(number, _stop.interrupt)
-    signal.signal(_AGAIN, _stop.again)
-    heard, written = socket.socketpair()
-    written.setblocking(False)
-    others = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-    reminding = threading.Thread(
-        target=_remind, args=(heard, _stop), name="raygnn-signals", daemon=True
-    )
-    reminding.start()
     try:
-        yield
+        for number in STOPS:
+            if handlers[number] not in (signal.SIG_IGN, None):  # by nohup, or a background job
+                signal.signal(number, _stop.interrupt)
+        signal.signal(_AGAIN, _stop.again)
+        with _reminded(_stop):
+            try:
+                _stop.release()
+                yield
+            finally:
+                _stop.held = True
     finally:
-        signal.set_wakeup_fd(others)
-        written.close()
-        reminding.join(_PAUSE)
-        for number, handler in handlers.items():
+        _stop = before
+        for number, handler in reversed(handlers.items()):  # SIGINT's, which may raise, last
             if handler is not None:  # one of C's, which Python cannot put back
                 signal.signal(number, handler)
-        _stop = before
 
 
 @contextmanager
@@ -101,31 +104,51 @@ def taken() -> Iterator[None]:
 
 
 def pending() -> bool:
-    """Whether a stop was asked for that nothing has answered yet."""
-    return not _stop.taken
+    """Whether a stop was asked for that nothing has answered yet, or made of it what is handled."""
+    return not _stop.taken or _handled(KeyboardInterrupt)
+
+
+@contextmanager
+def _reminded(stop: _Stop) -> Iterator[None]:
+    """Have the main thread reminded in here."""
+    heard, written = socket.socketpair()
+    with heard, written:
+        written.setblocking(False)
+        reminding = threading.Thread(
+            target=_remind, args=(heard, stop), name="raygnn-signals", daemon=True
+        )
+        with suppress(RuntimeError):  # no thread is to be had: it must do without
+            reminding.start()
+        others = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(others)
+            written.shutdown(socket.SHUT_WR)  # a process that was forked may have it open, too
+            if reminding.is_alive():
+                reminding.join()
 
 
 def _remind(heard: socket.socket, stop: _Stop) -> None:
-    """Wake the main thread as long as a stop has not been taken; ends with the other end."""
+    """Wake the main thread as long as a stop has not been taken, until the other end closes."""
     main = threading.main_thread().ident
     assert main is not None
     left = 0
-    with heard:
-        while True:
-            heard.settimeout(_PAUSE if left else None)
-            try:
-                numbers = heard.recv(64)
-            except TimeoutError:
-                left = 0 if stop.over else left - 1
-                if left:
-                    with suppress(ProcessLookupError):
-                        signal.pthread_kill(main, _AGAIN)
-                continue
-            if not numbers:
-                return
-            if any(number in STOPS for number in numbers):
-                # only the main thread knows, after it has seen the signal itself
-                stop.over, left = False, _MOST
+    while True:
+        heard.settimeout(_PAUSE if left else None)
+        try:
+            numbers = heard.recv(64)
+        except TimeoutError:
+            left = 0 if stop.over else left - 1
+            if left:
+                with suppress(ProcessLookupError):
+                    signal.pthread_kill(main, _AGAIN)
+            continue
+        if not numbers:
+            return
+        if any(number in STOPS for number in numbers):
+            # only the main thread knows, after it has seen the signal itself
+            stop.over, left = False, _MOST
 
 
 def _critical(frame: FrameType | None) -> bool:
@@ -137,11 +160,11 @@ def _critical(frame: FrameType | None) -> bool:
     return names[:1] == [_IMPORTING] or any(name.startswith(_CALLED_FROM_C) for name in names)
 
 
-def _leaving() -> bool:
-    """Whether what runs now is there to handle a `KeyboardInterrupt`, or an error made of one."""
+def _handled(kind: type[BaseException]) -> bool:
+    """Whether what runs now is there to handle such an error, or an error made of one."""
     error = sys.exc_info()[1]
     for _ in range(_DEEPEST):
-        if error is None or isinstance(error, KeyboardInterrupt):
+        if error is None or isinstance(error, kind):
             break
         error = error.__context__
-    return isinstance(error, KeyboardInterrupt)
+    return isinstance(error, kind)

@@ -174,7 +174,8 @@ class RayCluster:
                 ray.shutdown()
                 _see_off(processes)
                 for thread in self._guests:  # Python's end under them would be a crash
-                    thread.join(_LEAVE)
+                    if thread.is_alive():  # a stop may have kept it from being started
+                        thread.join(_LEAVE)
         finally:
             self._unpatch()
             if self._directory and self._error is None:

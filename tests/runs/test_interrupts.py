@@ -108,6 +108,93 @@ def run():
         print("left", flush=True)
 """
 
+_LEAVING_A_LOOP = """
+def lines():
+    try:
+        while True:
+            yield
+    finally:  # of a generator that is closed before the error that ends its loop is looked at
+        time.sleep(1)
+        print("closed", flush=True)
+def run():
+    with open(os.devnull):
+        for _ in lines():
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+_SLOWLY_MADE_AN_ERROR = """
+def run():
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    except BaseException:
+        time.sleep(1)
+        raise RuntimeError("nothing came back")
+"""
+
+# it comes before all handlers and what reminds are in place
+_EARLY = """
+import threading
+begin = threading.Thread.start
+def start(self):
+    begin(self)
+    signal.raise_signal(signal.SIGINT)
+threading.Thread.start = start
+def run():
+    print("begun", flush=True)
+before = threading.active_count()
+print(carry_out(argparse.Namespace(run=lambda args: run())), threading.active_count() - before)
+"""
+
+# something comes when all is done and the handlers are about to be put back
+_LATE = """
+put = signal.set_wakeup_fd
+def late(number, **options):
+    if number == -1:
+        signal.raise_signal(signal.{name})
+    return put(number, **options)
+signal.set_wakeup_fd = late
+def run():
+    {action}
+    return 0
+"""
+
+_BETWEEN = """
+import raygnn.cli
+from contextlib import contextmanager
+@contextmanager
+def interrupted():
+    yield
+    os.kill(os.getpid(), signal.SIGINT)
+raygnn.cli.stoppable = interrupted
+def run():
+    return 0
+"""
+
+_FORKING = """
+import threading
+def run():
+    if not os.fork():
+        signal.pause()
+    return 0
+def held():
+    return os.listdir("/proc/self/fd"), threading.active_count()
+before = held()
+carry_out(argparse.Namespace(run=lambda args: run()))
+print(held() == before, flush=True)
+os.kill(0, signal.SIGKILL)
+"""
+
+_WITHOUT_THREADS = """
+import threading
+def none(self):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = none
+def run():
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
 _TAKEN = """
 def run():
     with taken():
@@ -126,6 +213,7 @@ def _ended(body: str, number: signal.Signals | None = signal.SIGINT) -> tuple[in
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -172,6 +260,42 @@ def test_imports_go_on_elsewhere() -> None:
 
 def test_the_way_out_is_not_disturbed() -> None:
     assert _ended(_LEAVING) == (130, "left\n", _INTERRUPTED)
+
+
+def test_a_loop_is_left_undisturbed() -> None:
+    assert _ended(_LEAVING_A_LOOP, None) == (130, "closed\n", _INTERRUPTED)
+
+
+def test_a_stop_that_becomes_an_error_slowly() -> None:
+    assert _ended(_SLOWLY_MADE_AN_ERROR) == (130, "", _INTERRUPTED)
+
+
+def test_a_stop_that_comes_early() -> None:
+    assert _ended(_EARLY, None) == (130, "130 0\n", "")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_stop_that_comes_too_late(name: str) -> None:
+    body = _LATE.replace("{name}", name).replace("{action}", "pass")
+    assert _ended(body, None) == (0, "", "")
+
+
+def test_a_reminder_that_comes_too_late() -> None:
+    action = "os.kill(os.getpid(), signal.SIGINT)"
+    body = _LATE.replace("{name}", "SIGURG").replace("{action}", action)
+    assert _ended(body, None) == (130, "", _INTERRUPTED)
+
+
+def test_a_stop_between_two_steps_of_the_end() -> None:
+    assert _ended(_BETWEEN, None) == (130, "", "")
+
+
+def test_a_process_that_was_forked_holds_nothing_up() -> None:
+    assert _ended(_FORKING, None)[1] == "True\n"
+
+
+def test_without_a_thread_a_stop_still_ends_it() -> None:
+    assert _ended(_WITHOUT_THREADS) == (130, "", _INTERRUPTED)
 
 
 def test_a_stop_that_ends_one_thing_only() -> None:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 import raygnn
+from raygnn.training.cluster import RayCluster
 from tests.commands import ROOT, Command
 from tests.training.conftest import job, wait_for_step
 
@@ -350,6 +351,27 @@ def test_who_asks_after_the_end_starts_no_other_ray() -> None:
     lines = done.stdout.splitlines()
     assert lines[1:] == ["ended", "closed False True"], done.stderr
     assert "Error" in lines[0] or "Exception" in lines[0], lines
+
+
+def test_a_thread_that_a_stop_kept_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = RayCluster(raygnn.load_config(job(Path(), cluster={"workers": 1})))
+
+    def start() -> None:
+        cluster.ours = True
+        os.environ["RAY_OF_THIS_JOB"] = "1"
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ray.shutdown", lambda: None)  # other tests' may be running
+    monkeypatch.setattr(cluster, "_start", start)
+    thread = threading.Thread()
+    monkeypatch.setattr(thread, "start", stopped)
+    with cluster:
+        cluster.wait()
+        with pytest.raises(KeyboardInterrupt):
+            cluster.host(thread)
+    assert os.environ.pop("RAY_OF_THIS_JOB", None) is None  # which is the last that is seen to
 
 
 def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:

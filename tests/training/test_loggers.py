@@ -177,16 +177,23 @@ def test_the_process_is_told_how_the_run_ended(
     assert (tmp_path / "said").read_text() == f"{status}\n"
 
 
+def _weight() -> str | None:
+    file = Path("/proc/self/autogroup")
+    return file.read_text() if file.exists() else None
+
+
 def test_a_process_that_hangs_without_its_command_ends(tmp_path: Path) -> None:
     code = (
         "import time, raygnn.training.loggers.__main__ as main\n"
         "main.FLUSH, main.END, main.feed = 0.5, 0.5, lambda *_: time.sleep(1000)\n"
         "main.main(['run', '1'])"
     )
+    before = _weight()
     ended = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, timeout=120, check=False
     )
     assert ended.returncode == -signal.SIGALRM
+    assert _weight() == before  # of this session, which is not that process's own
 
 
 def test_one_that_dies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,9 @@ def _give_way() -> None:
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     # Linux may weigh sessions against each other, and the niceness only within one
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_NICE))
+    if os.getsid(0) == os.getpid():  # or it would be that of who started us
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
