@@ -466,3 +466,15 @@ def test_jobs_of_the_checkout_are_valid(job: Path) -> None:
     config = raygnn.Config.model_validate(read_yaml(job.read_text(), job.name)[0])
     assert config.name == job.stem
     assert contradictions(config) == []
+
+
+def test_a_run_that_is_over_is_not_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunDir.create(str(tmp_path), "ended") as run:
+        run.begin({"name": "ended"})
+        run.update_summary(status="done")
+    assert main(["stop", "ended", "--storage", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "no command trains this run: done" in said
+    assert str(tmp_path / "ended") in said

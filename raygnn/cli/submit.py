@@ -154,7 +154,9 @@ def _stop_here(args: argparse.Namespace) -> bool:
         return False
     lock = Path(run.path) / LOCK
     command = holder(lock)
-    if command is None or not command.local:
+    if command is None:
+        raise InputError(f"no command trains this run: {run.status}", where=str(run.path))
+    if not command.local:
         return False
     with suppress(ProcessLookupError):
         os.kill(command.pid, signal.SIGTERM)
@@ -170,5 +172,5 @@ def _stop_here(args: argparse.Namespace) -> bool:
     if args.json:
         print_json(args, {"run": run.name, "path": str(run.path), "state": run.status})
     else:
-        say(f"{run.path}: {run.status}; raygnn train --resume goes on")
+        say(f"{run.path}: {run.status}; raygnn train CONFIG --resume goes on")
     return True

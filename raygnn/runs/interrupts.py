@@ -15,7 +15,7 @@ from types import FrameType
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN = signal.SIGURG  # ignored by what has no handler, and sorts after those of STOPS
 _IMPATIENT = 3.0  # seconds
-_PAUSE = 0.2  # seconds
+_PAUSE, _JOIN = 0.2, 1.0  # seconds
 _MOST = 3000  # reminders
 _DEEPEST = 100  # of a chain of errors
 # an error at the wrong place in here leaves the import lock taken, and all threads hanging
@@ -126,7 +126,7 @@ def _reminded(stop: _Stop) -> Iterator[None]:
             signal.set_wakeup_fd(others)
             written.shutdown(socket.SHUT_WR)  # a process that was forked may have it open, too
             if reminding.is_alive():
-                reminding.join()
+                reminding.join(_JOIN)
 
 
 def _remind(heard: socket.socket, stop: _Stop) -> None:

@@ -231,7 +231,9 @@ def _check(path: Path, mode: Mode) -> None:
         return
     where = str(path)
     if free:
-        raise InputError("there is no run to resume", where=where, remedy="start it without resume")
+        raise InputError(
+            "there is no run to resume", where=where, remedy="start it without --resume"
+        )
     if path.is_symlink():
         raise InputError(
             "this name is a symbolic link, not a run directory",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
-from raygnn.errors import Interrupted, TrainingError
+from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.display import Display
 from raygnn.runs.store import RunDir
 from raygnn.training.cluster import RayCluster
@@ -66,8 +66,8 @@ def run_aside(
             raise
         except Exception as error:
             run.update_summary(status="failed", error=str(error))
-            if isinstance(error, TrainingError):
-                error.run = str(run.path)
+            if isinstance(error, TrainingError) and error.exit_code != InputError.exit_code:
+                error.run = str(run.path)  # there is more to be told
             raise
         finally:
             shutil.rmtree(run.path / ".ray", ignore_errors=True)

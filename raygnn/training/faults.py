@@ -66,7 +66,7 @@ class Failure:
     def as_error(self) -> TrainingError:
         place = f"rank {self.rank}" + (f", {self.where}" if self.where else "")
         error = TrainingError(
-            self.what, where=place, remedy=self.remedy, rank=self.rank, trace=self.trace
+            self.what, where=place, remedy=self.remedy, rank=self.rank, trace=self.trace or None
         )
         error.exit_code = self.exit_code
         return error
@@ -80,8 +80,9 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
         earlier: what the ranks died of in the start before. The same cause on the same rank
             again, without a new checkpoint in between, is final; bad input is so at once.
     """
-    trace = traceback.format_exc()
-    kind = type(error).__name__
+    trace, kind = traceback.format_exc(), type(error).__name__
+    if isinstance(error, InputError) and error.__cause__ is None:
+        trace = ""  # it says where in our program that was noticed, which helps nobody
     found = Failure(rank, time.time(), f"{kind}: {error}", trace, reached=reached, kind=kind)
     if isinstance(error, RaygnnError):
         found = replace(

@@ -121,7 +121,7 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
         raise InputError(
             "there is no run to resume, neither here nor in the mirror",
             where=f"{run.path}, {mirror}",
-            remedy="start it without resume",
+            remedy="start it without --resume",
         )
     changed = changes(fixed(_recorded(run)), config) if found or rejected else []
     if found is not None:

@@ -134,7 +134,7 @@ def find(directory: Path) -> Weights:
         raise InputError(
             "this run has no selected weights: they are written when training is over",
             where=str(file),
-            remedy="wait for it, or let it go on with `raygnn train --resume`",
+            remedy="wait for it, or let it go on with `raygnn train CONFIG --resume`",
         ) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from error

@@ -40,7 +40,7 @@ REMEDIES = {
     "library named; the traceback is in the rank's log",
     "setup": "correct what the error names, and start again",
     "command_gone": "the command itself was ended from outside; train with --resume",
-    "interrupted": "go on with raygnn train --resume",
+    "interrupted": "go on with raygnn train CONFIG --resume",
     "running": "wait, or follow logs/ and metrics.jsonl",
     "none": "",
     "unknown": "run again with -v, and comm.debug: true",
