@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ class Command:
         self.mark = uuid.uuid4().hex
         self.temp = Path(tempfile.mkdtemp(prefix="t-"))  # short: sockets are in it
         env = {**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temp)}
-        env |= variables
+        env |= {"PYTHONFAULTHANDLER": "1", **variables}
         env.pop("RAY_AUTH_MODE", None)  # as on a user's machine
         self.process = subprocess.Popen(
             [sys.executable, "-m", "raygnn", *args],
@@ -34,7 +35,12 @@ class Command:
         )
 
     def finish(self, timeout: float = 120) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=timeout)
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # it says where its threads are
+            out, err = self.process.communicate(timeout=30)
+            raise AssertionError(f"not over after {timeout:g} s\n{out}\n{err}") from None
         return self.process.returncode, out, err
 
     def running(self) -> dict[int, str]:
