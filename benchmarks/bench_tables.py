@@ -13,7 +13,7 @@ which 2 million are the reverse of others. Each step is a process of its own. Wh
   a thousandth of the edges.
 
 Training is measured twice: as it is by default, where workers copy the feature rows that they own
-and half of the others into memory if there is plenty, and with neither.
+and the others into memory if there is plenty, and with neither.
 
 Exit code 1 if a step but the former takes more than 3 × the data at full scale, a prediction is
 missing or one has an id that is none of the table's.

@@ -43,6 +43,8 @@ class Failure:
         kind: name of the exception's class.
         attempt: which start of the run it ended.
         blamed: the rank whose fault the error itself says it is.
+        telling: the trace says more to the user than where we noticed bad input; logs have it
+            anyway.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class Failure:
     kind: str = ""
     attempt: int = 0
     blamed: int | None = None
+    telling: bool = True
 
     @property
     def is_consequence(self) -> bool:
@@ -66,7 +69,11 @@ class Failure:
     def as_error(self) -> TrainingError:
         place = f"rank {self.rank}" + (f", {self.where}" if self.where else "")
         error = TrainingError(
-            self.what, where=place, remedy=self.remedy, rank=self.rank, trace=self.trace or None
+            self.what,
+            where=place,
+            remedy=self.remedy,
+            rank=self.rank,
+            trace=self.trace if self.telling else None,
         )
         error.exit_code = self.exit_code
         return error
@@ -80,9 +87,8 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
         earlier: what the ranks died of in the start before. The same cause on the same rank
             again, without a new checkpoint in between, is final; bad input is so at once.
     """
-    trace, kind = traceback.format_exc(), type(error).__name__
-    if isinstance(error, InputError) and error.__cause__ is None:
-        trace = ""  # it says where in our program that was noticed, which helps nobody
+    trace = traceback.format_exc()
+    kind = type(error).__name__
     found = Failure(rank, time.time(), f"{kind}: {error}", trace, reached=reached, kind=kind)
     if isinstance(error, RaygnnError):
         found = replace(
@@ -92,6 +98,7 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
             where=error.where,
             exit_code=error.exit_code,
             final=isinstance(error, (InputError, PreflightError)),
+            telling=not isinstance(error, InputError) or error.__cause__ is not None,
             blamed=getattr(error, "rank", None),
         )
     same = any((e.rank, e.what, e.reached) == (rank, found.what, reached) for e in earlier)

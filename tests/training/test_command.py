@@ -296,23 +296,15 @@ def test_workers_that_cannot_start(run: Callable[..., Command], tmp_path: Path) 
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "failed"
 
 
-def test_sigterm_before_training(run: Callable[..., Command], tmp_path: Path) -> None:
+# while Ray starts; some of these meet threads that import, or a compiler
+@pytest.mark.parametrize(
+    "delay", [6, *(pytest.param(d, marks=SLOW) for d in (2, 3, 4, 4.5, 5, 5.5, 6.5, 7, 7.5))]
+)
+def test_sigterm_before_training(run: Callable[..., Command], delay: float) -> None:
     command = run("train", model={"kind": f"{MODELS}:Slow"})
-    time.sleep(6)  # while Ray starts
+    time.sleep(delay)
     command.process.send_signal(signal.SIGTERM)
     code, out, err = command.finish(timeout=120)  # Ray is waited for, at most a minute
-    assert code == 130, (out, err)
-    assert "Traceback" not in err
-    assert command.leaves_nothing()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("delay", [2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5])
-def test_sigterm_at_any_moment(run: Callable[..., Command], delay: float) -> None:
-    command = run("train", model={"kind": f"{MODELS}:Slow"})
-    time.sleep(delay)  # some of these meet threads that import, a compiler, Ray's start
-    command.process.send_signal(signal.SIGTERM)
-    code, out, err = command.finish(timeout=120)
     assert code == 130, (out, err)
     assert "Traceback" not in err
     assert command.leaves_nothing()

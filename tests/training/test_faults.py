@@ -12,7 +12,9 @@ def _described(error: BaseException, cause: BaseException | None = None) -> Trai
     try:
         raise error from cause
     except type(error) as caught:
-        return describe(caught, 1, "", []).as_error()
+        failure = describe(caught, 1, "", [])
+    assert "Traceback" in failure.trace  # for the rank's log, whatever the user is told
+    return failure.as_error()
 
 
 def test_bad_input_is_told_without_a_trace() -> None:
