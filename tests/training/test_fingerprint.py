@@ -156,10 +156,10 @@ def test_a_share_of_whole_graphs() -> None:
 
 
 def test_position_tells_which_batch() -> None:
-    one = fingerprint.position(2, 5, 1, make_batch())
+    one = fingerprint.position(2, 5, make_batch())
     assert one["global step"] == "5"
     for name in ("epoch", "step", "total", "window"):
-        other = fingerprint.position(2, 5, 1, make_batch(**{name: 100}))
+        other = fingerprint.position(2, 5, make_batch(**{name: 100}))
         assert {key for key in one if one[key] != other[key]} == {f"batch {name}"}
 
 

@@ -65,16 +65,14 @@ class Guard(pl.Callback):
     Args:
         exchange: of the control messages, used by the thread that trains alone.
         config: the ``guard`` section.
-        attempt: which start of the run this is, if it is counted.
 
     Attributes:
         skipped_steps: steps left out since their gradient was not finite, over the whole run.
     """
 
-    def __init__(self, exchange: Exchange, config: GuardConfig, attempt: int = 0):
+    def __init__(self, exchange: Exchange, config: GuardConfig):
         self._exchange = exchange
         self._config = config
-        self._attempt = attempt
         self._batches = 0  # since the start: the same on all ranks, wherever they believe to be
         self._checking = False
         self._place = (0, 0)  # epoch and step of the batch, which itself is not held on to
@@ -98,7 +96,7 @@ class Guard(pl.Callback):
             return
         sections = {
             "software": fingerprint.software(),
-            "position": fingerprint.position(self._exchange.world.size, 0, self._attempt),
+            "position": fingerprint.position(self._exchange.world.size, 0),
             "options": fingerprint.options(options),
             "parameters": fingerprint.parameters(module),
             "numerics": fingerprint.numerics(),
@@ -166,7 +164,7 @@ class Guard(pl.Callback):
     def _check_batch(self, trainer: pl.Trainer, module: Any, batch: Share) -> None:
         world, step = self._exchange.world.size, trainer.global_step
         sections = {
-            "position": fingerprint.position(world, step, self._attempt, batch),
+            "position": fingerprint.position(world, step, batch),
             "batch": fingerprint.batch(batch),
             "parameters": fingerprint.parameters(module),
             "optimizers": fingerprint.optimizers(trainer.optimizers, module),

@@ -111,19 +111,14 @@ def batch(share: Share) -> Section:
     return dict(sorted(section.items()))
 
 
-def position(world: int, step: int, attempt: int, share: Share | None = None) -> Section:
+def position(world: int, step: int, share: Share | None = None) -> Section:
     """Where a rank stands.
 
     Args:
         world: number of ranks.
         step: optimizer steps so far.
-        attempt: which start of the run this is.
     """
-    section = {
-        "world size": _text(world),
-        "start of the run": _text(attempt),
-        "global step": _text(step),
-    }
+    section = {"world size": _text(world), "global step": _text(step)}
     if share is not None:
         for name in ("epoch", "step", "total", "window"):
             section[f"batch {name}"] = _text(_plain(getattr(share, name)))
