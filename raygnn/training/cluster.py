@@ -41,7 +41,10 @@ _END = 60.0  # seconds for it to end
 _LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
 
-_PREFIX, _OWNER = "raygnn-", ".owner"  # of a local Ray's directory, and in it
+_PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory made for a local Ray, and in it
+# Ray lets everybody write to its own directory, in which it follows links: the one around it is
+# this user's alone. Short: it is part of socket paths.
+_RAYS = "r"
 
 _QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -118,7 +121,9 @@ class RayCluster:
     @property
     def logs(self) -> Path | None:
         """Where a local Ray writes its logs."""
-        return Path(self._directory, "session_latest", "logs") if self._directory else None
+        if self._directory is None:
+            return None
+        return Path(self._directory, _RAYS, "session_latest", "logs")
 
     def start(self) -> None:
         """Begin to start or connect, in the background; only the first call does something."""
@@ -234,7 +239,7 @@ class RayCluster:
                 num_gpus=len(nvml.gpus()),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=self._directory,
+                _temp_dir=os.path.join(self._directory, _RAYS),
                 **common,
             )
         _start_coordinator()

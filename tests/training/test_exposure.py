@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -38,6 +39,38 @@ def reached(process: psutil.Process) -> list[str]:
     return found
 
 
+NOBODY = 65534
+ATTACKS = (
+    'cd "$1"',
+    'ls "$1"',
+    'mv "$1/session_latest/sockets/raylet" "$1/session_latest/sockets/gone"',
+    # the raylet writes its state there every few seconds, wherever the name leads
+    'ln -sf "$2" "$1/session_latest/logs/debug_state.txt"',
+    'touch "$1/session_latest/logs/new"',
+)
+
+
+def open_to_others(directory: Path, victim: Path) -> list[str]:
+    """What another user can do in a directory of Ray's; nothing is tried without root, which alone
+    can become another user."""
+    if os.getuid() != 0:
+        return []
+    return [
+        attack
+        for attack in ATTACKS
+        if subprocess.run(
+            ["/bin/sh", "-c", attack, "sh", directory, victim],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            timeout=60,
+        ).returncode
+        == 0
+    ]
+
+
 def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
     config = job(
         tmp_path / "runs",
@@ -66,6 +99,13 @@ def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
         assert not [line for line in lines for secret in kept if secret in line]
 
         assert [each for process in running.values() for each in reached(process)] == []
+
+        command.temp.chmod(0o1777)  # as /tmp is
+        (made,) = command.temp.glob("raygnn-*")
+        (session,) = made.glob("**/session_latest")
+        (session / "sockets" / "raylet").stat()
+        assert open_to_others(session.parent, tmp_path / "job.yaml") == []
+        assert made.stat().st_mode & 0o777 == 0o700
         # Ray's directory is this user's alone, and goes with the job: it holds no secret even so
         assert with_secrets(command.temp, kept) == []
         assert with_secrets(tmp_path / "runs", kept) == []
