@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,37 +30,20 @@ def nodes(report: Report, width: int) -> Iterator[Table | str]:
         return  # that is a finding
     alike, table = _layout(report)
     if alike:
-        yield told(alike, width)
+        yield alike
     if table is not None and table.width <= width:
         yield table
     elif table is not None:
         for row in table.rows:
-            yield told(_line(table.columns[1:], f"node {row[0]}", row[1:]), width)
+            yield _line(table.columns[1:], f"node {row[0]}", row[1:])
     if report.of_job:
         yield from _communication(report, width)
 
 
-def finding(found: Finding, width: int | None = None) -> str:
-    """What it says, by whom, and the remedy; no word is broken.
-
-    Args:
-        width: in columns of characters; None = as wide as it is.
-    """
-    said = told(f"{found.severity} [{found.check}]: {found}", width)
-    return said + ("\n" + told(f"  → {found.remedy}", width, "    ") if found.remedy else "")
-
-
-def told(text: str, width: int | None, indent: str = "  ") -> str:
-    """The text in lines of that width, the further ones indented; long words stay whole."""
-    if width is None or len(text) <= width:
-        return text
-    return textwrap.fill(
-        text,
-        max(20, width),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def finding(found: Finding) -> str:
+    """What it says, by whom, and the remedy."""
+    remedy = f"\n  → {found.remedy}" if found.remedy else ""
+    return f"{found.severity} [{found.check}]: {found}{remedy}"
 
 
 def _layout(report: Report) -> tuple[str, Table | None]:
@@ -102,10 +84,10 @@ def _communication(report: Report, width: int) -> Iterator[Table | str]:
     if rows and table.width <= width:
         yield table
         return
-    yield told(title, width)
+    yield title
     for *node, variable, value, reason in rows:
         place = f"{node[0]}: " if node else ""
-        yield told(f"  {place}{variable}={value} ({reason})", width, "    ")
+        yield f"  {place}{variable}={value} ({reason})"
 
 
 def _line(columns: Sequence[str], name: str, cells: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -20,6 +21,7 @@ from statistics import median
 from typing import IO, Any, cast
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -37,6 +39,7 @@ WIDTH = "RAYGNN_WIDTH"
 _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
 _SEEN = 0.05  # seconds; less is shown as 0.0
+_SPINNER = 2  # columns
 _OFTEN = 0.2  # of a training's windows
 _BETWEEN_DETAILS = 3.0  # seconds
 
@@ -69,7 +72,7 @@ class Display:
         """What will run and where: a line per row, the names aligned."""
         width = max(map(len, rows), default=0)
         for name, value in rows.items():
-            self._line((f"{name:<{width}}  ", "bold"), value)
+            self._line((f"{name:<{width}}  ", "bold"), value, indent=width + 2)
         self._line("")
 
     def note(self, text: str) -> None:
@@ -90,8 +93,8 @@ class Display:
         try:
             if self.console.is_interactive:
                 spinner = "line" if self.console.options.ascii_only else "dots"
-                with self.console.status(self._safe(text), spinner=spinner) as status:
-                    yield lambda detail: status.update(self._safe(f"{text}: {detail}"))
+                with self.console.status(self._cut(text), spinner=spinner) as status:
+                    yield lambda detail: status.update(self._cut(f"{text}: {detail}"))
             else:
                 yield _Details(lambda detail: self._line(f"{text}: {detail}"), self.verbose)
         except BaseException:
@@ -121,7 +124,7 @@ class Display:
                 progress.on_line = self._line
                 yield progress
         finally:
-            if line := progress.unsaid():
+            if line := progress.unsaid(self._room):
                 self._line(line)
 
     @contextmanager
@@ -137,7 +140,7 @@ class Display:
             def settle() -> None:
                 nonlocal last
                 if last is not None:
-                    self._line(last.text)
+                    self._line(last.fitting(self.console.width))
                     live.update(Text(""))
                 last = None
 
@@ -213,22 +216,46 @@ class Display:
         trace = getattr(error, "trace", None)
         if trace:
             self._line("", to=self.error_console)
-            self._line((str(trace).rstrip(), "dim"), to=self.error_console)
+            self._line((str(trace).rstrip(), "dim"), to=self.error_console, fold=False)
         if run := getattr(error, "run", None):
             self._line("", to=self.error_console)
             self._line(f"  → raygnn diagnose {shlex.quote(run)}", to=self.error_console)
 
-    def _line(self, *parts: str | tuple[str, str], to: Console | None = None) -> None:
-        """Print text as it is: no markup, never cut or folded where the output is a file."""
+    def _line(
+        self,
+        *parts: str | tuple[str, str],
+        to: Console | None = None,
+        indent: int | None = None,
+        fold: bool = True,
+    ) -> None:
+        """Print text as it is: no markup, never cut; folded between words on a terminal alone.
+
+        Args:
+            indent: columns of blanks before what is folded; by default two more than before the
+                line.
+        """
         console = to or self.console
         text = Text()
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part
             text.append(_safe(content, console), style)
+        if fold and console.is_terminal:
+            text = _folded(text, console.width, indent)
         console.print(text, soft_wrap=True, highlight=False)
+
+    @property
+    def _room(self) -> int | None:
+        """Columns of a line; a file has any number."""
+        return self.console.width if self.console.is_terminal else None
 
     def _safe(self, text: str) -> Text:
         return Text(_safe(text, self.console))
+
+    def _cut(self, text: str) -> Text:
+        """A live line beside its spinner."""
+        safe = self._safe(text)
+        safe.truncate(max(1, self.console.width - _SPINNER), overflow="crop")
+        return safe
 
 
 class _Details:
@@ -261,6 +288,25 @@ def _console(stderr: bool = False) -> Console:
         given = os.environ.get(WIDTH, "")
         console.width = int(given) if given.isdecimal() else _FILE_WIDTH
     return console
+
+
+def _folded(text: Text, width: int, indent: int | None) -> Text:
+    """The text in lines of that width; a word that is wider stays whole."""
+    lines = []
+    for line in text.split("\n", allow_blank=True):
+        plain = line.plain
+        blanks = len(plain) - len(plain.lstrip()) + 2 if indent is None else indent
+        offsets, column = [], 0
+        for word in re.finditer(r"\s*(\S+)", plain):
+            if column > blanks and column + cell_len(word[0]) > width:
+                offsets.append(word.start(1))
+                column = blanks + cell_len(word[1])
+            else:
+                column += cell_len(word[0])
+        for number, piece in enumerate(line.divide(offsets)):
+            piece.rstrip()
+            lines.append(Text.assemble(" " * blanks, piece) if number else piece)
+    return Text("\n").join(lines)
 
 
 def _safe(text: str, console: Console) -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_EVALUATIONS = 1.0
 _SHORTEST_BAR = 8
+_GAP = 2
 
 
 class Progress:
@@ -72,10 +73,16 @@ class Progress:
         """The state as plain text; empty before the first record."""
         return _join(self._fields()) if self._first else ""
 
-    def unsaid(self) -> str:
-        """The last line, or nothing if ``on_line`` had it already."""
+    def unsaid(self, room: int | None = None) -> str:
+        """The last line, or nothing if ``on_line`` had it already.
+
+        Args:
+            room: columns of characters that it may take; None for any number.
+        """
         line = self.line()
-        return "" if line == self._said else line
+        if line == self._said:
+            return ""
+        return line if room is None else _join(_fitting(self._fields(), room))
 
     def seconds_left(self) -> float | None:
         """Seconds until the last step at the rate so far; None while there is no rate."""
@@ -84,23 +91,25 @@ class Progress:
         rate = (self._time - self._first[1]) / (self._step - self._first[0])
         return max(0, self._total - self._step) * rate
 
-    def _fields(self) -> list[tuple[int, str]]:
-        """What to say in order, each with a rank: where room is short, the highest go first."""
+    def _fields(self) -> list[str]:
+        """The columns of the line, in order."""
         epochs = math.ceil(self._total / self._steps_per_epoch)
         epoch = min(epochs, max(1, math.ceil(self._step / self._steps_per_epoch)))
-        fields = [(0, f"epoch {epoch}/{epochs}"), (2, f"step {self._step:,}/{self._total:,}")]
+        fields = [f"epoch {epoch}/{epochs}"]
+        if self._steps_per_epoch > 1:  # else the epoch says it
+            fields.append(f"step {self._step:,}/{self._total:,}")
         if "train/loss" in self._shown:
-            fields.append((1, f"loss {self._shown['train/loss']:.4f}"))
+            fields.append(f"loss {self._shown['train/loss']:.4f}")
         fields += [
-            (4, f"{key} {value:.4f}")
+            f"{key} {value:.4f}"
             for key, value in self._shown.items()
             if key.startswith("val/") and not key.endswith("/loss")
         ]
         if "seeds_per_second" in self._shown:
-            fields.append((5, f"{self._shown['seeds_per_second']:,.0f} seeds/s"))
+            fields.append(f"{self._shown['seeds_per_second']:,.0f} seeds/s")
         left = self.seconds_left()
         if left is not None:
-            fields.append((3, f"{clock(left)} left"))
+            fields.append(f"{clock(left)} left")
         return fields
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -127,8 +136,11 @@ class Told:
         found = _LINE.fullmatch(line.rstrip())
         if found is None:
             return None
-        step, total = (int(found[name].replace(",", "")) for name in ("step", "total"))
-        return cls(line.strip(), step, max(1, total))
+        step, total = found["epoch"], found["epochs"]  # of one step each
+        if found["step"]:
+            step, total = found["step"], found["total"]
+        numbers = [int(number.replace(",", "")) for number in (step, total)]
+        return cls(line.strip(), numbers[0], max(1, numbers[1]))
 
     @property
     def metric(self) -> str:
@@ -143,38 +155,56 @@ class Told:
         """Of the steps, from 0 to 1."""
         return min(1.0, self.step / self.total)
 
+    def fitting(self, room: int) -> str:
+        """The line without the columns for which there is no room."""
+        return _join(_fitting(self.text.split("  "), room))
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        fields = [(_rank(text), text) for text in self.text.split("  ")]
-        yield _bar(fields, self.step, self.total, options.max_width)
+        yield _bar(self.text.split("  "), self.step, self.total, options.max_width)
 
 
-_LINE = re.compile(r"epoch \d+/\d+  step (?P<step>[\d,]+)/(?P<total>[\d,]+)(  .*)?")
+_LINE = re.compile(
+    r"epoch (?P<epoch>\d+)/(?P<epochs>\d+)(  step (?P<step>[\d,]+)/(?P<total>[\d,]+))?(  .*)?"
+)
 
 
-def _rank(field: str) -> int:
-    """How early a field goes where room is short; see `Progress._fields`."""
-    ranks = {"epoch": 0, "loss": 1, "step": 2}
-    if field.endswith(" left"):
-        return 3
-    return 5 if field.endswith(" seeds/s") else ranks.get(field.split(" ")[0], 4)
+def _least_important(fields: list[str]) -> str:
+    """The column to leave out first."""
+    metrics = [field for field in fields if field.startswith("val/")]
+
+    def rank(field: str) -> int:
+        if field.endswith(" seeds/s"):
+            return 6
+        if field in metrics[1:]:
+            return 5
+        if field.endswith(" left"):
+            return 2
+        return {"epoch": 0, "loss": 1, "step": 4}.get(field.split(" ")[0], 3)
+
+    return max(reversed(fields), key=rank)
 
 
-def _bar(fields: list[tuple[int, str]], step: int, total: int, room: int) -> RenderableType:
-    """Fields and, where there is room for it, a bar before them; the highest ranks go first."""
+def _fitting(fields: list[str], room: int) -> list[str]:
+    """The most important columns, as many as there is room for."""
     fields = list(fields)
     while len(fields) > 1 and cell_len(_join(fields)) > room:
-        fields.remove(max(fields))
-    text = _join(fields)
-    bar = room - cell_len(text) - 2
+        fields.remove(_least_important(fields))
+    return fields
+
+
+def _bar(fields: list[str], step: int, total: int, room: int) -> RenderableType:
+    """A bar and the columns beside it."""
+    text = _join(_fitting(fields, room - _SHORTEST_BAR - _GAP))
+    bar = room - cell_len(text) - _GAP
     if bar < _SHORTEST_BAR:
         return Text(text, no_wrap=True, overflow="crop")
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
     grid.add_row(ProgressBar(total=total, completed=step, width=min(bar, 40)), Text(text))
     return grid
 
 
-def _join(fields: list[tuple[int, str]]) -> str:
-    return "  ".join(text for _, text in fields)
+def _join(fields: list[str]) -> str:
+    return "  ".join(fields)
 
 
 def _shows(key: str, value: Any) -> bool:

@@ -77,5 +77,4 @@ def show_nodes(show: Display, report: Report) -> None:
 
 
 def show_finding(show: Display, finding: Finding) -> None:
-    width = show.console.width if show.console.is_terminal else None
-    show.note(text.finding(finding, width))
+    show.note(text.finding(finding))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.network import Link
 from raygnn.preflight.probe import Survey
 from raygnn.preflight.report import Report, inspect, preflight
-from raygnn.preflight.text import Table, finding, nodes, told
+from raygnn.preflight.text import Table, finding, nodes
 from tests.facts import make_config, make_network, make_node, make_partition, make_resources, two
 
 
@@ -42,13 +40,11 @@ def test_what_all_nodes_have_is_said_once() -> None:
     assert table.width <= 120
 
 
-def test_a_narrow_screen_gets_a_line_per_node_with_whole_words() -> None:
+def test_a_narrow_screen_gets_a_line_per_node() -> None:
     links = (Link("a", "b", 0.023, 14_900.0),)
     found = report(*two(python="3.11.9", network=make_network(2, resolves_to=())), links=links)
     blocks = [*nodes(found, 50)]
-    text = "\n".join(block for block in blocks if isinstance(block, str))
-    assert max(map(len, text.splitlines())) <= 50
-    words = text.replace("\n", " ").split()
+    words = " ".join(block for block in blocks if isinstance(block, str)).split()
     for word in ("14.9", "Gbit/s,", "2.13.0+cpu,", "b:", "GLOO_SOCKET_IFNAME=eth2"):
         assert word in words
     assert all(block.width <= 50 for block in blocks if isinstance(block, Table))
@@ -70,16 +66,8 @@ def test_the_cluster_alone_has_no_communication() -> None:
     assert [type(block) for block in blocks] == [str, Table]
 
 
-@pytest.mark.parametrize("width", [None, 30, 80])
-def test_a_finding_says_which_check_found_it(width: int | None) -> None:
+def test_a_finding_says_which_check_found_it() -> None:
     what = "nodes differ in OMP_NUM_THREADS: 1 on host0, 64 on host1"
     found = Finding("environment_uniform", "error", what, "unset it there", ("host1",))
-    said = finding(found, width)
-    assert " ".join(said.split()) == (f"error [environment_uniform]: {what} → unset it there")
-    assert width is None or max(map(len, said.splitlines())) <= max(width, 28)
+    assert finding(found) == f"error [environment_uniform]: {what}\n  → unset it there"
     assert finding(replace(found, remedy="")).count("\n") == 0
-
-
-def test_words_are_not_broken() -> None:
-    path = "/a/very/long-path/with-hyphens/that/does-not-fit"
-    assert told(f"it is {path} and more", 20).split("\n") == ["it is", f"  {path}", "  and more"]

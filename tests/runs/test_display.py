@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,7 +18,8 @@ from rich.console import Console
 
 from raygnn.errors import DataError, TrainingError
 from raygnn.runs.display import Display, NullDisplay
-from raygnn.runs.progress import Progress, clock
+from raygnn.runs.progress import Progress, Told, clock
+from tests.terminal import rows_on_terminal
 
 SUMMARY = {
     "status": "done",
@@ -176,16 +178,79 @@ def test_the_live_line_fits_any_width(
     assert cell_len(lines[0]) <= width
 
 
-def test_the_live_line_gives_up_the_rate_before_the_time_left() -> None:
-    progress = Progress(40, 120)
-    progress.update(record(1))
-    progress.update({**record(80), "val/accuracy": 0.5, "seeds_per_second": 12345.0})
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
-    console.print(progress)
-    line = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "left" in line
-    assert "val/accuracy 0.5000" in line
-    assert "seeds/s" not in line
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (40, "epoch 39/200  loss 0.8309"),
+        (60, "epoch 39/200  loss 0.8309  0:16 left"),
+        (70, "epoch 39/200  loss 0.8309  val/mrr 0.7900  0:16 left"),
+        (80, "epoch 39/200  step 390/2,000  loss 0.8309  val/mrr 0.7900  0:16 left"),
+        (
+            120,
+            "epoch 39/200  step 390/2,000  loss 0.8309  val/mrr 0.7900  val/hits@1 0.7783  "
+            "5,403 seeds/s  0:16 left",
+        ),
+    ],
+)
+def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
+    width: int, columns: str
+) -> None:
+    progress = Progress(10, 2000)
+    values = {"train/loss": 0.8309, "seeds_per_second": 5403.2}
+    progress.update({"step": 380, "time": 10.0, "val/mrr": 0.79, "val/hits@1": 0.7783, **values})
+    progress.update({"step": 390, "time": 10.1, **values})
+    for shown in (progress, Told.read(progress.line())):
+        assert shown is not None
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        console.print(shown)
+        (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        bar, _, rest = line.partition("  ")
+        assert rest.strip() == columns
+        assert re.fullmatch("[━╸╺]+", bar.replace(" ", "")), bar
+    # what stays of it when the training has ended
+    assert cell_len(progress.unsaid(width)) <= width
+
+
+def test_epochs_of_one_step_are_counted_once() -> None:
+    progress = Progress(1, 200)
+    progress.update({"step": 39, "time": 1.0, "train/loss": 0.5})
+    assert progress.line() == "epoch 39/200  loss 0.5000"
+    told = Told.read(progress.line())
+    assert told is not None
+    assert (told.step, told.total) == (39, 200)
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 120])
+def test_a_terminal_gets_lines_folded_between_words(width: int) -> None:
+    screen = Screen(terminal=True, width=width)
+    path = "/a/very-long/path-with-hyphens/that-does/not-fit/into/a-line-of/any-terminal/" * 2
+    note = f"rank 1 on node-2 holds up the others: 0.123 s a batch, in {path} since step 1,000,000"
+    screen.display.note(note)
+    screen.display.header({"run": "cora", "seconds": "sample 1.8, features 0.8, total 52.2 " * 4})
+    screen.display.error(DataError(note, remedy=note, where="x" * 200))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.text())
+    lines = text.splitlines()
+    for line in lines:
+        longest = max(map(cell_len, line.split()), default=0)
+        assert cell_len(line) <= width or longest >= width - 4, line
+    words = text.split()
+    for word in (*note.split(), "52.2"):
+        assert word in words
+    seconds = lines[[line.startswith("seconds") for line in lines].index(True) + 1]
+    assert re.match(r" {9}\S", seconds), "under the value"
+
+
+@pytest.mark.parametrize("width", [20, 60])
+def test_a_stage_takes_one_line(width: int) -> None:
+    screen = Screen(terminal=True, width=width)
+    with screen.display.stage("Ray and workers") as at:
+        at("a detail that is longer than any terminal is wide, " * 3 + "end")
+        time.sleep(0.3)  # it is drawn some times a second
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.text())
+    shown = [line for line in re.split(r"[\r\n]", text) if "Ray and" in line]
+    assert shown
+    assert all(cell_len(line) <= width for line in shown)
+    assert "end" not in text
 
 
 def test_a_table_is_flush_right_in_numbers() -> None:
@@ -356,3 +421,37 @@ def test_a_command_elsewhere_is_shown_as_it_is() -> None:
     assert "━" in text, "a bar"
     kept = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
     assert kept.index(lines[2]) < kept.index("end")
+
+
+_ON_A_TERMINAL = """
+import time
+from pathlib import Path
+from raygnn.runs.display import Display
+
+show = Display()
+show.header({"run": "cora → /some/where/on/a/file-system/of/a/cluster/runs/cora"})
+with show.stage("Ray and workers") as at:
+    at("workers: 2 of 2 setting up, which takes as long as it takes, and is told meanwhile")
+    time.sleep(0.2)
+with show.progress(200, 1) as progress:
+    for step in (1, 99, 100, 200):
+        values = {"train/loss": 0.3804, "val/accuracy": 0.806, "val/f1": 0.7972}
+        progress.update({"step": step, "time": step / 9, "seeds_per_second": 5403.0, **values})
+        time.sleep(0.3)  # it is drawn four times a second
+        if step == 100:
+            show.note("rank 1 waits for the next batch 37% of the time, since step 1,234,567: " * 2)
+show.closing({"status": "done", "seconds": {"sample": 1.8, "features": 0.8, "total": 52.2}}, Path())
+"""
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_is_broken_on_a_terminal(width: int) -> None:
+    rows = rows_on_terminal([sys.executable, "-c", _ON_A_TERMINAL], width)
+    assert max(map(cell_len, rows)) <= width
+    live = [row for row in rows if "━" in row]
+    for step in (1, 99, 100, 200):
+        assert any(f"epoch {step}/200" in row for row in live), "a bar at each step"
+    last = next(row for row in reversed(rows) if row.startswith("epoch"))
+    assert last.startswith("epoch 200/200  loss 0.3804")
+    words = " ".join(rows).split()
+    assert {"1,234,567:", "52.2"} <= {*words}

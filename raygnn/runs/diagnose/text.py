@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from raygnn.runs.diagnose.judge import Diagnosis
@@ -57,8 +56,7 @@ def _table(
     display: Display, title: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
 ) -> None:
     """A table; where it would be folded to a few letters a line, a block of lines for each row."""
-    width = display.console.width
-    if width >= _NARROW:
+    if display.console.width >= _NARROW:
         display.table(title, columns, rows)
         return
     display.note(title)
@@ -67,16 +65,7 @@ def _table(
         for name, value in zip(columns, row):
             if value not in (None, ""):
                 indent = "  " if name != columns[0] else ""
-                text = f"{indent}{name}: {value}"
-                display.note(
-                    textwrap.fill(
-                        text,
-                        max(20, width),
-                        subsequent_indent="    ",
-                        break_long_words=False,
-                        break_on_hyphens=False,
-                    )
-                )
+                display.note(f"{indent}{name}: {value}")
     display.note("")
 
 
