@@ -113,11 +113,12 @@ def archive(members: Mapping[str, bytes], path: Path) -> Path:
 
 
 class Outcome(NamedTuple):
-    """What came of a command."""
+    """What came of a command; ``peak`` is the most memory of its process so far, in bytes."""
 
     code: int
     out: str
     err: str
+    peak: int = 0
 
 
 _CHILD = """
@@ -132,7 +133,8 @@ for arguments in json.load(sys.stdin):
             code = main(arguments)
         except SystemExit as stop:
             code = stop.code
-    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([code, out.getvalue(), err.getvalue(), peak]), flush=True)
 """
 
 
@@ -153,7 +155,7 @@ def outcomes(commands: Sequence[Sequence[str]], here: Path) -> list[Outcome]:
 
 def assert_refused(found: Outcome, *fragments: str) -> None:
     """One error of ours: where, what, and a remedy."""
-    code, out, err = found
+    code, out, err, _ = found
     assert code in (2, 3), (out, err)
     assert err.startswith("error: ")
     assert err.count("error: ") == 1

@@ -212,7 +212,7 @@ def test_configurations_of_runs(tmp_path: Path, marker: Path) -> None:
         (run / "summary.json").write_text(json.dumps({"status": "failed"}))
         commands += [["report", str(run)], ["diagnose", str(run)]]
     commands.append(["runs", "--storage", str(tmp_path / "runs")])
-    for code, _, err in outcomes(commands, here(tmp_path)):
+    for code, _, err, _ in outcomes(commands, here(tmp_path)):
         assert code == 0, err
     pages = [*(tmp_path / "runs").glob("*/report.html")]
     assert len(pages) == len(yamls(marker))
@@ -337,5 +337,5 @@ def test_what_could_be_waited_for_in_a_run(tmp_path: Path) -> None:
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
         commands += [["report", str(run)], ["diagnose", str(run)]]
-    for code, _, err in outcomes([*commands, ["runs"]], tmp_path):
+    for code, _, err, _ in outcomes([*commands, ["runs"]], tmp_path):
         assert code == 0, err

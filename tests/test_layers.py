@@ -22,6 +22,7 @@ ALLOWED = {
     "tasks": {"config", "graph", "sampling", "models"},
     "preflight": {
         "config",
+        "graph.available_memory",
         "graph.data",
         "graph.edge_target",
         "graph.layout",
@@ -51,6 +52,7 @@ LIGHT = {
     "__init__": (*HEAVY, "numpy", "pydantic", "rich"),
     "graph.sources": HEAVY,
     "graph.tables": HEAVY,
+    "graph.available_memory": HEAVY,
     "graph.data": HEAVY,
     "graph.edge_target": HEAVY,
     "graph.dglfile": HEAVY,

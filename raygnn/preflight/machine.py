@@ -20,6 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from raygnn.config.secret import is_secret
+from raygnn.graph.available_memory import first_number, lines, number, words
 from raygnn.preflight.facts import Interface, Network
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
@@ -51,7 +52,7 @@ def cpus() -> int:
     """CPUs of the process: the machine's, less affinity, less the container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = [_number(word) for word in _words(_SYS / "fs/cgroup/cpu.max")]
+    quota = [number(word) for word in words(_SYS / "fs/cgroup/cpu.max")]
     if len(quota) == 2 and quota[0] and quota[1]:  # "max" is no number
         count = min(count, -(-quota[0] // quota[1]))
     return count
@@ -74,25 +75,6 @@ def cpu_model() -> str | None:
 def cpu_flags() -> tuple[str, ...]:
     """What the processor has of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16``; sorted."""
     return tuple(sorted(_FLAGS.intersection(_first_cpu().get("flags", "").split())))
-
-
-def memory() -> tuple[int | None, int | None]:
-    """Bytes in all and available, of the machine or of the container if that has less."""
-    fields = _numbers(_PROC / "meminfo")
-    total, available = (
-        None if size is None else size * 1024
-        for size in (fields.get("MemTotal"), fields.get("MemAvailable"))
-    )
-    cgroup = _SYS / "fs/cgroup"
-    limit, used = (
-        next(map(_number, _words(cgroup / name)), None) for name in ("memory.max", "memory.current")
-    )
-    if total and available and limit is not None and used is not None:
-        # The page cache counts as used there, but is given back when memory is short.
-        taken = used - _numbers(cgroup / "memory.stat").get("inactive_file", 0)
-        total = min(total, limit)
-        available = max(0, min(available, limit - taken))
-    return total, available
 
 
 def space(path: str | Path) -> tuple[int | None, int | None]:
@@ -179,8 +161,8 @@ def _interfaces() -> tuple[Interface, ...]:
             if flags is None:
                 continue  # gone since it was listed
             files = _SYS / "class/net" / name
-            same = _first_number(files / "ifindex") == index
-            speed = _first_number(files / "speed") if same else None
+            same = first_number(files / "ifindex") == index
+            speed = first_number(files / "speed") if same else None
             found.append(
                 Interface(
                     name=name,
@@ -245,7 +227,7 @@ def _resolve(name: str) -> tuple[str, ...]:
 def _first_cpu() -> dict[str, str]:
     """What /proc/cpuinfo says first under each name, which is about the first processor."""
     fields: dict[str, str] = {}
-    for line in _lines(_PROC / "cpuinfo"):
+    for line in lines(_PROC / "cpuinfo"):
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     return fields
@@ -256,38 +238,3 @@ def _names(directory: Path) -> tuple[str, ...]:
         return tuple(sorted(os.listdir(directory)))
     except OSError:
         return ()
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _words(file: Path) -> list[str]:
-    return " ".join(_lines(file)).split()
-
-
-def _number(word: str) -> int | None:
-    """The count that a word is; None for other words and where -1 stands for "unknown"."""
-    try:
-        number = int(word)
-    except ValueError:
-        return None
-    return number if number >= 0 else None
-
-
-def _first_number(file: Path) -> int | None:
-    return next(map(_number, _words(file)), None)
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    """Name → number, of lines such as ``MemFree: 12 kB`` or ``inactive_file 12``."""
-    found = {}
-    for line in _lines(file):
-        words = line.replace(":", " ").split()
-        number = _number(words[1]) if len(words) > 1 else None
-        if number is not None:
-            found[words[0]] = number
-    return found

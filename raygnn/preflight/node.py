@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import raygnn
 from raygnn.config.paths import nearest, unwritable
 from raygnn.config.schema import Config
+from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine, nvml
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.partition import fingerprint, stored_digests, stored_files, stored_jsons
@@ -86,7 +87,7 @@ def node_facts(
         node: its name in messages; the host's name by default.
         id, address: as Ray knows it.
     """
-    total, available = machine.memory()
+    total, available = memory()
     partition = question.partition or Path(os.devnull)
     shm_free, shm_total = machine.space(Path("/dev/shm"))
     storage = question.storage and Path(question.storage)

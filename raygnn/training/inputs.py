@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graphs import ManyGraphs, PlantedGraph
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError
+from raygnn.config.units import size
+from raygnn.errors import ConfigError, PreflightError
+from raygnn.graph.available_memory import memory
 from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
@@ -22,7 +24,7 @@ from raygnn.graph.collection import (
 )
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partition import Missing, find_partition
-from raygnn.graph.sources import load_graph
+from raygnn.graph.sources import load_graph, planted, reading_bytes
 from raygnn.graph.validate import check_weights
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition import (
@@ -37,6 +39,9 @@ from raygnn.sampling.fanout import resolve_fanouts
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath, PartitionMeta
+
+# bytes for each edge, as measured with 10 and 50 edges a node; of METIS beside the first
+_ASSEMBLED, _DIVIDED = 48, 48
 
 
 class Input(Protocol):
@@ -100,25 +105,60 @@ def table(meta: Stored) -> list[dict[str, object]]:
 def read_input(config: Config, workers: int, show: Display) -> Input:
     """Find what the job trains on, or read and validate what it is to be made from.
 
+    A planted graph, which cannot be bad, is not generated here: its figures stand for it.
+
     Raises:
         InputError: bad input.
+        PreflightError: to read or to partition it takes more memory than is available.
     """
     if config.task.of_graphs:
         if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
             return DatasetInput()
         with show.stage("graphs"):
-            return CollectionInput(find_collection(config))
+            collection = find_collection(config)
+            if isinstance(collection, MissingCollection):
+                _check_memory(config, "reading the graphs", collection.reading_bytes())
+            return CollectionInput(collection)
     found = find_partition(config, workers)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     with show.stage("graph"):
-        data = load_graph(found.graph, needs_masks=config.needs_masks)
-        return PartitionInput(found, data)
+        _check_memory(config, "reading the graph", reading_bytes(found.graph))
+        if isinstance(found.graph, PlantedGraph):
+            given = PartitionInput(found, planted.sketch(found.graph))
+            held = given.facts(config).bytes
+        else:
+            given = PartitionInput(found, load_graph(found.graph, needs_masks=config.needs_masks))
+            held = 0  # of what is still available
+        _check_memory(config, "partitioning the graph", held + given.partitioning_bytes)
+    return given
+
+
+def _check_memory(config: Config, work: str, need: int) -> None:
+    """Refuse to begin what the kernel would end, and other programs of this machine with it.
+
+    Raises:
+        PreflightError: more memory is needed than is available to this process.
+    """
+    _, available = memory()
+    if available is None or need <= available or "memory_fits" in config.cluster.allow:
+        return
+    smaller = ""
+    if isinstance(config.graph, PlantedGraph):
+        smaller = "lower graph.nodes, graph.degree or graph.features, or "
+    raise PreflightError(
+        f"{work} takes about {size(need)} of memory, and {size(available)} are available here "
+        "[memory_fits]",
+        where=str(config.file) if config.file else None,
+        remedy=f"{smaller}run raygnn partition on a machine with more memory, with partition.path "
+        "on a file system that both see; cluster.allow: [memory_fits] tries it all the same",
+    )
 
 
 @dataclass(frozen=True)
 class PartitionInput:
-    """The partition of one graph: there, or to be made from a graph in memory."""
+    """The partition of one graph: there, or to be made from a graph in memory, or from one that
+    is yet to be generated, of which ``data`` has no more than the figures."""
 
     found: PartitionMeta | Missing
     data: GraphData | None
@@ -156,12 +196,24 @@ class PartitionInput:
             for sources, targets, edges in self.counts.values()
         )
 
+    @property
+    def partitioning_bytes(self) -> int:
+        """About what partitioning takes beside the graph, at most."""
+        assert isinstance(self.found, Missing)
+        edges = sum(num for _, _, num in self.counts.values())
+        by_metis = self.found.method == "metis" and self.found.parts > 1
+        return edges * (_ASSEMBLED + (_DIVIDED if by_metis else 0))
+
     def made(self, show: Display) -> PartitionInput:
         if not isinstance(self.found, Missing):
             return self
-        assert self.data is not None
+        data = self.data
+        if isinstance(self.found.graph, PlantedGraph):
+            with show.stage("graph"):
+                data = load_graph(self.found.graph)
+        assert data is not None
         with show.stage("partition") as detail:
-            return PartitionInput(self.found.make(self.data, detail), None)
+            return PartitionInput(self.found.make(data, detail), None)
 
     def facts(self, config: Config) -> PartitionFacts:
         if isinstance(self.found, Missing):

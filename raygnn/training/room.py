@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from raygnn.config.schema import Config
+from raygnn.graph.available_memory import memory
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard
-from raygnn.preflight.machine import memory
 from raygnn.sampling.inputs import Inputs, row_width
 from raygnn.training.precision import PRECISIONS
 

@@ -111,7 +111,7 @@ def test_malformed_text(text: str, fragments: list[str], tmp_path: Path) -> None
 
 
 def test_tags_of_too_many_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sysconf", lambda name: 8)  # a machine with 64 bytes
+    monkeypatch.setattr("raygnn.graph.sources.files.memory", lambda: (64, 64))
     read_text(tmp_path / "g.txt", "1\n3 0\n1 0\n2 0\n3 0\n")
     with pytest.raises(DataError, match="5 nodes, of 5 kinds, would take"):
         read_text(tmp_path / "g.txt", "1\n5 0\n1 0\n2 0\n3 0\n4 0\n5 0\n")

@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raygnn.graph import available_memory
+from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
 from tests.hosts import Host, hosts, needs_hosts
 
@@ -38,8 +40,9 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(machine, "_SYS", tmp_path / "sys")
+    for module in (machine, available_memory):
+        monkeypatch.setattr(module, "_PROC", tmp_path / "proc")
+        monkeypatch.setattr(module, "_SYS", tmp_path / "sys")
     return Files(tmp_path)
 
 
@@ -48,7 +51,7 @@ def test_this_machine() -> None:
     assert machine.cpu_model()
     cpuinfo = Path("/proc/cpuinfo").read_text().split()
     assert machine.cpu_flags() == tuple(sorted(machine._FLAGS.intersection(cpuinfo)))
-    total, available = machine.memory()
+    total, available = memory()
     assert total
     assert available
     assert 2**28 < available <= total < 2**45
@@ -79,18 +82,18 @@ def test_quota_of_a_container(
 
 
 def test_memory_of_a_container(files: Files) -> None:
-    assert machine.memory() == (None, None)
+    assert memory() == (None, None)
     files["proc/meminfo"] = "MemTotal:  1000 kB\nHugepages\nMemFree: ? kB\nMemAvailable: 800 kB\n"
-    assert machine.memory() == (1000 * 1024, 800 * 1024)
+    assert memory() == (1000 * 1024, 800 * 1024)
     files["sys/fs/cgroup/memory.max"] = "max\n"
     files["sys/fs/cgroup/memory.current"] = "300000\n"
-    assert machine.memory() == (1000 * 1024, 800 * 1024)
+    assert memory() == (1000 * 1024, 800 * 1024)
     files["sys/fs/cgroup/memory.max"] = "500000\n"
-    assert machine.memory() == (500000, 200000)
+    assert memory() == (500000, 200000)
     files["sys/fs/cgroup/memory.stat"] = "anon 1\nodd\ninactive_file 50000\n"
-    assert machine.memory() == (500000, 250000), "the page cache is given back"
+    assert memory() == (500000, 250000), "the page cache is given back"
     files["sys/fs/cgroup/memory.current"] = "700000\n"
-    assert machine.memory() == (500000, 0)
+    assert memory() == (500000, 0)
 
 
 ARM = "processor: 0\nFeatures: fp asimd bf16\nCPU implementer: 0x41\nCPU part: {}\nHardware: board"
@@ -133,7 +136,7 @@ def test_nonsense_in_proc_and_sys(files: Files, lines: list[bytes]) -> None:
     for name in ("ifindex", "speed"):
         files[f"sys/class/net/lo/{name}"] = content
     assert machine.cpus() >= 1
-    assert all(size is None or size >= 0 for size in machine.memory())
+    assert all(size is None or size >= 0 for size in memory())
     machine.cpu_model()
     assert machine.cpu_flags() == ()
     assert machine._interfaces()
@@ -236,6 +239,8 @@ def test_devices_and_speeds(files: Files) -> None:
 
 LOOK = """
 import dataclasses, json, sys
+from raygnn.graph import available_memory
+from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
 print(json.dumps(dataclasses.asdict(machine.network(sys.argv[1]))))
 """

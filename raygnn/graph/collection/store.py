@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], object]
 
+_PARSED = 40  # times its text a file as GIN's takes in memory, about
 _SUFFIXES = (".bin", ".dgl")
 
 
@@ -65,6 +66,12 @@ class MissingCollection:
     tags: tuple[int, ...] | None = None
     labels: tuple[int, ...] | None = None
 
+    def reading_bytes(self) -> int:
+        """Bytes of memory that packing takes at most, about: of text as GIN's, which is read as a
+        whole; else there is one graph in memory at a time."""
+        (file, *others) = self.files
+        return 0 if others or _head(file) == shards.MAGIC else _PARSED * check_file(file)
+
     def make(self, progress: Progress | None = None) -> CollectionMeta:
         """Pack it. Raises ConfigError and DataError as `ensure_collection` does."""
         place = self.place.absolute()
@@ -95,9 +102,7 @@ class MissingCollection:
     def _open(self, file: Path, several: bool) -> AbstractContextManager[GraphSet]:
         """Graphs of either format, told apart by the first bytes; of several files all are
         DGL's."""
-        check_file(file)
-        with file.open("rb") as stream:
-            head = stream.read(len(shards.MAGIC))
+        head = _head(file)
         if head == shards.MAGIC:
             for key in ("tags", "labels"):
                 if getattr(self, key) is not None:
@@ -170,6 +175,13 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     with contextlib.suppress(OSError):  # a directory that is read only
         remove_stale(place)
     return there
+
+
+def _head(file: Path) -> bytes:
+    """The first bytes of a file, which tell the two formats apart."""
+    check_file(file)
+    with file.open("rb") as stream:
+        return stream.read(len(shards.MAGIC))
 
 
 def _input_files(path: Path) -> tuple[Path, ...]:

@@ -2,7 +2,8 @@
 
 A module has ``files(graph)`` (the files that are read, in a fixed order), ``read(graph)`` (the
 :class:`~raygnn.graph.data.GraphData`), ``DEFAULT_NORMALIZE`` and ``VERSION``, which goes up
-when the same input starts to give another graph.
+when the same input starts to give another graph. Where memory is not about the size of the files,
+``reading_bytes(graph)`` estimates it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import ModuleType
 from raygnn.config.graphs import GraphConfig, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
-from raygnn.graph.sources.files import update_digest
+from raygnn.graph.sources.files import out_of_memory, unpacked_size, update_digest
 from raygnn.graph.sources.normalize import normalize
 from raygnn.graph.sources.reverse import add_reverses
 
@@ -34,9 +35,12 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
 
     Raises:
         DataError: a file is missing, damaged, hostile or inconsistent; it is named with the
-            first bad row.
+            first bad row; or there is not enough memory to read it.
     """
-    data: GraphData = _module(graph.format).read(graph)
+    try:
+        data: GraphData = _module(graph.format).read(graph)
+    except MemoryError as error:
+        raise out_of_memory(str(getattr(graph, "path", graph.format)), error) from None
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
     validate.check(data, needs_masks=needs_masks)
     normalize(data, scaling(graph.format, graph.normalize))
@@ -63,6 +67,19 @@ def digest(graph: GraphConfig) -> str:
         update_digest(content, file)
         total.update(content.digest())
     return total.hexdigest()
+
+
+def reading_bytes(graph: GraphConfig) -> int:
+    """Bytes of memory that :func:`load_graph` takes at most, about, without reading the graph:
+    from its options, or from the sizes and headers of its files.
+
+    Raises:
+        DataError: a file is missing, or so damaged that not even that can be told.
+    """
+    module = _module(graph.format)
+    if hasattr(module, "reading_bytes"):
+        return int(module.reading_bytes(graph))
+    return sum(map(unpacked_size, module.files(graph)))
 
 
 def wants_reverses(graph: GraphConfig) -> bool:

@@ -21,14 +21,19 @@ def require_rows(array: Array, num: int, origin: str, of: str) -> None:
         )
 
 
-def to_features(array: Array, origin: str) -> Array:
-    """Features as float32 ``[N, F]``; raises DataError for anything but a matrix of numbers."""
+def require_features(array: Array, origin: str) -> None:
+    """Refuse anything but a matrix of numbers."""
     if array.dtype.kind not in "biuf" or array.ndim != 2:
         raise DataError(
             f"it has shape {array.shape} and dtype {array.dtype}",
             where=origin,
             remedy="Features are a matrix of numbers, one row for each node.",
         )
+
+
+def to_features(array: Array, origin: str) -> Array:
+    """Features as float32 ``[N, F]``; raises DataError for anything but a matrix of numbers."""
+    require_features(array, origin)
     return array.astype(np.float32, copy=False)
 
 

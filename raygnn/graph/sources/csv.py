@@ -42,6 +42,14 @@ def files(graph: CsvGraph) -> list[Path]:
     return [file, *(_file(file, each) for each in tables)]
 
 
+def reading_bytes(graph: CsvGraph) -> int:
+    """See :func:`raygnn.graph.sources.reading_bytes`."""
+    file = Path(graph.path) / META
+    meta = read_meta(file)
+    tables: list[NodeFile | EdgeFile] = [*meta.node_data, *meta.edge_data]
+    return sum(_Table(file, each, (), meta.separator).reader.reading_bytes() for each in tables)
+
+
 def read(graph: CsvGraph) -> GraphData:
     """The graph, with an array for each column: bool, int64 or float32, ``[N]`` or, of vectors
     such as ``"0.1, 0.2"``, ``[N, W]``; ``feat`` is always ``[N, F]``.

@@ -7,9 +7,12 @@ import os
 import stat
 from pathlib import Path
 
+from raygnn.config.units import size
 from raygnn.errors import DataError
+from raygnn.graph.available_memory import memory
 
 _CHUNK = 1 << 22
+_MORE_MEMORY = "If the file is not damaged, free memory, or use a machine with more of it."
 
 
 def check_file(path: Path) -> int:
@@ -59,6 +62,20 @@ def read_bytes(path: Path) -> bytes:
         raise _unreadable(path, error) from None
 
 
+def unpacked_size(path: Path) -> int:
+    """The size in bytes of a file's content, as far as the end of a ``.gz`` says it: modulo
+    4 GiB, and of its last member alone. Raises DataError as :func:`check_file` does."""
+    packed = check_file(path)
+    if path.suffix != ".gz" or packed < 4:
+        return packed
+    try:
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            return max(packed, int.from_bytes(file.read(4), "little"))
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
 def update_digest(digest: hashlib._Hash, path: Path) -> None:
     """Feed the contents of a file into a hash, a few megabytes at a time."""
     check_file(path)
@@ -71,19 +88,29 @@ def update_digest(digest: hashlib._Hash, path: Path) -> None:
 
 
 def check_fits_memory(num_bytes: int, what: str, where: str) -> None:
-    """Refuse an array that a header claims and this machine could never hold.
+    """Refuse an array that a header claims and that does not fit into the available memory.
 
     A few bytes of a damaged or hostile header can claim terabytes; asking the operating system
     for them may succeed and get the process killed later.
     """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if num_bytes > total:
+    _, available = memory()
+    if available is not None and num_bytes > available:
         raise DataError(
-            f"{what} would take {num_bytes / 2**30:,.1f} GiB, more than the "
-            f"{total / 2**30:,.1f} GiB of this machine",
+            f"{what} would take {size(num_bytes)}, more than the {size(available)} of memory "
+            "that are available",
             where=where,
-            remedy="If the file is not damaged, use a machine with more memory.",
+            remedy=_MORE_MEMORY,
         )
+
+
+def out_of_memory(where: str, error: MemoryError) -> DataError:
+    """What is said of input that took more memory than there was."""
+    detail = " ".join(str(error).split())[:200]
+    return DataError(
+        "there is not enough memory to read it" + (f": {detail}" if detail else ""),
+        where=where,
+        remedy=_MORE_MEMORY,
+    )
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +34,25 @@ from raygnn.graph.sources.files import check_file, check_fits_memory
 VERSION = 1
 DEFAULT_NORMALIZE = "none"
 
+_BOTH, _ONE = 80, 32  # bytes of a listed pair while edges are made of it
 _ARRAYS = ("node_features", "node_labels", "edges", *(f"{split}_masks" for split in SPLITS))
 
 
 def files(graph: NpzGraph) -> list[Path]:
     """The archive."""
     return [Path(graph.path)]
+
+
+def reading_bytes(graph: NpzGraph) -> int:
+    """See :func:`raygnn.graph.sources.reading_bytes`: the arrays, and the edges once more in both
+    directions."""
+    with _opened(Path(graph.path)) as archive:
+        arrays = _headers(archive, graph)
+    whole = sum(array.nbytes for array in arrays.values())
+    for name, dtype in (("node_features", np.float32), ("node_labels", np.int64)):
+        if arrays[name].dtype != dtype:  # another copy
+            whole += arrays[name].size * np.dtype(dtype).itemsize
+    return whole + len(arrays["edges"]) * (_BOTH if graph.undirected else _ONE)
 
 
 def read(graph: NpzGraph) -> GraphData:
@@ -51,27 +66,20 @@ def read(graph: NpzGraph) -> GraphData:
             arrays disagree; the first bad row is named.
     """
     file = Path(graph.path)
-    arrays = _read_arrays(file)
     origin = {name: f"{file}: {name}" for name in _ARRAYS}
+    with _opened(file) as archive:
+        headers = _headers(archive, graph)  # nothing is expanded before all of them agree
+        arrays = {name: _array(archive, name, origin[name]) for name in headers}
 
     feat = convert.to_features(arrays["node_features"], origin["node_features"])
     num = len(feat)
-    convert.require_rows(arrays["node_labels"], num, origin["node_labels"], "nodes")
     data = {"feat": feat, "label": convert.to_labels(arrays["node_labels"], origin["node_labels"])}
     for split in SPLITS:
         name = f"{split}_masks"
         mask = _split(arrays[name], graph.split, origin[name])
-        convert.require_rows(mask, num, origin[name], "nodes")
         data[f"{split}_mask"] = convert.to_mask(mask, origin[name])
-    edges = arrays["edges"]
-    if edges.ndim != 2 or edges.shape[1] != 2:
-        raise DataError(
-            f"its shape is {edges.shape}",
-            where=origin["edges"],
-            remedy="Edges are pairs of node ids: an array of shape [E, 2].",
-        )
     source, target = (
-        convert.to_ids(edges[:, end], num, origin["edges"], name)
+        convert.to_ids(arrays["edges"][:, end], num, origin["edges"], name)
         for end, name in enumerate(("source", "destination"))
     )
     if graph.undirected:
@@ -90,6 +98,38 @@ def read(graph: NpzGraph) -> GraphData:
     )
 
 
+def _headers(archive: zipfile.ZipFile, graph: NpzGraph) -> dict[str, Array]:
+    """Each array as its header describes it: of its dtype and shape, without content or memory.
+
+    Raises:
+        DataError: one is missing or cannot be, or they do not fit each other.
+    """
+    found = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+    missing = [name for name in _ARRAYS if name not in found]
+    if missing:
+        raise DataError(
+            f"it holds no array {missing[0]}, only {', '.join(found[:20])[:200] or 'nothing'}",
+            where=str(graph.path),
+            remedy=f"Save the archive with the arrays {', '.join(_ARRAYS)}.",
+        )
+    origin = {name: f"{graph.path}: {name}" for name in _ARRAYS}
+    arrays = {name: _header(archive, name, origin[name]) for name in _ARRAYS}
+    convert.require_features(arrays["node_features"], origin["node_features"])
+    num = len(arrays["node_features"])
+    convert.require_rows(arrays["node_labels"], num, origin["node_labels"], "nodes")
+    for name in (f"{split}_masks" for split in SPLITS):
+        mask = _split(arrays[name], graph.split, origin[name])
+        convert.require_rows(mask, num, origin[name], "nodes")
+    edges = arrays["edges"]
+    if edges.ndim != 2 or edges.shape[1] != 2:
+        raise DataError(
+            f"its shape is {edges.shape}",
+            where=origin["edges"],
+            remedy="Edges are pairs of node ids: an array of shape [E, 2].",
+        )
+    return arrays
+
+
 def _split(masks: Array, split: int, origin: str) -> Array:
     if masks.ndim == 1 and split == 0:
         return masks
@@ -104,20 +144,12 @@ def _split(masks: Array, split: int, origin: str) -> Array:
     return row
 
 
-def _read_arrays(file: Path) -> dict[str, Array]:
+@contextmanager
+def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
     check_file(file)
     try:
         with zipfile.ZipFile(file) as archive:
-            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            missing = [name for name in _ARRAYS if name not in found]
-            if missing:
-                listed = ", ".join(list(found)[:20])[:200] or "nothing"
-                raise DataError(
-                    f"it holds no array {missing[0]}, only {listed}",
-                    where=str(file),
-                    remedy=f"Save the archive with the arrays {', '.join(_ARRAYS)}.",
-                )
-            return {name: _member(archive, found[name], f"{file}: {name}") for name in _ARRAYS}
+            yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
         raise DataError(
@@ -133,8 +165,15 @@ def _read_arrays(file: Path) -> dict[str, Array]:
         ) from None
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str) -> Array:
-    """One array, after its header's claim has been held against the size of the member."""
+def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """The last one of this name, with or without ``.npy``."""
+    return next(i for i in archive.infolist()[::-1] if i.filename.removesuffix(".npy") == name)
+
+
+def _header(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
+    """One array without its content, after its header's claim has been held against the size of
+    the member, and that against the available memory."""
+    info = _member(archive, name)
     with archive.open(info) as stream:
         try:
             version = np.lib.format.read_magic(stream)
@@ -156,7 +195,14 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str) -> Arr
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
         raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
     check_fits_memory(left, f"the array of shape {shape}", origin)
-    with archive.open(info) as stream:
+    try:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    except ValueError as error:  # more dimensions than an array can have
+        raise _damaged(origin, f"not a NumPy array: {error}") from None
+
+
+def _array(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
+    with archive.open(_member(archive, name)) as stream:
         try:
             array: Array = np.lib.format.read_array(stream, allow_pickle=False)
         except ValueError as error:

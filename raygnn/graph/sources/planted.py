@@ -29,6 +29,7 @@ VERSION = 1
 DEFAULT_NORMALIZE = "none"
 
 _BLOCK = 1 << 22  # features drawn at once
+_NODE, _EDGE = 64, 52  # bytes while they are drawn, as measured with 10 and 50 edges a node
 _BYTE_SUM_MEAN, _BYTE_SUM_DEVIATION = 8 * 127.5, math.sqrt(8 * (256**2 - 1) / 12)
 
 # One random stream for each thing drawn: changing how one is drawn leaves the others alone.
@@ -38,6 +39,28 @@ _LABELS, _DEGREES, _EDGES, _MEANS, _FEATURES, _SPLIT, _USERS, _PURCHASES = range
 def files(graph: PlantedGraph) -> list[Path]:
     """None: the graph is made of its options alone."""
     return []
+
+
+def reading_bytes(graph: PlantedGraph) -> int:
+    """See :func:`raygnn.graph.sources.reading_bytes`: features, what is drawn for each node, and
+    the edges, of which several arrays are there at once while they are matched."""
+    drawn = sum(rows * width * 4 for rows, width in _widths(graph)) + graph.nodes * _NODE
+    also, bought = _numbers_of_edges(graph)
+    return drawn + (also + bought) * _EDGE
+
+
+def sketch(graph: PlantedGraph) -> GraphData:
+    """The graph as :func:`read` gives it by its figures: all types, arrays, dtypes and shapes,
+    with about as many edges, but without content, but for masks of the right size, or memory."""
+    items, frames = labelled_nodes(graph), []
+    for rows, width in _widths(graph):
+        feat = np.broadcast_to(np.float32(0), (rows, width))
+        frames.append(NodeFrame(rows, {"feat": feat}))
+    label = np.broadcast_to(np.int64(0), items)
+    frames[0].data |= {"label": label, **_masks(graph, items, np.arange(items))}
+    ends = (np.broadcast_to(np.int64(0), edges) for edges in _numbers_of_edges(graph))
+    also, bought = (EdgeFrame(ids, ids) for ids in ends)
+    return _typed(graph, frames, also, bought, bought)
 
 
 def read(graph: PlantedGraph) -> GraphData:
@@ -54,32 +77,54 @@ def read(graph: PlantedGraph) -> GraphData:
     items = labelled_nodes(graph)
     label = _stream(graph, _LABELS).integers(0, graph.classes, items)
     item = NodeFrame(items, {"feat": _features(graph, label, _FEATURES, graph.features)})
-    item.data |= {"label": label, **_masks(graph, items)}
+    item.data |= {"label": label, **_masks(graph, items, _stream(graph, _SPLIT).permutation(items))}
     also = EdgeFrame(*_edges(graph, label))
     if not graph.typed:
-        return GraphData("planted", {DEFAULT_NTYPE: item}, {DEFAULT_ETYPE: also})
+        return _typed(graph, [item], also)
     users = graph.nodes - items
     taste = _stream(graph, _USERS).integers(0, graph.classes, users)
-    user = NodeFrame(users)
-    user.data["feat"] = _features(graph, taste, _USERS, max(graph.features // 2, 1))
+    (_, (_, width)) = _widths(graph)
+    user = NodeFrame(users, {"feat": _features(graph, taste, _USERS, width)})
     buyer, bought = _purchases(graph, taste, label)
-    return GraphData(
-        "planted",
-        {"item": item, "user": user},
-        {
-            ("item", "also", "item"): also,
-            ("user", "buys", "item"): EdgeFrame(buyer, bought),
-            ("item", "bought_by", "user"): EdgeFrame(bought.copy(), buyer.copy()),
-        },
-    )
+    buys, back = EdgeFrame(buyer, bought), EdgeFrame(bought.copy(), buyer.copy())
+    return _typed(graph, [item, user], also, buys, back)
+
+
+def _typed(graph: PlantedGraph, frames: list[NodeFrame], *edges: EdgeFrame) -> GraphData:
+    """The graph with the names of its types."""
+    if not graph.typed:
+        return GraphData("planted", {DEFAULT_NTYPE: frames[0]}, {DEFAULT_ETYPE: edges[0]})
+    relations = (("item", "also", "item"), ("user", "buys", "item"), ("item", "bought_by", "user"))
+    nodes = dict(zip(("item", "user"), frames, strict=True))
+    return GraphData("planted", nodes, dict(zip(relations, edges, strict=True)))
+
+
+def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
+    """How many nodes there are of each type, and how many features they have."""
+    items = labelled_nodes(graph)
+    if not graph.typed:
+        return [(items, graph.features)]
+    return [(items, graph.features), (graph.nodes - items, max(graph.features // 2, 1))]
+
+
+def _numbers_of_edges(graph: PlantedGraph) -> tuple[int, int]:
+    """About how many edges there are between items, and from users to items."""
+    items = labelled_nodes(graph)
+    users = graph.nodes - items if graph.typed else 0
+    return round(items * graph.degree), round(items * _bought(graph, users))
+
+
+def _bought(graph: PlantedGraph, users: int) -> float:
+    """Mean number of users that buy an item."""
+    return min(graph.degree / 5, users / 4)
 
 
 def _stream(graph: PlantedGraph, thing: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([graph.seed, thing])))
 
 
-def _masks(graph: PlantedGraph, num: int) -> dict[str, Array]:
-    order = _stream(graph, _SPLIT).permutation(num)
+def _masks(graph: PlantedGraph, num: int, order: Array) -> dict[str, Array]:
+    """``order``: the nodes, those for training first."""
     train, val = int(graph.train * num), int(graph.val * num)
     bounds = {"train": (0, train), "val": (train, train + val), "test": (train + val, num)}
     masks = {}
@@ -171,7 +216,7 @@ def _match(stubs: Array, random: np.random.Generator) -> tuple[Array, Array]:
 def _purchases(graph: PlantedGraph, taste: Array, label: Array) -> tuple[Array, Array]:
     """(user, item) pairs, each once: mostly users of the item's own community."""
     random = _stream(graph, _PURCHASES)
-    mean = np.full(len(label), min(graph.degree / 5, len(taste) / 4))
+    mean = np.full(len(label), _bought(graph, len(taste)))
     item = np.repeat(np.arange(len(label)), _round(mean, random))
     order = np.argsort(taste, kind="stable")
     start = np.searchsorted(taste[order], label[item])

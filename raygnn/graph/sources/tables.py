@@ -14,7 +14,7 @@ import pyarrow as pa
 from raygnn.config.graphs import TablesGraph
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
 from raygnn.graph.tables.description import edge_type, read_spec
-from raygnn.graph.tables.edges import read_edges
+from raygnn.graph.tables.edges import edge_reader, read_edges
 from raygnn.graph.tables.nodes import Nodes
 from raygnn.graph.tables.reader import resolve
 
@@ -33,6 +33,18 @@ def files(graph: TablesGraph) -> list[Path]:
     file, spec = Path(graph.path), read_spec(Path(graph.path))
     tables = (*spec.nodes.values(), *spec.edges.values())
     return [file, *(each for table in tables for each in resolve(file.parent, table.files))]
+
+
+def reading_bytes(graph: TablesGraph) -> int:
+    """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
+    base, spec = Path(graph.path).parent, read_spec(Path(graph.path))
+    total = 0
+    for ntype, table in spec.nodes.items():
+        total += Nodes(ntype, table, resolve(base, table.files)).reader.reading_bytes()
+    for edges in spec.edges.values():
+        held = edge_reader(edges, resolve(base, edges.files)).reading_bytes()
+        total += 2 * held if edges.undirected else held
+    return total
 
 
 def read(graph: TablesGraph) -> GraphData:

@@ -40,6 +40,11 @@ def files(graph: TriplesGraph) -> list[Path]:
     return list(_files(Path(graph.path)).values())
 
 
+def reading_bytes(graph: TriplesGraph) -> int:
+    """See :func:`raygnn.graph.sources.reading_bytes`."""
+    return sum(_reader(file).reading_bytes() for file in _files(Path(graph.path)).values())
+
+
 def read(graph: TriplesGraph) -> GraphData:
     """Nodes ``entity``, edges ``entity:triple:entity`` in the order of the files.
 
@@ -58,8 +63,7 @@ def read(graph: TriplesGraph) -> GraphData:
     ends, kinds = [Growing(np.int64), Growing(np.int64)], Growing(np.int64)
     counts = dict.fromkeys(SPLITS, 0)
     for split, file in _files(place).items():
-        lines = file.name.removesuffix(".gz").endswith((".txt", ".tsv"))
-        reader = Reader([file], _COLUMNS, header=_COLUMNS if lines else None)
+        reader = _reader(file)
         for chunk in reader.chunks(entities.batch):
             entities.learn(chunk, ("head", "tail"))
             relations.learn(chunk, ("relation",))
@@ -85,6 +89,11 @@ def read(graph: TriplesGraph) -> GraphData:
         {NTYPE: entities.values},
         {f"{etype_str(ETYPE)}/relation": relations.values.to_pylist()},
     )
+
+
+def _reader(file: Path) -> Reader:
+    lines = file.name.removesuffix(".gz").endswith((".txt", ".tsv"))
+    return Reader([file], _COLUMNS, header=_COLUMNS if lines else None)
 
 
 def _files(place: Path) -> dict[str, Path]:

@@ -57,6 +57,18 @@ def header(file: Path, separator: str) -> list[str]:
     return names
 
 
+def first_rows(file: Path, separator: str) -> tuple[list[list[str]], int]:
+    """The rows in the first megabyte of a file, as text, and of how many bytes they are; none
+    where they cannot be read, which is told when all are."""
+    try:
+        with unpacked(file) as stream:
+            start = stream.read(_LONGEST)
+        text = io.StringIO(start.decode("utf-8-sig", "replace"), newline="")
+        return list(csv.reader(text, delimiter=separator)), len(start)
+    except (csv.Error, *FAILURES):
+        return [], 0
+
+
 def line_of(file: Path, separator: str, number: int, *, named: bool) -> int | None:
     """The line, from 1, on which a row ends, from 1; None where it cannot be found.
 
@@ -109,7 +121,7 @@ def _rows(stream: BinaryIO, separator: str, *, quoted: bool) -> Iterator[tuple[l
     surrogates."""
     text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
     rows = csv.reader(
-        text,
+        iter(lambda: text.readline(_LONGEST), ""),  # a file may have but one line, of gigabytes
         delimiter=separator,
         strict=True,
         quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,

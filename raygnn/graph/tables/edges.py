@@ -43,9 +43,7 @@ def read_edges(
         single["time"] = Growing(np.int64)
     times = Times()
     targets = Targets(table, "edge")
-    columns = [table.source, table.target, table.weight, table.time, *targets.columns]
-    columns += [column for each in features.values() for column in each.columns]
-    reader = Reader(files, [c for c in columns if c is not None], table.delimiter)
+    reader = edge_reader(table, files)
     found = [Growing(np.int64), Growing(np.int64)]
     kept: list[Array] = []  # where rows are dropped
     for chunk in reader.chunks(lambda: max(ids.batch() for _, ids in ends)):
@@ -76,6 +74,15 @@ def read_edges(
     data |= {name: rows if some is None else rows[some] for name, rows in whole.items()}
     frame = EdgeFrame(found[0].take(), found[1].take(), data)
     return _directions(etype, table, frame), targets.names
+
+
+def edge_reader(table: EdgeTable, files: Sequence[Path]) -> Reader:
+    """A reader of the table's columns."""
+    columns = [table.source, table.target, table.weight, table.time]
+    columns += Targets(table, "edge").columns
+    for named in table.features.values():
+        columns += [named] if isinstance(named, str) else named
+    return Reader(files, [c for c in columns if c is not None], table.delimiter)
 
 
 def _directions(etype: EdgeType, table: EdgeTable, edges: EdgeFrame) -> dict[EdgeType, EdgeFrame]:

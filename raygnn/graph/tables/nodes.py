@@ -20,6 +20,7 @@ class Nodes:
 
     Attributes:
         ids: their ids.
+        reader: of its files.
         names: array → what its codes stand for; filled by `frame`.
     """
 
@@ -33,7 +34,7 @@ class Nodes:
             for name, column in table.categories.items()
         }
         self._targets = Targets(table, "node")
-        self._reader = Reader(files, self._columns(), table.delimiter)
+        self.reader = Reader(files, self._columns(), table.delimiter)
 
     def read(self) -> None:
         """Read the table.
@@ -41,14 +42,14 @@ class Nodes:
         Raises:
             DataError: naming file, row and column.
         """
-        for chunk in self._reader.chunks():
+        for chunk in self.reader.chunks():
             self.ids.add(chunk, self.table.id)
             for features in self._features.values():
                 features.add(chunk)
             for coded in self._categories.values():
                 coded.add(chunk)
             self._targets.add(chunk)
-        self.ids.close(self._reader, self.table.id)
+        self.ids.close(self.reader, self.table.id)
 
     def frame(self) -> NodeFrame:
         """The arrays: those of features float32 ``[N, F]``, categories int64 ``[N]``, and what
@@ -62,7 +63,7 @@ class Nodes:
             data[name] = features.take(num)
         for name, coded in self._categories.items():
             data[name], self.names[name] = coded.take(num)
-        data |= self._targets.take(num, self._reader)
+        data |= self._targets.take(num, self.reader)
         self.names |= self._targets.names
         return NodeFrame(num, data)
 

@@ -20,13 +20,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from raygnn.errors import DataError
-from raygnn.graph.sources.files import check_file
+from raygnn.graph.sources.files import check_file, out_of_memory, unpacked_size
 from raygnn.graph.tables import csv_text
 
 ROWS = 1 << 16  # of a chunk, at least; fewer where rows are wide or the table ends
 _BYTES = 1 << 24  # of a batch of Parquet, about
 _BLOCK = 1 << 22  # bytes of a block of CSV
 _FILES = 100_000
+_VALUE = 8  # bytes of a value as an array, at most, unless its text is longer
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
 
@@ -145,6 +146,37 @@ class Reader:
         if held:
             yield self._chunk(held, csv)
 
+    def reading_bytes(self) -> int:
+        """Bytes of the arrays that the columns become, about: of CSV by the beginning of each
+        file, of Parquet by its metadata.
+
+        Raises:
+            DataError: a file is missing, or has no metadata.
+        """
+        return sum(
+            self._text_bytes(file) if _is_text(file) else self._parquet_bytes(file)
+            for file in self.files
+        )
+
+    def _text_bytes(self, file: Path) -> int:
+        whole, separator = unpacked_size(file), self._separator(file)
+        rows, sample = csv_text.first_rows(file, separator)
+        names = list(self._header or (rows[0] if rows else []))
+        read = [at for at, name in enumerate(names) if name in self.columns]
+        held = sum(max(len(row[at]), _VALUE) for row in rows for at in read if at < len(row))
+        return whole * held // sample if sample else whole
+
+    def _parquet_bytes(self, file: Path) -> int:
+        check_file(file)
+        values = 0
+        with _saying(file), pq.ParquetFile(file) as opened:
+            facts = opened.metadata
+            for group in map(facts.row_group, range(facts.num_row_groups)):
+                for column in map(group.column, range(group.num_columns)):
+                    if column.path_in_schema.split(".")[0] in self.columns:
+                        values += column.num_values
+        return values * _VALUE
+
     def error(self, row: int, column: str, what: str, remedy: str) -> DataError:
         """What is wrong with a row, by its number over all files."""
         return DataError(what, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
@@ -187,6 +219,8 @@ class Reader:
                 source = pa.PythonFile(counted, mode="r")
                 with closing(pa.csv.open_csv(source, read, parse, convert)) as batches:
                     yield from batches
+        except MemoryError as error:
+            raise out_of_memory(str(file), error) from None
         except (pa.ArrowException, *csv_text.FAILURES) as error:
             csv_text.explain(file, separator, self._quote, len(names))
             raise _damaged(file, error) from None
@@ -260,6 +294,8 @@ def _is_text(file: Path) -> bool:
 def _saying(file: Path) -> Iterator[None]:
     try:
         yield
+    except MemoryError as error:
+        raise out_of_memory(str(file), error) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _damaged(file, error) from None
 

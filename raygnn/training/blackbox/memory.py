@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from raygnn.preflight import machine
+from raygnn.graph.available_memory import memory
 
 
 def usage() -> tuple[int, int, int]:
@@ -14,7 +14,7 @@ def usage() -> tuple[int, int, int]:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         pages = 0
-    total, available = machine.memory()
+    total, available = memory()
     used = 0 if total is None or available is None else total - available
     return pages * os.sysconf("SC_PAGE_SIZE"), used, total or 0
 

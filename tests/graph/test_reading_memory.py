@@ -1,0 +1,290 @@
+"""Memory that input takes: told before it is read, and refused where there is not enough."""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tables_builder import changed, write_shop
+
+from raygnn.config.graphs import (
+    CsvGraph,
+    DglGraph,
+    GraphConfig,
+    NpzGraph,
+    PlantedGraph,
+    TablesGraph,
+    TriplesGraph,
+)
+from raygnn.errors import DataError
+from raygnn.graph import available_memory
+from raygnn.graph.data import GraphData
+from raygnn.graph.dglfile import write_graph
+from raygnn.graph.sources import load_graph, planted, reading_bytes
+from raygnn.graph.tables import growing
+from raygnn.graph.tables.growing import Growing
+from tests.hostile import assert_refused, outcomes
+
+NODES, EDGES, WIDTH = 20_000, 100_000, 8
+GIB = 2**30
+
+
+def job(file: Path, graph: dict[str, Any], **sections: Any) -> str:
+    config = {"name": "a", "storage": "runs", "graph": graph, "model": {"kind": "gcn"}, **sections}
+    file.write_text(yaml.safe_dump(config))
+    return str(file)
+
+
+def array_bytes(data: GraphData) -> int:
+    arrays = [a for frame in data.nodes.values() for a in frame.data.values()]
+    for edges in data.edges.values():
+        arrays += [edges.src, edges.dst, *edges.data.values()]
+    return sum(array.nbytes for array in arrays)
+
+
+# -- estimates -----------------------------------------------------------------------------------
+
+
+def drawn() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    train = np.arange(NODES) % 2 == 0
+    return {
+        "node_features": random.random((NODES, WIDTH)).astype(np.float32),
+        "node_labels": random.integers(0, 3, NODES),
+        "edges": random.integers(0, NODES, (EDGES, 2)),
+        **{f"{name}_masks": train if name == "train" else ~train & False for name in
+           ("train", "val", "test")},
+    }  # fmt: skip
+
+
+def write_big_npz(place: Path) -> GraphConfig:
+    np.savez_compressed(place / "big.npz", **drawn())
+    return NpzGraph(format="npz", path=place / "big.npz")
+
+
+def write_big_dgl(place: Path) -> GraphConfig:
+    arrays = drawn()
+    data = {"feat": arrays["node_features"], "label": arrays["node_labels"],
+            "train_mask": arrays["train_masks"]}  # fmt: skip
+    write_graph(place / "big.dgl", NODES, *np.ascontiguousarray(arrays["edges"].T), data, {})
+    return DglGraph(format="dgl", path=place / "big.dgl")
+
+
+def write_big_tables(place: Path, kind: str) -> GraphConfig:
+    arrays = drawn()
+    text = ["x" * 500] * NODES  # of a column that nobody reads
+    columns = {f"f{i}": arrays["node_features"][:, i] for i in range(WIDTH)}
+    nodes = pa.table({"id": np.arange(NODES), "y": arrays["node_labels"], **columns, "text": text})
+    edges = pa.table({"a": arrays["edges"][:, 0], "b": arrays["edges"][:, 1]})
+    for name, table in (("nodes", nodes), ("edges", edges)):
+        if kind == "parquet":
+            pq.write_table(table, place / f"{name}.parquet")
+        else:
+            with gzip.open(place / f"{name}.csv.gz", "wb", 1) as file:
+                pa.csv.write_csv(table, file)
+    spec = {
+        "nodes": {"n": {"files": f"nodes.{kind}", "id": "id", "label": "y",
+                        "features": {"feat": list(columns)}, "splits": {"train": 0.5}}},
+        "edges": {"n:to:n": {"files": f"edges.{kind}", "source": "a", "target": "b"}},
+    }  # fmt: skip
+    (place / "big.yaml").write_text(yaml.safe_dump(spec))
+    return TablesGraph(format="tables", path=place / "big.yaml")
+
+
+def write_big_triples(place: Path) -> GraphConfig:
+    rows = (f"/m/{a}\tis\t/m/{b}\n" for a, b in drawn()["edges"])
+    (place / "train.txt").write_text("".join(rows))
+    return TriplesGraph(format="triples", path=place / "train.txt")
+
+
+def write_big_csv(place: Path) -> GraphConfig:
+    arrays = drawn()
+    rows = (
+        f'{n},{y},"{", ".join(map(str, row))}"\n'
+        for n, (y, row) in enumerate(zip(arrays["node_labels"], arrays["node_features"]))
+    )
+    (place / "nodes.csv").write_text("node_id,label,feat\n" + "".join(rows))
+    edges = "".join(f"{a},{b}\n" for a, b in arrays["edges"])
+    (place / "edges.csv").write_text("src_id,dst_id\n" + edges)
+    meta = {"dataset_name": "big", "node_data": [{"file_name": "nodes.csv"}],
+            "edge_data": [{"file_name": "edges.csv"}]}  # fmt: skip
+    (place / "meta.yaml").write_text(yaml.safe_dump(meta))
+    return CsvGraph(format="csv", path=place)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_big_npz,
+        write_big_dgl,
+        pytest.param(lambda place: write_big_tables(place, "parquet"), id="parquet"),
+        pytest.param(lambda place: write_big_tables(place, "csv.gz"), id="csv.gz"),
+        write_big_triples,
+        write_big_csv,
+        pytest.param(
+            lambda _: PlantedGraph(format="planted", nodes=NODES, degree=5, features=WIDTH),
+            id="planted",
+        ),
+    ],
+)
+def test_an_estimate_is_near_what_reading_takes(write: Any, tmp_path: Path) -> None:
+    """Between the arrays and a few times that; a column of text that is not read costs nothing."""
+    graph = write(tmp_path)
+    arrays = array_bytes(load_graph(graph, needs_masks=False))
+    assert arrays <= 1.2 * reading_bytes(graph) <= 6 * arrays
+
+
+def test_an_estimate_of_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        reading_bytes(NpzGraph(format="npz", path=tmp_path / "no.npz"))
+    shop = write_shop(tmp_path, spec=changed("nodes user files", "no.csv"))
+    with pytest.raises(DataError, match="does not exist"):
+        reading_bytes(shop)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_the_figures_of_a_planted_graph_are_those_of_the_graph(typed: bool) -> None:
+    graph = PlantedGraph(format="planted", nodes=9000, degree=10, features=7, typed=typed)
+    made, told = planted.read(graph), planted.sketch(graph)
+    assert list(told.nodes) == list(made.nodes)
+    assert list(told.edges) == list(made.edges)
+    for ntype, frame in made.nodes.items():
+        assert told.nodes[ntype].num == frame.num
+        for name, array in frame.data.items():
+            other = told.nodes[ntype].data[name]
+            assert (other.dtype, other.shape) == (array.dtype, array.shape)
+            assert array.dtype != bool or other.sum() == array.sum()
+    for etype, edges in made.edges.items():
+        assert told.edges[etype].num == pytest.approx(edges.num, rel=0.1)
+        assert told.edges[etype].src.dtype == edges.src.dtype
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def test_a_planted_graph_of_a_billion_edges(tmp_path: Path) -> None:
+    """Refused by its figures by every command that would make it; judged by them where that is
+    allowed. Nothing of it is made: the process stays below 1 GB."""
+    graph = {"format": "planted", "nodes": 20_000_000, "degree": 50}
+    config = job(tmp_path / "job.yaml", graph)
+    tried = job(tmp_path / "tried.yaml", graph, cluster={"workers": 2, "allow": ["memory_fits"]})
+    commands = [[verb, config] for verb in ("check", "partition")]
+    *refused, judged = outcomes([*commands, ["check", tried]], tmp_path)
+    for outcome in refused:
+        assert_refused(outcome, "takes about 57.1 GiB", "[memory_fits]", "graph.nodes")
+        assert outcome.code == 3
+    assert judged.code == 0, judged.err
+    assert "memory_fits" in judged.out
+    assert judged.peak < 10**9
+    assert not list((tmp_path / "runs").rglob("part0"))
+
+
+def write_claims(place: Path, **changes: tuple[int, ...]) -> dict[str, Any]:
+    """An archive whose directory and headers speak of a graph of 100 million nodes."""
+    rows = 10**8
+    shapes = {"node_features": (rows, 8), "node_labels": (rows,), "edges": (10**6, 2),
+              "train_masks": (rows,), "val_masks": (rows,), "test_masks": (rows,)}  # fmt: skip
+    with zipfile.ZipFile(place, "w") as archive:
+        for name, shape in {**shapes, **changes}.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                header = {"descr": "|i1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
+            archive.filelist[-1].file_size += int(np.prod(shape))
+    return {"format": "npz", "path": str(place)}
+
+
+def test_an_archive_that_claims_more_than_there_is(tmp_path: Path) -> None:
+    """Judged by its directory and its headers: nothing is expanded."""
+    whole = write_claims(tmp_path / "whole.npz")
+    one = write_claims(tmp_path / "one.npz", node_labels=(10**12,))
+    odd = write_claims(tmp_path / "odd.npz", node_labels=(10**8 - 1,))
+    files = [
+        job(tmp_path / f"{number}.yaml", graph) for number, graph in enumerate((whole, one, odd))
+    ]
+    found = outcomes([["check", file] for file in files], tmp_path)
+    for outcome, code, words in zip(
+        found,
+        (3, 2, 2),
+        (
+            ["reading the graph takes about 4.9 GiB", "[memory_fits]"],
+            ["one.npz: node_labels", "(1000000000000,) would take 931.3 GiB", "available"],
+            ["odd.npz: node_labels", "(99999999,), but there are 100000000 nodes"],
+        ),
+        strict=True,
+    ):
+        assert_refused(outcome, *words)
+        assert outcome.code == code
+    assert found[-1].peak < 10**9
+
+
+def test_arrays_do_not_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a file holds more than it seemed to, as one packed in several members may."""
+    monkeypatch.setattr(growing, "_LARGE", 1000)
+    monkeypatch.setattr(growing, "memory", lambda: (GIB, 5000))
+    rows = Growing(np.float32, 4)
+    rows.append(np.ones((100, 4), np.float32))
+    with pytest.raises(MemoryError, match="6 KiB more for 500 rows"):
+        rows.append(np.ones((400, 4), np.float32))
+    graph = write_shop(tmp_path, users={
+        "name": [f"u{i}" for i in range(5000)], "age": [1.0] * 5000, "income": [1.0] * 5000,
+        "class": ["no"] * 5000, "fold": ["train"] * 5000,
+    }, bought={"name": ["u1", "u2", "u3"]})  # fmt: skip
+    with pytest.raises(DataError, match="not enough memory to read it") as caught:
+        load_graph(graph)
+    assert caught.value.where == str(graph.path)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_arrow_runs_out_of_memory(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Arrow's own error, which is no sign of a damaged file."""
+    graph = write_shop(tmp_path, kind)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 8589934592 failed")
+
+    name = "raygnn.graph.tables.reader.pa.csv.open_csv"
+    if kind == "parquet":
+        name = "raygnn.graph.tables.reader.pq.ParquetFile.iter_batches"
+    monkeypatch.setattr(name, fail)
+    with pytest.raises(DataError, match="not enough memory to read it: malloc of size") as caught:
+        load_graph(graph)
+    assert caught.value.where == str(tmp_path / f"users.{kind}")
+
+
+def test_a_packed_file_of_one_endless_line(tmp_path: Path) -> None:
+    """8 GiB without a line end, in 8 MB, after a line of names that is right."""
+    write_shop(tmp_path, "csv.gz")
+    users = tmp_path / "users.csv.gz"
+    with gzip.open(users, "wb", 1) as file:
+        file.write(b"name,age,income,class,fold\n")
+        block = gzip.compress(b"1" * 2**24, 1)
+    with users.open("ab") as file:
+        for _ in range(512):
+            file.write(block)
+    graph = {"format": "tables", "path": str(tmp_path / "shop.yaml")}
+    (found,) = outcomes([["check", job(tmp_path / "job.yaml", graph)]], tmp_path)
+    assert_refused(found, "users.csv.gz")
+    assert found.peak < 10**9
+
+
+def test_the_limits_of_a_process_bound_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, before = available_memory.memory()
+    assert before is not None
+    soft = {resource.RLIMIT_AS: resource.RLIM_INFINITY, resource.RLIMIT_DATA: 64 * GIB}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft[kind], -1))
+    soft[resource.RLIMIT_AS] = 0
+    assert available_memory.memory()[1] == 0
+    soft[resource.RLIMIT_AS] = resource.RLIM_INFINITY
+    soft[resource.RLIMIT_DATA] = 1
+    assert available_memory.memory()[1] == 0
