@@ -175,8 +175,9 @@ ABOUT = {
     ),
     "memory_fits": About(
         "The kernel kills a process for memory without a word to the others.",
-        "Add nodes, take larger ones, or lower `sampling.cache`. [scaling.md](scaling.md) predicts "
-        "what a graph needs.",
+        "Add nodes, take larger ones, or lower `sampling.cache`, `model.hidden` or "
+        "`model.embedding.dim`, whichever is the largest. [scaling.md](scaling.md) predicts what a "
+        "graph needs.",
     ),
     "disk_space": About(
         "A storage that is full costs checkpoints.",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from raygnn.config.units import size
 from raygnn.preflight.findings import Finding, some
 from raygnn.preflight.job import Job
+from raygnn.preflight.memory_plan import REMEDIES, SHARE, WEIGHTS, memory_plan, weight_bytes
 
 # package → (oldest, first that is too new); the ranges of pyproject.toml
 SUPPORTED: dict[str, tuple[str, str | None]] = {
@@ -147,10 +148,17 @@ def storage_visible(job: Job) -> Iterator[Finding]:
 
 
 def memory_fits(job: Job) -> Iterator[Finding]:
-    """A node has memory for its share of the partition and the cached rows of others."""
+    """A node has memory for its share of the partition, the cached rows of others, and weights
+    with their gradients and the optimizer's state."""
     if not job.holding:
         return
-    need, fewer = _need(job, job.workers), _need(job, job.fewest)
+    yield from _gpu_memory_fits(job)
+    uses, fewer = memory_plan(job, job.workers), sum(memory_plan(job, job.fewest).values())
+    need = sum(uses.values())
+    # the partition is mapped: what is not used for long makes room
+    held = need - uses[SHARE]
+    told = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
+    remedy = REMEDIES[max(uses, key=lambda use: uses[use])]
     for node in job.holding:
         if node.memory is None or node.memory_available is None:
             continue
@@ -158,20 +166,20 @@ def memory_fits(job: Job) -> Iterator[Finding]:
             yield Finding(
                 "memory_fits",
                 "warn",
-                f"with {some(job.fewest, 'worker')} (cluster.workers) its share of the partition "
-                f"and the cache would be {size(fewer)}, the node has {size(node.memory)} of memory",
+                f"with {some(job.fewest, 'worker')} (cluster.workers) {size(fewer)} would be "
+                f"needed, the node has {size(node.memory)} of memory",
                 "raise the fewest workers in cluster.workers to what the memory is enough for",
                 nodes=(node.node,),
                 values={"need": fewer, "memory": node.memory},
             )
         values = {"need": need, "memory": node.memory, "available": node.memory_available}
-        told = f"its share of the partition and the cache are {size(need)}"
-        if need > node.memory:
+        if need > node.memory or held > node.memory_available:
             yield Finding(
                 "memory_fits",
                 "error",
-                f"{told}, the node has {size(node.memory)} of memory",
-                "add nodes, use nodes with more memory, or lower sampling.cache",
+                f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "
+                f"{size(node.memory_available)} are available",
+                remedy,
                 nodes=(node.node,),
                 values=values,
             )
@@ -179,21 +187,27 @@ def memory_fits(job: Job) -> Iterator[Finding]:
             yield Finding(
                 "memory_fits",
                 "warn",
-                f"{told}, only {size(node.memory_available)} of memory are free",
+                f"{told} take {size(need)}, only {size(node.memory_available)} of memory are free",
                 "stop other programs there, or add nodes",
                 nodes=(node.node,),
                 values=values,
             )
 
 
-def _need(job: Job, workers: int) -> float:
-    """Bytes of a node's share of the partition and of the cached rows, with so many workers."""
-    least = workers // len(job.holding)  # workers that some node has at least
-    share = job.partition.bytes * min(1.0, max(1, least) / max(1, workers))
-    cache = job.config.sampling.cache
-    if cache == "auto":  # as much as there is room for
-        return share
-    return share + cache * (job.partition.bytes - share)
+def _gpu_memory_fits(job: Job) -> Iterator[Finding]:
+    gpus_per_worker = job.config.cluster.gpus_per_worker
+    need = weight_bytes(job, job.workers) if gpus_per_worker else 0
+    for node in job.holding:
+        smallest = min((gpu.memory for gpu in node.gpus if gpu.memory), default=None)
+        if smallest is not None and need > smallest:
+            yield Finding(
+                "memory_fits",
+                "error",
+                f"{WEIGHTS} take {size(need)}, a GPU has {size(smallest)} of memory",
+                REMEDIES[WEIGHTS],
+                nodes=(node.node,),
+                values={"need": need, "memory": smallest},
+            )
 
 
 def shared_memory(job: Job) -> Iterator[Finding]:

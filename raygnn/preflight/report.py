@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from raygnn.config.schema import Config
@@ -17,6 +17,7 @@ from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, counted
 from raygnn.preflight.job import Check, Job
+from raygnn.preflight.memory_plan import memory_plan
 from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype
 from raygnn.preflight.probe import Survey
@@ -30,6 +31,7 @@ class Report:
         comm: how the ranks will communicate.
         seconds: how long the checks took, without looking at the nodes.
         of_job: whether it is about a job; else about the nodes alone, where ``comm`` is made up.
+        memory: see `raygnn.preflight.memory_plan.memory_plan`.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
@@ -44,6 +46,7 @@ class Report:
     comm: CommPlan
     seconds: float
     of_job: bool = True
+    memory: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -68,6 +71,7 @@ class Report:
             "nodes": [_plain(asdict(node)) for node in self.nodes],
             "links": [asdict(link) for link in self.links],
             "communication": self.comm.to_dict() if self.of_job else None,
+            "memory": dict(self.memory),
         }
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -143,7 +147,9 @@ def _report(
         links=found.links,
     )
     findings, comm = check(job, checks), make_comm_plan(config, job.holding)
-    return Report(findings, found.nodes, found.links, comm, time.monotonic() - start)
+    memory = memory_plan(job, job.workers) if job.holding else {}
+    seconds = time.monotonic() - start
+    return Report(findings, found.nodes, found.links, comm, seconds, memory=memory)
 
 
 def resolve_workers(config: Config, resources: Resources) -> int:

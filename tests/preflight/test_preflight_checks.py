@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,29 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
     "a partition larger than free memory": (
         lambda: make_job(partition=make_partition(bytes=5 * GIB)),
         *("memory_fits", "warn", ["only 6.0 GiB of memory are free"]),
+    ),
+    "weights larger than memory": (
+        lambda: make_job(make_config(model__hidden=10**9)),
+        *("memory_fits", "error", ["optimizer state (41.7 TiB)", "8.0 GiB of memory"]),
+    ),
+    "weights and their optimizer's state larger than what is free": (
+        lambda: make_job(make_config(model__hidden=150_000)),
+        *("memory_fits", "error", ["optimizer state (6.4 GiB)", "6.0 GiB are available"]),
+    ),
+    "learned rows larger than memory": (
+        lambda: make_job(
+            make_config(model__embedding__dim=10**6),
+            partition=make_partition(columns=make_columns(feat=None)),
+        ),
+        *("memory_fits", "error", ["learned rows (30.3 GiB)", "8.0 GiB of memory"]),
+    ),
+    "weights larger than a GPU": (
+        lambda: make_job(
+            make_config(**GPU_JOB, model__hidden=10**6),
+            nodes=(make_node(gpus=tuple(replace(gpu, memory=GIB) for gpu in GPUS)),),
+            resources=WITH_GPUS,
+        ),
+        *("memory_fits", "error", ["optimizer state take 21.4 GiB, a GPU has 1.0 GiB"]),
     ),
     "little shared memory": (
         lambda: make_job(nodes=(make_node(shm_free=100 * 2**20),)),
