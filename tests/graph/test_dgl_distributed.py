@@ -17,7 +17,7 @@ from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import partition_graph
 from raygnn.graph.sources import load_graph
-from tests.hosts import hosts, missing
+from tests.hosts import hosts, needs_hosts
 from tests.pages import blocks
 from tests.unreadable import unreadable
 
@@ -136,7 +136,7 @@ def test_a_server_and_a_client(typed: bool, samplers: int, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(missing() is not None, reason="needs virtual hosts")
+@needs_hosts()
 def test_two_hosts(tmp_path: Path) -> None:
     """A part on each of two hosts, whose clients read each other's."""
     arguments = write(tmp_path, 2)
