@@ -24,13 +24,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine, nvml
 from raygnn.runs.files import open_regular
 from raygnn.runs.interrupts import taken
+from raygnn.training import ray_processes
 from raygnn.training.reach import Knock
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
@@ -98,6 +97,8 @@ class RayCluster:
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
+        self._core: ray_processes.Children | ray_processes.Endpoints | None = None
+        self._death: str | None = None
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
         self.ours = False  # it goes, or we leave it, when the job ends
@@ -124,6 +125,16 @@ class RayCluster:
         if self._directory is None:
             return None
         return Path(self._directory, _RAYS, "session_latest", "logs")
+
+    def death(self) -> str | None:
+        """Which of Ray's core processes has died; None while the job can go on."""
+        if self._death is None and self._core is not None:
+            self._death = self._core.death()
+        return self._death
+
+    def answers(self) -> bool:
+        """Whether Ray's core processes answer now; a call of Ray's would wait for them."""
+        return self._core is None or self._core.ask()
 
     def start(self) -> None:
         """Begin to start or connect, in the background; only the first call does something."""
@@ -155,8 +166,10 @@ class RayCluster:
         if self._knock is not None:
             self._knock.close()
         # one that still tries to connect goes with the process
-        wait = self._ready.is_set() or self.local
-        deadline = time.monotonic() + (_END if wait else 0)
+        wait = _END if self._ready.is_set() or self.local else 0.0
+        if self._death is not None and not self.local:
+            wait = _LEAVE  # Ray would wait for the dead, and end this process
+        deadline = time.monotonic() + wait
         while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
             with taken():
                 self._thread.join(1)
@@ -175,9 +188,11 @@ class RayCluster:
             if self.ours:
                 import ray
 
-                processes = _processes(self._directory)
+                processes = ray_processes.of_directory(self._directory)
+                if self._death is not None:  # Ray's own end would wait for the dead
+                    ray_processes.kill(processes)
                 ray.shutdown()
-                _see_off(processes)
+                ray_processes.see_off(processes)
                 for thread in self._guests:  # Python's end under them would be a crash
                     if thread.is_alive():  # a stop may have kept it from being started
                         thread.join(_LEAVE)
@@ -217,8 +232,16 @@ class RayCluster:
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
 
-        if ray.is_initialized():
-            return
+        if not ray.is_initialized():
+            self._init()
+        if self._directory is not None:
+            self._core = ray_processes.Children(self._directory)
+        else:
+            self._core = ray_processes.Endpoints()
+
+    def _init(self) -> None:
+        import ray
+
         common: dict[str, Any] = {
             "log_to_driver": self._verbose,
             "logging_level": logging.INFO if self._verbose else logging.CRITICAL,
@@ -338,28 +361,6 @@ def _sweep() -> None:
                 continue
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use
             shutil.rmtree(owner.parent, ignore_errors=True)
-
-
-def _processes(directory: str | None) -> list[psutil.Process]:
-    """All that a local Ray has started, by the directory that it was given."""
-    if directory is None:
-        return []
-    found = []
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):  # it has gone
-                if any(directory in word for word in child.cmdline()):
-                    found += [child, *child.children(recursive=True)]
-    return found
-
-
-def _see_off(processes: list[psutil.Process]) -> None:
-    """Kill what is still there some seconds after Ray has ended: now and then one of its actors
-    misses that its node has gone, and would sleep for ever."""
-    _, left = psutil.wait_procs(processes, timeout=_LEAVE)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
 
 
 def _remove(directory: str) -> None:

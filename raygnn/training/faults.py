@@ -133,6 +133,8 @@ def record_driver(
     cause: BaseException | None,
     oom_kills: int,
     lost: Sequence[Lost] = (),
+    *,
+    ray_died: bool = False,
 ) -> None:
     """Leave in ``logs/driver.json`` what Ray Train says of workers that could say nothing.
 
@@ -141,6 +143,7 @@ def record_driver(
         cause: what Ray Train raised.
         oom_kills: processes that the driver's machine killed for memory during the run.
         lost: ranks whose nodes are gone.
+        ray_died: the error is the death of a process of Ray's own.
     """
     workers = getattr(cause, "worker_failures", {})
     facts = {
@@ -157,6 +160,7 @@ def record_driver(
             for rank, failure in workers.items()
         },
         "oom_kills": oom_kills,
+        "ray_died": ray_died,
         "lost": {str(each.rank): {"host": each.host, "why": each.why} for each in lost},
     }
     with contextlib.suppress(OSError):

@@ -31,6 +31,8 @@ _LONGEST_STOP = 60.0  # seconds
 _OWN_STOP = 3.0  # seconds
 _POLL = 0.05  # seconds
 
+_CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # what the text of a cause says of how to mend it
 _REMEDIES = (
@@ -112,7 +114,8 @@ class Launch:
         return attempts(self._job.run_dir) - self._before
 
     def running(self) -> bool:
-        return self._thread.is_alive()
+        """Whether there is something to wait for."""
+        return self._thread.is_alive() and self.cluster.death() is None
 
     def startup(self, show: Display) -> Startup:
         """What to look at until the workers are there."""
@@ -125,7 +128,14 @@ class Launch:
             PreflightError: Ray did not start.
             TrainingError: with the first cause, as far as a rank could still say it.
         """
-        self._thread.join()
+        while self.running():
+            self._thread.join(_POLL)
+        if self._thread.is_alive() or self._error is not None:
+            death = self.cluster.death()
+            if death is not None:
+                with contextlib.suppress(OSError):  # ranks on other nodes may run on
+                    (self._job.run_dir / STOP).touch()
+                raise self._ray_died(death, None)
         if isinstance(self._error, RaygnnError):
             raise self._error
         failures = faults.recorded(self._job.run_dir)
@@ -152,15 +162,36 @@ class Launch:
                 found = nodes.lost(self._job.run_dir)
         return found
 
+    def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
+        """The error for a process of Ray's that died, with its record for `raygnn diagnose`."""
+        error = TrainingError(what, remedy=REMEDIES["ray_died"])
+        error.trace = plain(cause) if cause is not None else None
+        faults.record_driver(self._job.run_dir, error, cause, 0, ray_died=True)
+        return error
+
     def _run(self) -> None:
         try:
             self.cluster.wait()
-            local = self.cluster.local
-            trainer = make_trainer(self._job, self._workers, self._comm, local=local)
-            if not self._stopped:
-                trainer.fit()
+            self._fit()
         except BaseException as error:
             self._error = error
+
+    def _fit(self) -> None:
+        """Run Ray Train; the death of its controller counts as that of a rank."""
+        from ray.exceptions import ActorDiedError
+
+        local, failures = self.cluster.local, self._job.config.fault.max_failures
+        while not self._stopped:
+            trainer = make_trainer(self._job, self._workers, self._comm, failures, local=local)
+            try:
+                trainer.fit()
+                return
+            except ActorDiedError as error:
+                failures = min(failures - 1, self._job.config.fault.max_failures - self.starts)
+                if self.cluster.death() is not None:
+                    raise
+                if failures < 0:
+                    raise self._ray_died(_CONTROLLER, error) from error
 
 
 def _trains(run_dir: Path) -> bool:
@@ -174,10 +205,13 @@ def _trains(run_dir: Path) -> bool:
     return state.training.phase not in (blackbox.TEST, blackbox.DONE)
 
 
-def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> TorchTrainer:
+def make_trainer(
+    job: Job, workers: int, comm: CommPlan, failures: int, *, local: bool
+) -> TorchTrainer:
     """The TorchTrainer of a job; nothing starts yet.
 
     Args:
+        failures: after which the ranks are started again.
         local: on a Ray that was started for this job.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -188,7 +222,7 @@ def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> Torc
     from raygnn.training.trainer import LeanTrainer
 
     config = job.config
-    cluster, failures = config.cluster, config.fault.max_failures
+    cluster = config.cluster
     known = {field.name for field in fields(FailureConfig)}
     resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
     trainer = LeanTrainer(
@@ -203,7 +237,7 @@ def make_trainer(job: Job, workers: int, comm: CommPlan, *, local: bool) -> Torc
         run_config=RunConfig(
             # our checkpoints lie in the run directory; Ray's bookkeeping stays out of the way,
             # under a name that it has never seen, since it would continue a run of that name
-            name=f"start-{int(job.started * 1000)}",
+            name=f"start-{time.time_ns()}",
             storage_path=str(job.run_dir / ".ray"),
             failure_config=FailureConfig(
                 max_failures=failures,

@@ -121,9 +121,13 @@ def _answering(nodes: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _answers(node: Mapping[str, Any]) -> bool:
-    address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    return takes_connection(node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
+def takes_connection(host: str, port: int) -> bool:
+    """Whether something listens there, and the host answers."""
     try:
-        with socket.create_connection(address, timeout=_REACH):
+        with socket.create_connection((host, port), timeout=_REACH):
             return True
     except OSError:
         return False

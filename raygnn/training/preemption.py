@@ -41,6 +41,8 @@ class Preemption:
         if self._cluster.local or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY
+        if not self._cluster.answers():
+            return
         with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
             going = nodes.draining()
             self._asked = {(node, soon) for node, soon in self._asked if node in going}

@@ -190,6 +190,12 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "node, after its rank's own failure": (
         raised_then_lost("ValueError: no"), "model", 1, "my_model.py:7"
     ),
+    "a process of Ray's, with which its ranks were killed": (
+        run(RESET_0, SILENT, driver={**died(RAYS_WORDS), "error": "Ray's GCS …", "ray_died": True}),
+        "ray_died",
+        None,
+        "",
+    ),
     "crash": (
         run(
             RESET_0,

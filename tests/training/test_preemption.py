@@ -41,7 +41,7 @@ def watch(
     monkeypatch.setattr(preemption, "_EVERY", 0.0)
     monkeypatch.setattr(nodes, "draining", lambda: dict(going))
     show = Notes()
-    there: Any = SimpleNamespace(**{"local": False, **cluster})
+    there: Any = SimpleNamespace(**{"local": False, "answers": lambda: True, **cluster})
     return Preemption(run_dir, there, show), show
 
 
@@ -76,6 +76,15 @@ def test_our_own_ray_is_not_preempted(run_dir: Path, monkeypatch: pytest.MonkeyP
     looks.look()
     assert not asked(run_dir)
     assert show.said == []
+
+
+def test_a_ray_that_does_not_answer_is_not_asked(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call would return after a minute, when Ray has ended this process."""
+    looks, _ = watch(run_dir, {"a": 5.0}, monkeypatch, answers=lambda: False)
+    looks.look()
+    assert not asked(run_dir)
 
 
 @pytest.mark.usefixtures("shared_ray")

@@ -21,6 +21,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
 from raygnn.training import cluster as cluster_module
+from raygnn.training import ray_processes
 from raygnn.training import startup as module
 from raygnn.training.cluster import RayCluster
 from raygnn.training.launch import explain
@@ -236,7 +237,7 @@ def test_what_stays_when_ray_has_ended_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that does not hear that its node has gone, and what it started; nobody else's."""
-    monkeypatch.setattr(cluster_module, "_LEAVE", 0.2)
+    monkeypatch.setattr(ray_processes, "_LEAVE", 0.2)
     place = str(tmp_path / "raygnn-here")
     script = "trap '' TERM; sleep 1000 & wait"
     raylet = subprocess.Popen(["sh", "-c", script, place], start_new_session=True)
@@ -244,13 +245,13 @@ def test_what_stays_when_ray_has_ended_goes(
     try:
         while not psutil.Process(raylet.pid).children():
             time.sleep(0.01)
-        found = cluster_module._processes(place)
+        found = ray_processes.of_directory(place)
         assert len(found) == 2
-        cluster_module._see_off(found)
+        ray_processes.see_off(found)
         psutil.wait_procs(found, timeout=10)
         assert not [each for each in found if each.is_running()]
         assert other.poll() is None
-        assert cluster_module._processes(None) == []
+        assert ray_processes.of_directory(None) == []
     finally:
         other.kill()
         other.wait()

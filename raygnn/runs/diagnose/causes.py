@@ -28,6 +28,8 @@ REMEDIES = {
     "died": "look for who ended it: the kernel's log (dmesg), the job manager, or os._exit in the "
     "code or its libraries; then train with --resume",
     "node_lost": "see why the node went (power, network, preemption); then train with --resume",
+    "ray_died": "look for who ended it: the kernel's log (dmesg), the job manager, Ray's logs; "
+    "then train with --resume",
     "frozen": "see on that host whether the process is stopped (SIGSTOP, a debugger), the machine "
     "is suspended or swapping, or native code keeps Python's lock, for which fault.heartbeat can "
     "be raised",

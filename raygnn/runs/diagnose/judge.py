@@ -85,6 +85,7 @@ class _Judge(Clues):
     def cause(self) -> Cause:
         for question in (
             self._by_status,
+            self._ray_died,
             self._crashed,
             self._raised,
             self._died,
@@ -134,6 +135,12 @@ class _Judge(Clues):
                 evidence=said,
             )
         return None
+
+    def _ray_died(self) -> Cause | None:
+        driver = self.evidence.driver or {}
+        if not driver.get("ray_died"):
+            return None
+        return Cause("ray_died", driver["error"], evidence=[f"logs/driver.json: {driver['error']}"])
 
     def _running(self, said: list[str]) -> Cause:
         """The run goes on, or stands still."""
