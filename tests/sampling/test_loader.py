@@ -22,7 +22,7 @@ def make_loader(**options: Any) -> tuple[BatchLoader, list[tuple[int, int]]]:
 
     class Maker:
         plan = SeedPlan(num_seeds=30, global_batch=10, accumulate=options.pop("accumulate", 1))
-        identity = ""
+        identity = options.pop("identity", "")
 
         def __call__(self, epoch: int, step: int) -> Any:
             made.append((epoch, step))
@@ -78,3 +78,10 @@ def test_a_position_of_other_steps_is_refused() -> None:
     state = make_loader(accumulate=2)[0].state_dict()
     with pytest.raises(InputError, match="accumulate 2, this run has 1"):
         make_loader()[0].load_state_dict(state)
+
+
+def test_a_position_in_other_data_is_refused() -> None:
+    state = make_loader(identity="one graph")[0].state_dict()
+    make_loader(identity="one graph")[0].load_state_dict(state)
+    with pytest.raises(InputError, match="trained on other data"):
+        make_loader(identity="another")[0].load_state_dict(state)

@@ -14,7 +14,7 @@ from raygnn.graph.edge_target import TRAIN, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.sampling.edges import Edges
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.negatives import make_negatives
+from raygnn.sampling.negatives import Negatives, make_negatives
 from tests.graphs import ITEM, USER, everyones, partitioned, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -73,3 +73,20 @@ def test_local_ones_are_owned(tmp_path: Path) -> None:
         assert set(drawn[0]["target"]) <= set(mine[ITEM])
         assert set(drawn[0]["source"]) <= set(mine[USER])
         assert len(set(drawn[0]["target"])) > len(mine[ITEM]) / 2
+
+
+@pytest.mark.parametrize("kind", ["uniform", "degree", "local"])
+def test_draws_depend_on_seed_epoch_step_and_end(kind: Any) -> None:
+    """Also where both ends are of one type."""
+    config = NegativesConfig(kind=kind, number=30)
+    ntypes: Any = {"source": "_N", "target": "_N"}
+    weights: Any = dict.fromkeys(ntypes, np.ones(1000, np.int64))
+    given: Any = {"weights": weights, "ids": {"_N": np.arange(1000)}, "own": {"_N": (50, 900)}}
+
+    def drawn(seed: int, epoch: int, step: int) -> dict[str, np.ndarray]:
+        nobody = dict.fromkeys(ntypes, np.empty(0, np.int64))
+        return Negatives(ntypes, config, seed, **given).draw(epoch, step, nobody)
+
+    draws = [drawn(3, 0, 1), drawn(4, 0, 1), drawn(3, 2, 1), drawn(3, 0, 2), drawn(3, 1, 0)]
+    assert len({ids.tobytes() for one in draws for ids in one.values()}) == 10
+    assert all(np.array_equal(ids, draws[0][end]) for end, ids in drawn(3, 0, 1).items())

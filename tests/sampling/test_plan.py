@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raygnn.sampling.keys import derive_key
 from raygnn.sampling.plan import SeedPlan, permute, rank_share
+from raygnn.sampling.seeds import known, owned_nodes
 
 SIZES = st.integers(1, 5000)
 KEYS = st.integers(0, 2**64 - 1)
@@ -48,6 +54,7 @@ def test_epochs_differ_and_repeat() -> None:
     plan = SeedPlan(1000, 100, seed=3)
     assert not np.array_equal(plan.batch(0, 0), plan.batch(1, 0))
     assert np.array_equal(plan.batch(7, 4), SeedPlan(1000, 100, seed=3).batch(7, 4))
+    assert not np.array_equal(plan.batch(0, 0), SeedPlan(1000, 100, seed=4).batch(0, 0))
     assert np.array_equal(SeedPlan(10, 4, shuffle=False).batch(5, 2), [8, 9])
 
 
@@ -59,3 +66,44 @@ def test_rank_shares_are_even_and_complete(ids: list[int], world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
     joined = np.concatenate(shares)
     assert np.array_equal(array[joined], np.sort(array))  # in order of id, each once
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5, unique=True), st.data())
+def test_a_key_depends_on_every_part_and_on_their_order(
+    parts: list[int], data: st.DataObject
+) -> None:
+    key = derive_key(*parts)
+    place = data.draw(st.integers(0, len(parts) - 1))
+    assert derive_key(*parts[:place], parts[place] ^ 1, *parts[place + 1 :]) != key
+    assert derive_key(*parts[:place], *parts[place + 1 :]) != key
+    other = data.draw(st.permutations(parts))
+    assert (derive_key(*other) == key) == (other == parts)
+
+
+def test_no_rank_before_another_goes_without_seeds() -> None:
+    """Of a batch with fewer seeds than ranks, rank 0 has one."""
+    assert [len(rank_share(np.array([7]), rank, 3)) for rank in range(3)] == [1, 0, 0]
+    assert len(rank_share(np.array([7, 8]), 0, 5)) == 1
+
+
+def test_seeds_are_of_their_split_and_have_a_target() -> None:
+    shard: Any = SimpleNamespace(node_data={"_N": {"train_mask": torch.tensor([1, 1, 0, 1, 0])}})
+    classes = torch.tensor([0, -1, 3, 2, -100])
+    assert owned_nodes(shard, "_N", "train", classes).tolist() == [0, 3]
+    assert owned_nodes(shard, "_N", "test", classes).tolist() == []
+    nan = float("nan")
+    assert known(classes).tolist() == [True, False, True, True, False]
+    assert known(torch.tensor([0.0, nan, -2.0])).tolist() == [True, False, True]
+    assert known(torch.tensor([[0.0, nan], [-2.0, 1.0]])).tolist() == [False, True]
+
+
+@given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 5), st.integers(1, 30))
+def test_batches_until_so_many_steps(num: int, batch: int, accumulate: int, steps: int) -> None:
+    """As many as there are up to the end of that step's window, which may be short."""
+    plan = SeedPlan(num, batch, accumulate=accumulate)
+    batches = made = 0
+    while made < steps:
+        step = batches % plan.steps_per_epoch
+        batches += 1
+        made += step == plan.window(step)[-1]
+    assert plan.batches_until(steps) == batches

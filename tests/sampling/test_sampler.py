@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raygnn.graph.data import EdgeType, GraphData
+from raygnn.graph.data import DEFAULT_NTYPE, EdgeFrame, EdgeType, GraphData
 from raygnn.graph.layout import PartitionMeta
-from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.fanout import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
 from tests.graphs import ITEM, TYPED, everyones, partitioned, random_graph, shard_of, typed_graph
@@ -290,3 +290,37 @@ def test_relations_that_nobody_asks_for_are_not_carried(tmp_path: Path) -> None:
         return any(adj.relation is not None for adj in blocks[0].adj.values())
 
     assert run_ranks(1, carried) == [False]
+
+
+TWINS: list[EdgeType] = [(DEFAULT_NTYPE, name, DEFAULT_NTYPE) for name in ("one", "other")]
+
+
+def test_draws_depend_on_seed_epoch_step_hop_and_edge_type(tmp_path: Path) -> None:
+    """The last hop is drawn alike whether its sources are numbered or left as ids."""
+    graph = random_graph(degree=30)
+    (edges,) = graph.edges.values()
+    graph.edges = {etype: EdgeFrame(edges.src, edges.dst) for etype in TWINS}
+    exchange = Exchange(World(0, 1))
+    shard = shard_of(exchange, partitioned(graph, tmp_path, 1), replicated=True)
+    nodes, fanouts = {"_N": np.arange(50)}, resolve_fanouts([5, 5], shard.etypes)
+
+    def drawn(seed: int, epoch: int, step: int) -> dict[Any, np.ndarray]:
+        """What the same nodes draw in both hops."""
+        sampler = NeighborSampler(shard, exchange, seed=seed)
+        when = {"epoch": epoch, "step": step}
+        blocks, inputs = sampler.sample(nodes, fanouts, **when)
+        _, _, last = sampler.sample_open(nodes, fanouts, **when)
+        found = {}
+        for hop, block in enumerate(reversed(blocks)):
+            for etype, adj in block.adj.items():
+                ids = inputs["_N"][adj.src.numpy()]
+                if hop == 1:
+                    assert np.array_equal(ids, last[etype].ids)
+                found[hop, etype] = ids[: int(adj.indptr[50])]
+        return found
+
+    draws = [drawn(3, 0, 1), drawn(4, 0, 1), drawn(3, 2, 1), drawn(3, 0, 2), drawn(3, 1, 0)]
+    each = [ids for one in draws for ids in one.values()]
+    assert len(each) == 20
+    assert len({ids.tobytes() for ids in each}) == 20
+    assert all(np.array_equal(ids, draws[0][key]) for key, ids in drawn(3, 0, 1).items())

@@ -1,4 +1,4 @@
-"""Losses of links, against what the papers write for one edge."""
+"""Losses of links, against what the papers write for one edge; and of numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from raygnn.config.task import TaskConfig
 from raygnn.tasks.link_losses import make_link_loss
+from raygnn.tasks.losses import make_loss
 
 
 def sigmoid(x: float) -> float:
@@ -64,3 +65,11 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
     found.sum().backward()
     assert there.grad is not None
     assert there.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("mse", [2.5, 4.5]), ("l1", [1.5, 1.5])])
+def test_losses_of_several_numbers_are_means(kind: Any, wanted: list[float]) -> None:
+    loss = make_loss(TaskConfig(kind="node_regression", loss=kind))
+    outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    assert loss(outputs, torch.zeros(2, 2)).tolist() == wanted
+    assert loss(outputs[:, :1], torch.zeros(2)).shape == (2,)

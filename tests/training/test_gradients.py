@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn.config.schema import Config
+from raygnn.config.train import TrainConfig
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchMaker
+from raygnn.tasks.losses import cross_entropy
+from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
 from raygnn.training.job import Job
 from raygnn.training.plane import Plane, open_plane
@@ -183,3 +187,20 @@ def test_a_run_on_any_ranks_makes_the_same_steps_of_sgd(
     for other in weights[1:]:
         for name, tensor in weights[0].items():
             assert torch.allclose(tensor, other[name], rtol=0, atol=1e-10), name
+
+
+def test_dropout_is_a_function_of_seed_epoch_step_and_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that there is nothing to save, and a run that goes on drops what it would have."""
+
+    def drawn(seed: int, epoch: int, step: int, rank: int) -> tuple[float, ...]:
+        monkeypatch.setattr(NodeTask, "global_rank", rank)
+        task = NodeTask(nn.Identity(), cross_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
+        batch: Any = SimpleNamespace(epoch=epoch, step=step)
+        task.on_train_batch_start(batch, 0)
+        return tuple(torch.rand(3).tolist())
+
+    keys = [(0, 1, 2, 3), (5, 1, 2, 3), (0, 5, 2, 3), (0, 1, 5, 3), (0, 1, 2, 0), (0, 2, 1, 3)]
+    assert len({drawn(*key) for key in keys}) == len(keys)
+    assert drawn(*keys[0]) == drawn(*keys[0])

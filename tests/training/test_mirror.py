@@ -164,6 +164,9 @@ def test_a_machine_that_has_never_seen_the_run(make_job: JobFactory, tmp_path: P
     assert older.checkpoint.step == 4
     assert older.rejected[0].startswith("step-0000000006 in ")
     newest.write_bytes(whole_one)
+    newer = find_start(make_job(**options), RunDir(part.path, "new"), 2, resume=True)
+    assert newer.checkpoint is not None
+    assert newer.checkpoint.step == 6  # though that of step 4 is here by now
     shutil.rmtree(part.path)
     resumed = train_on_ranks(make_job(**options, train={"epochs": 3}), resume=True)
     losses = resumed.metrics.set_index("step")["train/loss"].dropna().to_dict()

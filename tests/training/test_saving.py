@@ -151,6 +151,28 @@ def test_those_that_were_put_aside_come_back(
     assert there == ["step-0000000003", "step-0000000005"]
 
 
+def test_all_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(handle: int) -> None:
+        fsync(handle)
+        done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+
+    def noted_rename(source: Any, target: Any) -> None:
+        rename(source, target)
+        done.append("rename")
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    checkpoint.write(tmp_path, state(1), 1, 9, about(CONFIG))
+    renamed = done.index("rename")
+    assert {"state.ckpt", "manifest.json"} <= set(done[:renamed])
+    assert tmp_path.name in done[renamed:]
+
+
 def test_weights_on_a_full_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=200k") as disk:
         with pytest.raises(OSError, match="No space left"):
