@@ -225,9 +225,17 @@ def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
 
 @cache
 def _fuses() -> bool:
-    """What torch's compiler uses is there, and the processor is one that oneDNN has bf16 for."""
+    """What torch's compiler uses is there, and oneDNN has bf16 for this processor: tried, since
+    ``ONEDNN_MAX_CPU_ISA`` may keep it from using instructions that the processor has."""
     there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return there and bool(_has_bf16())
+    if not (there and _has_bf16()):
+        return False
+    few = torch.zeros(_LEAST, 1, dtype=torch.bfloat16)
+    try:
+        torch.ops.mkldnn._linear_pointwise(few, few, None, "none", [], None)
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache

@@ -48,10 +48,11 @@ def block(adj: Adjacency, num_src: int = SRC) -> Block:
 
 
 def network(schema: Schema = ONE, **settings: Any) -> Network:
-    """Of one layer, with an eps that is not 0."""
+    """Of one layer, with an eps that is not 0, in float64: a comparison with other code is one of
+    formulas, not of a processor's rounding."""
     torch.manual_seed(2)
     settings = {"hidden": HIDDEN, "layers": 1, "dropout": 0.0, **settings}
-    model = build_model(ModelConfig(kind="gin", **settings), schema)
+    model = build_model(ModelConfig(kind="gin", **settings), schema).double()
     assert isinstance(model, Network)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -73,11 +74,11 @@ def parts(model: Network) -> tuple[Any, Tensor, Any]:
 
 def same(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
     """Equal outputs, and equal gradients of their sums of squares."""
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
     mine = torch.autograd.grad(ours.square().sum(), leaves, retain_graph=True)
     other = torch.autograd.grad(theirs.square().sum(), leaves, retain_graph=True)
     for one, two in zip(mine, other, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(one, two, atol=1e-11, rtol=1e-11)
 
 
 class _MLP(nn.Module):
@@ -98,7 +99,7 @@ class _MLP(nn.Module):
 def test_is_dgls(kernels: Choice, norm: str, hidden: int) -> None:
     adj = adjacency()
     model = network(kernels=kernels, norm=norm, hidden=hidden)
-    x = torch.randn(SRC, WIDTH, requires_grad=True)
+    x = torch.randn(SRC, WIDTH, dtype=torch.float64, requires_grad=True)
     conv, _, _ = parts(model)
     theirs = dgl().nn.GINConv(_MLP(model), "sum", learn_eps=True)
     theirs.eps = conv.eps
@@ -112,10 +113,9 @@ def test_is_its_definition(kernels: Choice) -> None:
     model = network(kernels=kernels)
     conv, bias, rest = parts(model)
     assert isinstance(rest.norm, nn.Identity)  # "none", as configured
-    x = torch.randn(SRC, WIDTH, requires_grad=True)
-    dense = torch.zeros(DST, SRC).index_put(
-        (adj.dst, adj.src), torch.ones(len(adj.src)), accumulate=True
-    )
+    x = torch.randn(SRC, WIDTH, dtype=torch.float64, requires_grad=True)
+    ones = torch.ones(len(adj.src), dtype=x.dtype)
+    dense = x.new_zeros(DST, SRC).index_put((adj.dst, adj.src), ones, accumulate=True)
     h = (1 + conv.eps) * x[:DST] + dense @ x
     expected = F.relu(h @ conv.weight.T + bias) @ rest.second.weight.T + rest.second.bias
     same(model([block(adj)], {"_N": x}, {}), expected, [x, *model.parameters()])
@@ -125,7 +125,7 @@ def test_hidden_layers_are_normalised_and_activated_again() -> None:
     """Inside the MLP and after it, as in the paper's experiments."""
     torch.manual_seed(0)
     model = network(layers=2, norm="batch")
-    whole, h = block(adjacency(SRC, SRC)), {"_N": torch.randn(SRC, WIDTH)}
+    whole, h = block(adjacency(SRC, SRC)), {"_N": torch.randn(SRC, WIDTH).double()}
     raw = model.layers[0](whole, h, {})["_N"]
     (norm,) = model.norms[0].values()
     expected = F.relu(F.batch_norm(raw, None, None, norm.weight, norm.bias, training=True))
@@ -150,9 +150,9 @@ def test_on_several_edge_types(kernels: Choice) -> None:
         a = torch.randint(0, 3, (sizes[target], sizes[source]))
         dst, src = (torch.repeat_interleave(ends, a[a > 0]) for ends in torch.where(a > 0))
         counts = torch.bincount(dst, minlength=sizes[target])
-        adj[etype], dense[etype] = Adjacency(F.pad(counts.cumsum(0), (1, 0)), src), a.float()
+        adj[etype], dense[etype] = Adjacency(F.pad(counts.cumsum(0), (1, 0)), src), a.double()
     whole = Block(adj, sizes, sizes)
-    x = {t: torch.randn(sizes[t], w) for t, w in schema.in_features.items()}
+    x = {t: torch.randn(sizes[t], w).double() for t, w in schema.in_features.items()}
     h = dict(x)
     for layer in model.layers:
         convs = dict(zip(layer.etypes, layer.convs.values(), strict=True))
@@ -200,7 +200,7 @@ def test_blocks_without_edges_or_nodes(
 def test_tells_apart_what_means_and_maxima_do_not() -> None:
     """A node with one neighbour and one with two equal ones (figure 3 of the paper)."""
     adj = Adjacency(torch.tensor([0, 1, 3, 3]), torch.tensor([2, 2, 2]))
-    x = torch.ones(3, WIDTH)
+    x = torch.ones(3, WIDTH, dtype=torch.float64)
     out = network()([block(adj, 3)], {"_N": x}, {})
     assert not torch.allclose(out[0], out[1])
 
