@@ -17,6 +17,8 @@ from raygnn.sampling.fanout import Fanout
 
 Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
 
+_TINY = float(np.finfo(np.float32).tiny)
+
 
 def inclusion(
     shard: Shard,
@@ -49,7 +51,7 @@ def inclusion(
             held = chance[etype[2]][rows.first : rows.first + rows.num]
             _spread(rows.indptr, rows.src, held, fanout[etype], replace, missed[etype[0]])
         for ntype, p in chance.items():
-            chance[ntype] = 1 - (1 - p) * np.exp(missed[ntype])
+            chance[ntype] = p - (1 - p) * np.expm1(missed[ntype])  # 1 - x loses an x near 1
     return chance
 
 
@@ -103,6 +105,7 @@ def _spread(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[n
             drawn = 1.0 - (1.0 - 1.0 / degree) ** fanout
         elif 0 <= fanout < degree:
             drawn = fanout / degree
-        missed = np.float32(np.log1p(-min(chance[row] * drawn, 0.999999)))
+        # a chance below what float32 has is one, too
+        missed = np.float32(min(np.log1p(-min(chance[row] * drawn, 0.999999)), -_TINY))
         for j in range(indptr[row], indptr[row + 1]):
             log_missed[src[j]] += missed

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +49,27 @@ def test_inclusion_is_what_batches_show(typed: bool, tmp_path: Path) -> None:
     count = len(counted) // 5
     best, by_degree = (counted[np.argsort(-score)[:count]].sum() for score in (predicted, degree))
     assert best > by_degree
+
+
+def test_a_whole_cache_keeps_every_row_that_can_be_asked_for() -> None:
+    """However small its chance: here that of each hop is a thousandth of the last one's."""
+    hops, degree = 13, 1000
+    num = 1 + hops * degree
+    # a node has the next 1,000 as neighbours, of which the first has neighbours itself
+    has = np.zeros(num, np.int64)
+    has[np.r_[0, np.arange(1, num - degree, degree)]] = degree
+    rows = SimpleNamespace(
+        first=0, num=num, indptr=np.r_[0, np.cumsum(has)], src=np.arange(1, num, dtype=np.int64)
+    )
+    shard: Any = SimpleNamespace(
+        ntypes=["_N"], num_nodes=lambda _: num, topology={("_N", "_E", "_N"): rows}
+    )
+    fanouts = resolve_fanouts([1] * hops, [("_N", "_E", "_N")])
+    seeds = np.zeros(1, np.int64)
+    scores = inclusion(shard, {"_N": seeds}, 1, fanouts, replace=False)
+    assert (scores["_N"] > 0).all()
+    kept = choose(scores, {"_N": np.array([0, 1, num])}, 0, 1.0)
+    assert len(kept["_N"]) == num - 1
 
 
 def test_choose() -> None:
