@@ -38,6 +38,16 @@ def permuted(positions, size, half, keys):  # type: ignore[no-untyped-def]
 
 
 @njit(**_COMPILE)
+def shuffled(size, key):  # type: ignore[no-untyped-def]
+    """See `raygnn.sampling.plan.permute`: all of ``0 … size-1``, shuffled (Fisher & Yates)."""
+    out = np.arange(size)
+    for i in range(size - 1, 0, -1):
+        j = below(mix(key + uint64(i)), i + 1)
+        out[i], out[j] = out[j], out[i]
+    return out
+
+
+@njit(**_COMPILE)
 def sample_rows(  # type: ignore[no-untyped-def]
     indptr, src, values, rows, node_keys, fanout, replace, key
 ):

@@ -246,7 +246,7 @@ class BatchLoader(Generic[T]):
         """Go to a saved position.
 
         Raises:
-            InputError: it was counted in batches of another size, or over other seeds.
+            InputError: it was counted in batches of another size, over other seeds, or in another order.
         """
         own = self.state_dict()
         if state.get("data", own["data"]) != own["data"]:
@@ -256,6 +256,11 @@ class BatchLoader(Generic[T]):
                 "same each time it is made",
             )
         for name in self._make.plan.state:
+            if name == "order" and state.get(name) != own[name]:
+                raise InputError(
+                    "the checkpoint is of a version that put so few seeds in another order",
+                    remedy="go on with the version that began the run, or begin anew (--overwrite)",
+                )
             if state.get(name) != own[name]:
                 raise InputError(
                     f"the checkpoint has {name} {state[name]}, this run has {own[name]}",

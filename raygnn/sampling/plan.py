@@ -19,13 +19,15 @@ from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.keys import derive_key
 
 _ROUNDS = 6  # 4 give a pseudorandom permutation (Luby & Rackoff 1988); 2 more cost nothing here
+_SHUFFLED = 1000  # up to so many the rounds have too few bits to be fair; all are shuffled at once
 
 
 def permute(positions: Ids, size: int, key: int) -> np.ndarray:
     """The images of ``positions`` under a keyed permutation of ``0 … size-1``.
 
     A balanced Feistel network over the next power of four, walked until the image is in range
-    (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002). O(len(positions)).
+    (Black & Rogaway, "Ciphers with arbitrary finite domains", 2002). O(len(positions)). Up to 1,000
+    all are shuffled (Fisher & Yates), which is O(size).
 
     Args:
         positions: int64 ``[B]``, each in ``[0, size)``, on any device.
@@ -35,6 +37,9 @@ def permute(positions: Ids, size: int, key: int) -> np.ndarray:
     Returns:
         int64 ``[B]``.
     """
+    if size <= _SHUFFLED:
+        images: np.ndarray = kernels.shuffled(size, np.uint64(derive_key(key)))
+        return images[as_ids(positions)]
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     keys = np.array([derive_key(key, r) for r in range(_ROUNDS)], np.uint64)
     return kernels.permuted(as_ids(positions), size, half, keys)
@@ -102,6 +107,8 @@ class SeedPlan(Steps):
             "global_batch": self.global_batch,
             "seed": self.seed,
             "accumulate": self.accumulate,
+            # few seeds were permuted otherwise before, and those of an epoch under way differ
+            **({"order": "shuffled"} if self.num_seeds <= _SHUFFLED else {}),
         }
 
     def size(self, step: int) -> int:
@@ -148,8 +155,8 @@ class SeveralPlan(Steps):
         """See `Steps`."""
         states = {name: plan.state for name, plan in self.plans.items()}
         first = next(iter(states.values()))
-        keys = "num_seeds", "global_batch"
-        each = {key: {name: own[key] for name, own in states.items()} for key in keys}
+        keys = dict.fromkeys(key for own in states.values() for key in own)
+        each = {key: {name: own.get(key) for name, own in states.items()} for key in keys}
         return {**each, "seed": first["seed"], "accumulate": self.accumulate}
 
     def position(self, name: str, epoch: int, step: int) -> tuple[int, int]:
@@ -175,8 +182,8 @@ def rank_share(ids: Ids, rank: int, world: int) -> np.ndarray:
 
     Returns:
         int64 positions in ``ids``, ``B // world`` to ``ceil(B / world)`` of them; none for some
-        ranks when ``B < world``, but never for rank 0, whose running statistics (of batch
-        normalisation) the others are given.
+        ranks when ``B < world``, but never for rank 0, whose buffers (such as a user's module has
+        them) the others are given.
     """
     order = np.argsort(as_ids(ids), kind="stable")
     return order[-(-rank * len(ids) // world) : -(-(rank + 1) * len(ids) // world)]

@@ -85,3 +85,12 @@ def test_a_position_in_other_data_is_refused() -> None:
     make_loader(identity="one graph")[0].load_state_dict(state)
     with pytest.raises(InputError, match="trained on other data"):
         make_loader(identity="another")[0].load_state_dict(state)
+
+
+def test_a_position_among_seeds_that_were_in_another_order() -> None:
+    """Of 30 seeds, which versions before this one permuted otherwise."""
+    state = make_loader()[0].state_dict()
+    assert state.pop("order")
+    with pytest.raises(InputError, match="another order"):
+        make_loader()[0].load_state_dict(state)
+    assert "order" not in SeedPlan(num_seeds=1001, global_batch=10).state

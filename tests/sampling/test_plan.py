@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,46 @@ def test_permute_one_position_at_a_time(size: int, key: int, data: st.DataObject
     assert together.tolist() == alone
     assert together.min() >= 0
     assert together.max() < size
+
+
+def chi_square(counts: np.ndarray) -> float:
+    """How many standard deviations the statistic of equally likely cells is above its mean."""
+    freedom = counts.size - 1
+    statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
+    return float((statistic - freedom) / (2 * freedom) ** 0.5)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 30])
+def test_permutations_of_few_are_equally_likely(size: int) -> None:
+    """Whole permutations, where each element goes, and where each two do; the keys are fixed, so
+    this cannot fail by chance."""
+    drawn = np.array([permute(np.arange(size), size, key) for key in range(20_000)])
+    assert np.array_equal(np.sort(drawn, 1), np.tile(np.arange(size), (len(drawn), 1)))
+    at = np.zeros((size, size), np.int64)
+    pairs = np.zeros((size, size), np.int64)
+    for position in range(size):
+        at[position] = np.bincount(drawn[:, position], minlength=size)
+        after = drawn[:, (position + 1) % size]
+        np.add.at(pairs, (drawn[:, position], after), 1)
+    assert chi_square(at) < 5
+    assert chi_square(pairs[~np.eye(size, dtype=bool)]) < 5
+    if size <= 5:
+        which = np.unique(drawn, axis=0, return_counts=True)[1]
+        assert len(which) == math.factorial(size)
+        assert chi_square(which) < 5
+
+
+@pytest.mark.parametrize("size", [999, 1000, 1001])
+def test_permutations_on_both_sides_of_the_border(size: int) -> None:
+    positions = np.array([0, 1, size // 2, size - 1])
+    whole = permute(np.arange(size), size, 5)
+    assert np.array_equal(np.sort(whole), np.arange(size))
+    assert np.array_equal(permute(positions, size, 5), whole[positions])
+    drawn = np.array([permute(positions, size, key) for key in range(5000)])
+    for column in drawn.T:
+        assert chi_square(np.bincount(column * 20 // size, minlength=20)) < 5
+    gap = (drawn[:, 0] - drawn[:, 1]) % size
+    assert chi_square(np.bincount(gap * 20 // size, minlength=20)) < 5
 
 
 def test_permute_depends_on_the_key_and_looks_random() -> None:
