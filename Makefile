@@ -26,8 +26,17 @@ define tests
 endef
 FAST := not slow and
 
+# Tests whose outcome depends on a processor's arithmetic, and the names that ATen, oneDNN and MKL have
+# for the instructions of older ones.
+ARITHMETIC := tests/models tests/sampling tests/tasks $(addprefix tests/training/test_,$(addsuffix .py,\
+    numerics averaging powersgd reduction edge_tasks graph_tasks embeddings sharding mixed_dtypes several_tasks))
+define test_instructions
+	ATEN_CPU_CAPABILITY=$(1) ONEDNN_MAX_CPU_ISA=$(2) MKL_ENABLE_INSTRUCTIONS=$(3) \
+	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(ARITHMETIC)
+endef
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint docs bench test-matrix test-oldest test-newest clean
+.PHONY: help setup train test test-all lint docs bench test-matrix test-oldest test-newest test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
@@ -37,7 +46,8 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
-	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions"
+	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, and those of"
+	@echo "                  arithmetic with the instructions of older processors"
 
 setup: .venv/.done
 
@@ -84,13 +94,17 @@ bench: setup
 	status=0; for name in $(BENCHMARKS); do \
 	    SCALE=$(SCALE) $(BIN)/python benchmarks/bench_$$name.py || status=1; done; exit $$status
 
-test-matrix: test-oldest test-newest
+test-matrix: test-oldest test-newest test-instructions
 
 test-oldest: .venv-oldest/.done
 	$(call tests,.venv-oldest,$(FAST))
 
 test-newest: .venv-newest/.done
 	$(call tests,.venv-newest,$(FAST))
+
+test-instructions: setup
+	$(call test_instructions,avx2,AVX2,AVX2)
+	$(call test_instructions,default,SSE41,SSE4_2)
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
