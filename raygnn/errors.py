@@ -7,8 +7,36 @@ way from a worker to the driver. ``exit_code`` is what the command line exits wi
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any
+
+LONGEST_TEXT = 10_000  # characters of an error message of somebody else's that are kept
+LONGEST_TRACE = 100_000  # characters of a trace
+
+
+def plain_text(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Text of somebody else's that any file, protocol and terminal takes: its middle left out
+    where it is longer than ``longest``, and escapes in place of lone surrogates, which have no
+    UTF-8."""
+    if len(text) > longest:
+        head, tail = text[: longest // 2], text[-(longest // 2) :]
+        text = f"{head} … {len(text) - len(head) - len(tail):,} characters left out … {tail}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """``Kind: message`` of any exception, also of one whose ``__str__`` raises."""
+    try:
+        message = str(error)
+    except BaseException as failure:
+        message = f"<its text cannot be had: __str__ raised {type(failure).__name__}>"
+    return plain_text(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def trace_text(error: BaseException) -> str:
+    """The trace of any exception and of its causes."""
+    return plain_text("".join(traceback.format_exception(error)), LONGEST_TRACE)
 
 
 class RaygnnError(Exception):

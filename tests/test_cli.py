@@ -206,6 +206,53 @@ def test_trace_of_a_worker_follows_the_cause(
     assert 0 <= said.index("out of memory") < said.index("MemoryError")
 
 
+TRACE = """Traceback (most recent call last):
+  File "/x/raygnn/training/worker.py", line 104, in recorded
+    yield
+  File "/v/site-packages/lightning/trainer.py", line 9, in fit
+    self._run()
+  File "/home/me/nets.py", line 12, in forward
+    return self.layers(x)
+  File "/home/me/layers.py", line 3, in forward
+    return F.linear(x, self.weight)
+  File "/v/site-packages/torch/nn/functional.py", line 2, in linear
+    raise RuntimeError
+RuntimeError: sizes differ
+"""
+
+
+def test_of_a_trace_the_users_frames_are_shown(
+    driver: Driver, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.log").touch()
+    driver.error = error = TrainingError("RuntimeError: sizes differ", rank=1, trace=TRACE)
+    error.run = str(tmp_path)
+    assert main(["train", "job.yaml"]) == 4
+    said = capsys.readouterr().err
+    assert said.splitlines()[1:5] == [
+        "",
+        "  /home/me/nets.py:12 in forward",
+        "  /home/me/layers.py:3 in forward",
+        f"  the whole trace is in {tmp_path}/logs/rank-1.log",
+    ]
+    assert main(["train", "job.yaml", "-v"]) == 4
+    assert TRACE in capsys.readouterr().err
+
+
+def test_of_a_trace_without_the_users_the_innermost_frames_are_shown(
+    driver: Driver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = TRACE.replace("/home/me", "/v/site-packages/theirs")
+    driver.error = TrainingError("no", trace=others)
+    assert main(["train", "job.yaml"]) == 4
+    said = capsys.readouterr().err
+    assert "worker.py" not in said
+    assert "trainer.py" not in said
+    assert said.count(" in forward\n") == 2
+    assert "functional.py:2 in linear\n  the whole trace is shown with -v\n" in said
+
+
 def test_an_error_ends_with_what_says_more(
     driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,7 +88,7 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
             say("", end="")
     except OutputLost:
         drop_output()
-    Display().error(error)
+    Display(verbose=getattr(args, "verbose", False)).error(error)
     return error.exit_code
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from raygnn.config.document import Document, Override, read_file, read_mapping
 from raygnn.config.problems import dotted, schema_problems
-from raygnn.config.rules import contradictions, missing_paths
+from raygnn.config.rules import contradictions, garbled_paths, missing_paths
 from raygnn.config.schema import Config
 from raygnn.config.yaml_text import read_yaml
 from raygnn.errors import ConfigError
@@ -45,7 +45,7 @@ def load_config(
     """
     document = _document(source, overrides, sections)
     config = _config(document)
-    if problems := [*contradictions(config), *missing_paths(config)]:
+    if problems := [*contradictions(config), *missing_paths(config), *garbled_paths(config)]:
         raise document.error(problems)
     return config
 

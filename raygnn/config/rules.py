@@ -216,6 +216,34 @@ def missing_paths(config: Config) -> list[Problem]:
     return [*_input_paths(config), *_storage(Path(config.storage))]
 
 
+def garbled_paths(config: Config) -> Iterator[Problem]:
+    """Paths that are no UTF-8: a run's files, Ray's messages and the report are."""
+    places = {
+        "storage": config.storage,
+        "graph.path": getattr(config.graph, "path", None),
+        "partition.path": config.partition.path,
+        "staging.path": config.staging.path,
+        "fault.mirror": config.fault.mirror,
+    }
+    for key, place in places.items():
+        if place is not None and _is_garbled(str(place)):
+            yield Problem(
+                tuple(key.split(".")),
+                f"{str(place)!a} has bytes that are not UTF-8",
+                "rename the directory or file, or take another",
+            )
+    if _is_garbled(cwd := os.getcwd()) and not _is_garbled(str(config.storage)):
+        yield Problem(
+            ("storage",),
+            f"the working directory {cwd!a} has bytes that are not UTF-8",
+            "start in another directory, or rename it",
+        )
+
+
+def _is_garbled(place: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in place)
+
+
 def _input_paths(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition.path
     if isinstance(graph, PlanetoidGraph):

@@ -28,9 +28,10 @@ from rich.table import Table
 from rich.text import Text
 
 from raygnn.errors import RaygnnError
+from raygnn.runs.diagnose.frames import shown
 from raygnn.runs.output import Output
 from raygnn.runs.progress import Progress, Told
-from raygnn.runs.store import REPORT
+from raygnn.runs.store import LOGS, REPORT
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 # the variable with the width of the terminal that somebody follows this command on
@@ -206,18 +207,25 @@ class Display:
         self.header(rows)
 
     def error(self, error: RaygnnError) -> None:
-        """The cause first, where and the remedy, then the trace if the error carries one, and at
-        the end what tells more."""
+        """The cause first, where and the remedy, then of a trace the frames of the user's code, or
+        all of it if verbose, and at the end what tells more."""
         self._line(("error: ", "bold red"), error.what, to=self.error_console)
         if error.where:
             self._line(f"  at {error.where}", to=self.error_console)
         if error.remedy:
             self._line(f"  → {error.remedy}", to=self.error_console)
-        trace = getattr(error, "trace", None)
+        trace, run = getattr(error, "trace", None), getattr(error, "run", None)
         if trace:
             self._line("", to=self.error_console)
-            self._line((str(trace).rstrip(), "dim"), to=self.error_console, fold=False)
-        if run := getattr(error, "run", None):
+            stack = [] if self.verbose else shown(trace)
+            text = "\n".join(f"  {frame}" for frame in stack) or str(trace).rstrip()
+            self._line((text, "dim"), to=self.error_console, fold=False)
+            if stack:
+                rank = getattr(error, "rank", None)
+                log = os.path.join(run, LOGS, f"rank-{rank}.log") if run else None
+                whole = f"in {log}" if log and os.path.exists(log) else "shown with -v"
+                self._line(f"  the whole trace is {whole}", to=self.error_console, fold=False)
+        if run:
             self._line("", to=self.error_console)
             self._line(f"  → raygnn diagnose {shlex.quote(run)}", to=self.error_console)
 

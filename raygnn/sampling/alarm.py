@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from raygnn.errors import TrainingError
+from raygnn.errors import TrainingError, error_text
 from raygnn.sampling.exchange import World
-
-_LONGEST = 4000  # characters of a cause
 
 
 class Alarm:
@@ -30,9 +28,7 @@ class Alarm:
         """Say that this rank's batches have come to an end, and why. The first rank is kept."""
         if self._store is None:
             return
-        cause = f"{type(error).__name__}: {error}"[:_LONGEST]
-        cause = cause.encode("utf-8", "backslashreplace").decode()
-        self._store.compare_set("cause", "", f"{self._world.rank}\n{cause}")
+        self._store.compare_set("cause", "", f"{self._world.rank}\n{error_text(error)}")
 
     def check(self) -> None:
         """Raise if another rank has rung.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.errors import DataError, RaygnnError, TrainingError
+from raygnn.errors import DataError, RaygnnError, TrainingError, error_text
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.sample import Sample, Samples
 from raygnn.sampling.convert import to_compute
@@ -241,7 +241,7 @@ def get(samples: Samples, number: int) -> Sample:
         raise
     except (Exception, SystemExit) as error:
         raise TrainingError(
-            f"graph {number} could not be had: {type(error).__name__}: {error}",
+            f"graph {number} could not be had: {error_text(error)}",
             where="the dataset",
             remedy="mend the dataset, or set guard.on_bad_sample to skip",
         ) from error

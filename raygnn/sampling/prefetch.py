@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from raygnn.errors import error_text
 from raygnn.sampling.alarm import Alarm
 
 log = logging.getLogger("raygnn")
@@ -124,7 +125,7 @@ class Prefetcher(Generic[T]):
                     return
         except BaseException as error:
             if not isinstance(error, Exception):  # which would end the process in silence
-                ended = RuntimeError(f"{type(error).__name__} while a batch was prepared: {error}")
+                ended = RuntimeError(f"{error_text(error)} while a batch was prepared")
                 ended.__cause__ = error
                 error = ended
             self.failure = error

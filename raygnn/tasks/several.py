@@ -52,10 +52,7 @@ class SeveralTask(Task):
 
     def _total(self, batch: Share) -> Tensor:
         assert isinstance(batch, Batch)
-        try:
-            found = self.outputs(batch)
-        except StopIteration as error:  # which Lightning would take for the end of the data
-            raise RuntimeError(f"StopIteration in the model: {error}") from error
+        found = self.outputs(batch)
         sums, shares = [], []
         for name, task in self._tasks.items():
             part = batch.parts[name]

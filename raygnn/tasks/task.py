@@ -12,13 +12,21 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 from raygnn.config.train import TrainConfig
-from raygnn.errors import TrainingError
+from raygnn.errors import TrainingError, error_text
 from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain
 from raygnn.tasks.schedule import with_schedules
+
+# what Lightning would take for the end of the data, for Ctrl-C, or for the end of the process
+EXITS = (StopIteration, KeyboardInterrupt, SystemExit)
+
+
+def exit_error(error: BaseException) -> RuntimeError:
+    """What stands for one of `EXITS` that a model raised: an error as any other."""
+    return RuntimeError(f"{error_text(error)} was raised in the model")
 
 
 class Task(pl.LightningModule, ABC):
@@ -74,11 +82,7 @@ class Task(pl.LightningModule, ABC):
 
     def checked(self, batch: Share) -> Tensor:
         """`outputs`, as `shaped` has them."""
-        try:
-            out: Any = self.outputs(batch)
-        except StopIteration as error:  # which Lightning would take for the end of the data
-            raise RuntimeError(f"StopIteration in the model: {error}") from error
-        return self.shaped(out, len(batch.weight))
+        return self.shaped(self.outputs(batch), len(batch.weight))
 
     def shaped(self, out: Any, num_seeds: int) -> Tensor:
         """Outputs as a user's own module may give them: ``[B]`` is taken for ``[B, 1]``.
@@ -126,7 +130,10 @@ class Task(pl.LightningModule, ABC):
             self.clock.spend(name, seconds)
         self._planned, self._real = batch.window, self._real + batch.total
         # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
-        return self._total(batch) * (self.world * self.config.accumulate)
+        try:
+            return self._total(batch) * (self.world * self.config.accumulate)
+        except EXITS as error:
+            raise exit_error(error) from error
 
     def _total(self, batch: Share) -> Tensor:
         """This rank's part of the mean over the seeds of the whole window, which is noted."""

@@ -7,14 +7,21 @@ import json
 import logging
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from raygnn.errors import InputError, PreflightError, RaygnnError, TrainingError
+from raygnn.errors import (
+    InputError,
+    PreflightError,
+    RaygnnError,
+    TrainingError,
+    error_text,
+    plain_text,
+    trace_text,
+)
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.events import EVENTS, LOGGERS, SCALING
@@ -80,20 +87,20 @@ class Failure:
 
 
 def describe(error: BaseException, rank: int, reached: str, earlier: list[Failure]) -> Failure:
-    """What to say of an exception that was caught just now.
+    """What to say of an exception; of another's text and trace as much as `error_text` and
+    `trace_text` keep, in all that is made of it.
 
     Args:
         reached: name of the newest checkpoint.
         earlier: what the ranks died of in the start before. The same cause on the same rank
             again, without a new checkpoint in between, is final; bad input is so at once.
     """
-    trace = traceback.format_exc()
-    kind = type(error).__name__
-    found = Failure(rank, time.time(), f"{kind}: {error}", trace, reached=reached, kind=kind)
+    trace, kind = trace_text(error), type(error).__name__
+    found = Failure(rank, time.time(), error_text(error), trace, reached=reached, kind=kind)
     if isinstance(error, RaygnnError):
         found = replace(
             found,
-            what=error.what,
+            what=plain_text(error.what),
             remedy=error.remedy,
             where=error.where,
             exit_code=error.exit_code,

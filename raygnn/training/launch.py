@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.errors import DataError, RaygnnError, TrainingError
+from raygnn.errors import LONGEST_TRACE, DataError, RaygnnError, TrainingError, plain_text
 from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.diagnose.causes import REMEDIES
 from raygnn.runs.diagnose.state import STATE, file_of, read_state
@@ -303,7 +303,8 @@ def explain(
 
 def plain(error: BaseException | None) -> str:
     """The text of an error of Ray's, without what colours it in a terminal."""
-    return _ESCAPES.sub("", str(error)).strip() or type(error).__name__
+    text = plain_text(str(error), LONGEST_TRACE)
+    return _ESCAPES.sub("", text).strip() or type(error).__name__
 
 
 def _root(error: BaseException | None) -> BaseException | None:

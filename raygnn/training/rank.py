@@ -27,7 +27,7 @@ from raygnn.runs.store import METRICS
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
-from raygnn.tasks.task import Task
+from raygnn.tasks.task import EXITS, Task, exit_error
 from raygnn.training import blackbox, checkpoint, outcome, weights, words
 from raygnn.training.averaging import Averaging
 from raygnn.training.blackbox.phases import Phases, Waiting
@@ -119,8 +119,7 @@ class Rank:
         callbacks += [profiling] if job.profile else []
         trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
         log.info("training from %s", state or "the start")
-        cause: BaseException | None = None
-        patience = _LAST_WORDS
+        cause, patience = None, _LAST_WORDS
         try:
             guard.check_model(task, {**self.options(), "data": maker.identity})
             self.sharding.prepare(task)
@@ -147,7 +146,6 @@ class Rank:
             )
         if has_val:
             evaluation.finish(trainer, task)
-
         if averaging is not None:
             averaging.put(task)
         if config.train.select == "best":
@@ -177,13 +175,11 @@ class Rank:
             **outcome.communication(self.ranks, plane.traffic, reduction, task.embeddings),
             **outcome.operators(profiling),
         }
-        skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         saver.finish_sending(config.fault.storage_timeout.seconds)
-        counts = {"saved": saver.saved, "failed": saver.failed}
         return {
             **result,
-            "skipped": skipped,
-            "checkpoints": counts,
+            "skipped": {"steps": guard.skipped_steps, "samples": plane.traffic.skipped},
+            "checkpoints": {"saved": saver.saved, "failed": saver.failed},
             "ranks": stragglers.summary(),
         }
 
@@ -276,8 +272,11 @@ class Rank:
     def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
         blackbox.note(blackbox.TEST if split == "test" else "evaluate")
         self.ranks.share_buffers(task)
-        with self.sharding.whole(task):
-            return plane.evaluate(task, split)
+        try:
+            with self.sharding.whole(task):
+                return plane.evaluate(task, split)
+        except EXITS as error:
+            raise exit_error(error) from error
 
     def _evaluation(
         self,

@@ -83,7 +83,7 @@ def recorded(job: Job, rank: int, size: int, earlier: list[faults.Failure]) -> I
     watch.start()
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too, which would end the rank without a word
         reached = checkpoint.newest(job.run_dir / "checkpoints")
         failure = faults.describe(error, rank, reached, earlier)
         failure = replace(failure, attempt=attempt)

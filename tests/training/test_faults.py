@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from raygnn.errors import DataError, TrainingError
+from raygnn.errors import LONGEST_TEXT, LONGEST_TRACE, DataError, TrainingError
+from raygnn.training import blackbox, faults, worker
 from raygnn.training.faults import describe
+from raygnn.training.job import Job
+from tests.training.conftest import JobFactory, train_on_ranks
 
 
 def _described(error: BaseException, cause: BaseException | None = None) -> TrainingError:
@@ -32,3 +39,59 @@ def test_what_the_users_code_raised_is_shown(
     error: BaseException, cause: BaseException | None
 ) -> None:
     assert "Traceback" in str(_described(error, cause).trace)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+STRANGE: dict[str, tuple[BaseException, str]] = {
+    "surrogates": (ValueError("a name: d\udcff\udce9"), r"ValueError: a name: d\udcff\udce9"),
+    "unspeakable": (Unspeakable(), "Unspeakable: <its text cannot be had: __str__ raised Runtime"),
+    "long": (ValueError("x" * 3_000_000), "characters left out"),
+    "ours": (DataError("y" * 3_000_000, where="z"), "characters left out"),
+    "exit": (SystemExit("enough"), "SystemExit: enough"),
+    "interrupt": (KeyboardInterrupt(), "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_any_exception_can_be_told(
+    name: str, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every file that it goes to holds UTF-8 and a bounded text, and so does what is raised."""
+    monkeypatch.setattr(blackbox, "_current", None)
+    monkeypatch.setattr(worker, "_watch", lambda stop, recorder: None)
+    error, words = STRANGE[name]
+    job = Job(make_job(), None, tmp_path, "_N", True, 0.0, 128)
+    (tmp_path / "logs").mkdir()
+    log = tmp_path / "logs" / "rank-0.log"
+    raised = pytest.raises(TrainingError)
+    with faults.log_to(log), raised as caught, worker.recorded(job, 0, 1, []):
+        raise error
+    told = caught.value
+    assert words in told.what
+    assert len(told.what) < LONGEST_TEXT + 100
+    json.dumps([told.what, told.trace], ensure_ascii=False).encode()
+    (failure,) = faults.recorded(tmp_path)
+    assert failure.what == told.what
+    assert "test_faults.py" in failure.trace
+    for file in (tmp_path / "logs").iterdir():
+        assert len(file.read_bytes().decode("utf-8", "ignore")) < 2 * LONGEST_TRACE, file
+
+
+@pytest.mark.parametrize("how", ["exit", "interrupt", "stop"])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_model_cannot_end_a_rank_unheard(how: str, evaluates: bool, make_job: JobFactory) -> None:
+    """Lightning takes these for Ctrl-C, for the end of the process, or of the data."""
+    args: dict[str, Any] = {"how": how, "evaluates": evaluates}
+    config = make_job(
+        graph={"nodes": 200},
+        model={"kind": "tests.training.unfit:Ends", "args": args},
+        cluster={"workers": 1},
+    )
+    kind = {"exit": "SystemExit", "interrupt": "KeyboardInterrupt", "stop": "StopIteration"}[how]
+    with pytest.raises(RuntimeError, match=f"{kind}: enough was raised in the model") as caught:
+        train_on_ranks(config)
+    assert "unfit.py" in str(caught.value)

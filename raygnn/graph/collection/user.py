@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raygnn.config.graphs import ManyGraphs
-from raygnn.errors import ConfigError, DataError, RaygnnError
+from raygnn.errors import ConfigError, DataError, RaygnnError, error_text
 from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
@@ -145,7 +145,7 @@ class UserSamples:
             raise
         except Exception as error:
             raise DataError(
-                f"{what} failed: {type(error).__name__}: {error}",
+                f"{what} failed: {error_text(error)}",
                 where=self._where,
                 remedy="correct the dataset's class",
             ) from error
@@ -236,7 +236,7 @@ def _make(spec: str, args: Mapping[str, Any]) -> Any:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{spec} could not be constructed: {type(error).__name__}: {error}",
+            f"{spec} could not be constructed: {error_text(error)}",
             where="graph.args",
             remedy=f"it is called as {made.__name__}(**graph.args); its signature is "
             f"{_signature(made)}",
@@ -253,7 +253,7 @@ def _load(spec: str) -> Callable[..., Any]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{spec} could not be imported: {type(error).__name__}: {error}",
+            f"{spec} could not be imported: {error_text(error)}",
             where="graph.dataset",
             remedy="give package.module:Class, importable on every node",
         ) from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9}),? in (?P<function>.+)$', re.M
 )
+_INNERMOST = 3  # frames of a traceback that has none of the user's
 _BECAUSE = "The above exception was the direct cause of the following exception"
 _DURING = "During handling of the above exception, another exception occurred"
 _OURS = re.compile(r"/raygnn/(training|sampling|tasks|models|graph|runs|config|preflight)/")
@@ -57,6 +58,16 @@ def whose_path(file: str, own: Sequence[str] = ()) -> str:
     return "library" if _LIBRARY.search(file) else "user"
 
 
+def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """``/package/module.py`` of each class of the user's that a configuration names."""
+    found = []
+    for section in (config.get(name) for name in ("model", "graph", "task")):
+        for value in section.values() if isinstance(section, Mapping) else ():
+            if isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value):
+                found.append("/" + value.partition(":")[0].replace(".", "/") + ".py")
+    return tuple(found)
+
+
 def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
     """The frames of a traceback's first cause, in the order of the text.
 
@@ -68,6 +79,12 @@ def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
         Frame(m["file"], int(m["line"]), m["function"].strip(), whose_path(m["file"], own))
         for m in _FRAME.finditer(block)
     ]
+
+
+def shown(trace: str) -> list[Frame]:
+    """The frames to show of a traceback: the user's, or else the innermost few."""
+    stack = frames(trace)
+    return [frame for frame in stack if frame.whose == "user"] or stack[-_INNERMOST:]
 
 
 def crashed_at(text: str, own: Sequence[str] = ()) -> list[Frame]:

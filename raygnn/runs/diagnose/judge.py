@@ -229,7 +229,9 @@ class _Judge(Clues):
         found.sort(key=lambda item: item[:2])
         _, rank, failure, kind, place = found[0]
         blamed = failure.get("blamed")
-        at = str(place) if place else failure.get("where")
+        at = failure.get("where")
+        if place is not None and (place.whose == "user" or not at):
+            at = str(place)
         whose: int | None = rank
         if kind == "ranks_differ":
             whose = blamed if isinstance(blamed, int) else self._odd()

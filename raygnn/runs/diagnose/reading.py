@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
+from raygnn.runs.diagnose.frames import own_modules
 from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
 from raygnn.runs.files import LARGEST_JSON, read_regular
 from raygnn.runs.run import Run
@@ -144,7 +145,7 @@ class _Reader:
             return "unknown"
 
     def _own(self, run: Run) -> tuple[str, ...]:
-        """``package/module.py`` of each class of the user's that the configuration names."""
+        """See `own_modules`."""
         whole = is_run(self.path)
         if not whole:
             self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
@@ -155,13 +156,7 @@ class _Reader:
                 return ()
             self.notes.append(f"config.yaml was passed over: {error.what}")
             return ()
-        sections = [config.get(name) for name in ("model", "graph", "task")]
-        found = []
-        for section in sections:
-            for value in section.values() if isinstance(section, dict) else ():
-                if isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value):
-                    found.append("/" + value.partition(":")[0].replace(".", "/") + ".py")
-        return tuple(found)
+        return own_modules(config)
 
     def _state(self, rank: int) -> State | None:
         try:
