@@ -134,6 +134,12 @@ ABOUT = {
         "Another process takes memory and time.",
         "End it (`nvidia-smi` shows it), or expect less.",
     ),
+    "model_runs": About(
+        "A wrong argument, a wrong number of rows or an exception in `forward` would end all ranks "
+        "at their first batch. A model that needs a GPU, or takes longer than two minutes, "
+        "is a warning.",
+        "Correct the line that the finding names; the README says how your model is called.",
+    ),
     "storage_visible": About(
         "Every rank writes to the run directory. On a disk of each node's own a run would be in "
         "pieces, and no checkpoint whole.",

@@ -26,6 +26,7 @@ ALLOWABLE = (
     "bf16_is_there",
     "gpus_are_there",
     "gpus_are_free",
+    "model_runs",
     "storage_visible",
     "partition_visible",
     "parts_agree",

@@ -57,6 +57,7 @@ __all__ = [
     "Written",
     "open_graphs",
     "read_graphs",
+    "read_tensor",
     "read_tensors",
     "write_graph",
     "write_tensors",
@@ -95,6 +96,14 @@ def read_tensors(path: Readable) -> dict[str, Array | Tensor]:
             raise reader.bad(f"says {declared} tensors and holds {len(arrays)}")
         reader.end()
         return arrays
+
+
+def read_tensor(path: Readable, name: str) -> Array | Tensor | None:
+    """One of the arrays of a tensor file, the others skipped; None if it is not there."""
+    with open_file(path) as reader:
+        reader.magic(TENSOR_FILE, "tensor file")
+        reader.skip(8)
+        return reader.named_arrays(name).get(name)
 
 
 def read_graphs(path: Readable) -> list[StoredGraph]:

@@ -135,6 +135,26 @@ class Reader:
         return [self.string() for _ in range(self.fits(self.u64(), 8))]
 
     def array(self) -> Array | Tensor:
+        name, shape, dtype = self.array_head()
+        elements = math.prod(shape)
+        array: Array = np.empty(shape, dtype)
+        if elements:
+            into = element_bytes(array)
+            if self.file.readinto(into) != len(into):  # type: ignore[attr-defined]
+                raise self.bad("is cut short")
+            self.at += len(into)
+        if name != "bfloat16":
+            return array
+        import torch
+
+        return torch.from_numpy(array).view(torch.bfloat16)
+
+    def skip_array(self) -> None:
+        _, shape, dtype = self.array_head()
+        self.skip(math.prod(shape) * dtype.itemsize)
+
+    def array_head(self) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
+        """Name of the dtype, shape, and the dtype in memory of the array whose elements follow."""
         self.magic(NDARRAY, "array")
         _, _, _, ndim, code, bits, lanes = struct.unpack("<QiiiBBH", self.raw(24))
         name = DTYPES.get((code, bits))
@@ -149,20 +169,18 @@ class Reader:
         if self.u64() != elements * dtype.itemsize:
             raise self.bad(f"holds an array whose size does not fit its shape {shape}")
         self.fits(elements, dtype.itemsize)
-        array: Array = np.empty(shape, dtype)
-        if elements:
-            into = element_bytes(array)
-            if self.file.readinto(into) != len(into):  # type: ignore[attr-defined]
-                raise self.bad("is cut short")
-            self.at += len(into)
-        if name != "bfloat16":
-            return array
-        import torch
+        return name, shape, dtype
 
-        return torch.from_numpy(array).view(torch.bfloat16)
-
-    def named_arrays(self) -> dict[str, Array | Tensor]:
-        return {self.string(): self.array() for _ in range(self.fits(self.u64(), 8))}
+    def named_arrays(self, only: str | None = None) -> dict[str, Array | Tensor]:
+        """Those of the name ``only`` alone, the others skipped, unless that is None."""
+        found: dict[str, Array | Tensor] = {}
+        for _ in range(self.fits(self.u64(), 8)):
+            name = self.string()
+            if only in (None, name):
+                found[name] = self.array()
+            else:
+                self.skip_array()
+        return found
 
     def frames(self, count: int, what: str) -> list[dict[str, Array | Tensor]]:
         if self.u64() != count:

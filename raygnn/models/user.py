@@ -20,6 +20,10 @@ from raygnn.models.typed import Combined, Degrees
 from raygnn.sampling.batch import DEFAULT_NTYPE, Block, GraphBatch
 
 
+class ClassError(ConfigError):
+    """``model.kind`` names no class that can be imported, or none that is a module."""
+
+
 class _UserModule(nn.Module):
     """Holds a module that was constructed as ``Class(in_features, out_features, **model.args)``.
 
@@ -116,7 +120,7 @@ def load_class(kind: str) -> type[nn.Module]:
     """Import ``"package.module:Class"``; the working directory is on the path.
 
     Raises:
-        ConfigError: no such module or class, or not a ``torch.nn.Module``.
+        ClassError: no such module or class, or not a ``torch.nn.Module``.
     """
     module, _, name = kind.partition(":")
     if (cwd := str(Path.cwd())) not in sys.path:
@@ -124,13 +128,13 @@ def load_class(kind: str) -> type[nn.Module]:
     try:
         cls = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
+        raise ClassError(
             f"{kind} could not be imported: {error}",
             where="model.kind",
             remedy="give package.module:Class, importable on every node",
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ConfigError(
+        raise ClassError(
             f"{kind} is not a torch.nn.Module",
             where="model.kind",
             remedy="derive the class from torch.nn.Module",

@@ -44,6 +44,7 @@ CHECKS: tuple[Check, ...] = (
     device_checks.bf16_is_there,
     device_checks.gpus_are_there,
     device_checks.gpus_are_free,
+    device_checks.model_runs,
     node_checks.storage_visible,
     data_checks.partition_visible,
     data_checks.parts_agree,

@@ -1,4 +1,4 @@
-"""Checks of the devices: that there are enough, and that they can do what is asked."""
+"""Checks of the devices, and of the model on one: that they can do what is asked."""
 
 from __future__ import annotations
 
@@ -161,3 +161,10 @@ def gpus_are_free(job: Job) -> Iterator[Finding]:
                 "end them, or expect less memory and speed",
                 nodes=(node.node,),
             )
+
+
+def model_runs(job: Job) -> Iterator[Finding]:
+    """A model of your own takes one batch forward and backward, on the CPU of the machine where
+    the command runs: blocks, features and seeds of a small random graph that is like yours."""
+    if job.dry_run is not None and job.dry_run.severity is not None:
+        yield Finding("model_runs", job.dry_run.severity, job.dry_run.what, job.dry_run.remedy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from raygnn.graph.data import EdgeType
 
@@ -173,6 +174,20 @@ class Resources:
     def workers(self, cpus: float, gpus: float) -> int:
         """How many workers of so many CPUs and GPUs each fit; none is split between nodes."""
         return sum(node.workers(cpus, gpus) for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What came of one batch through a model of the user's own.
+
+    Attributes:
+        severity: of a finding about it; None = it works.
+        what, remedy: as a finding says it.
+    """
+
+    severity: Literal["error", "warn"] | None = None
+    what: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, order=True)

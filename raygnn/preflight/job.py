@@ -10,7 +10,7 @@ from typing import TypeAlias
 from raygnn.config.schema import Config
 from raygnn.graph.edge_target import EdgeTarget
 from raygnn.preflight.edges import edge_target
-from raygnn.preflight.facts import Column, NodeFacts, PartitionFacts, Resources
+from raygnn.preflight.facts import Column, DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype
@@ -27,6 +27,7 @@ class Job:
         ntype: the node type to predict for; None where the partition has none such.
         edges: what edges to predict for, or what is wrong with them and what to do about it;
             None where the task is not of edges. Of several tasks `by_task` has both.
+        dry_run: of the model; None where there was none.
     """
 
     config: Config
@@ -38,6 +39,7 @@ class Job:
     ntype: str | None
     links: tuple[Link, ...] = ()
     edges: EdgeTarget | tuple[str, str] | None = None
+    dry_run: DryRun | None = None
 
     @cached_property
     def by_task(self) -> dict[str, Job]:

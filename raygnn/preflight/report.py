@@ -14,7 +14,7 @@ from raygnn.errors import PreflightError
 from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
 from raygnn.preflight.edges import edge_target
-from raygnn.preflight.facts import NodeFacts, PartitionFacts, Resources
+from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, counted
 from raygnn.preflight.job import Check, Job
 from raygnn.preflight.memory_plan import memory_plan
@@ -113,15 +113,18 @@ def verdict(findings: Sequence[Finding], config: Config) -> None:
         raise PreflightError("\n".join(lines), where=where)
 
 
-def preflight(config: Config, facts: PartitionFacts, found: Survey) -> Report:
+def preflight(
+    config: Config, facts: PartitionFacts, found: Survey, dry_run: DryRun | None = None
+) -> Report:
     """Judge whether the job can run. Nothing is raised for what is found: see :func:`verdict`.
 
     Args:
         facts: what :mod:`raygnn.preflight.partition` read off the partition, or off the graph
             before there is one.
         found: by :mod:`raygnn.preflight.probe`.
+        dry_run: of a model of the user's own, if there was one.
     """
-    return _report(config, facts, found, CHECKS)
+    return _report(config, facts, found, CHECKS, dry_run)
 
 
 def inspect(config: Config, found: Survey) -> Report:
@@ -132,7 +135,11 @@ def inspect(config: Config, found: Survey) -> Report:
 
 
 def _report(
-    config: Config, facts: PartitionFacts, found: Survey, checks: tuple[Check, ...]
+    config: Config,
+    facts: PartitionFacts,
+    found: Survey,
+    checks: tuple[Check, ...],
+    dry_run: DryRun | None = None,
 ) -> Report:
     start = time.monotonic()
     job = Job(
@@ -145,6 +152,7 @@ def _report(
         ntype=None if config.tasks else task_ntype(config, facts.columns),
         edges=edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None,
         links=found.links,
+        dry_run=dry_run,
     )
     findings, comm = check(job, checks), make_comm_plan(config, job.holding)
     memory = memory_plan(job, job.workers) if job.holding else {}

@@ -35,7 +35,7 @@ from raygnn.runs.store import RunDir, is_run
 from raygnn.training import checkpoint, faults, follow
 from raygnn.training.advising import advice_for
 from raygnn.training.cluster import RayCluster
-from raygnn.training.inputs import read_input, table
+from raygnn.training.inputs import read_input, table, to_look_at
 from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
 from raygnn.training.launch import Launch
 from raygnn.training.loggers.process import Loggers, check_packages
@@ -155,8 +155,7 @@ def partition(config: Source, *, verbose: bool = False, display: bool = True) ->
     """
     config, show = as_config(config), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        given = read_input(config, count_workers(config, cluster), show).made(show)
-    meta = given.meta
+        meta = read_input(config, count_workers(config, cluster), show).made(show).meta
     if meta is None:
         raise ConfigError(
             "a dataset of your own is not stored: every rank opens it",
@@ -185,8 +184,9 @@ def check(config: Source, *, verbose: bool = False, display: bool = True) -> Rep
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
-        given, batch = read_input(config, workers, show), config.sampling.batch_size * workers
-        report = make_plan(config, nodes, workers, given, batch).report
+        with to_look_at(read_input(config, workers, show)) as given:
+            batch = config.sampling.batch_size * workers
+            report = make_plan(config, nodes, workers, given, batch).report
     if is_run(config.run_dir):
         taken = Finding(
             "name_free",

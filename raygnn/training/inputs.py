@@ -155,6 +155,21 @@ def _check_memory(config: Config, work: str, need: int) -> None:
     )
 
 
+@contextmanager
+def to_look_at(given: Input) -> Iterator[Input]:
+    """The same, with graphs that are yet to be packed in a directory that goes afterwards.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    if not isinstance(given, CollectionInput) or not isinstance(given.found, MissingCollection):
+        yield given
+        return
+    with TemporaryDirectory(prefix="raygnn-") as directory:
+        meta = replace(given.found, place=Path(directory) / "collection").make()
+        yield CollectionInput(meta, passing=True)
+
+
 @dataclass(frozen=True)
 class PartitionInput:
     """The partition of one graph: there, or to be made from a graph in memory, or from one that
@@ -316,6 +331,7 @@ class CollectionInput:
     """Many graphs in one directory: there, or yet to be packed."""
 
     found: CollectionMeta | MissingCollection
+    passing: bool = False  # packed to be looked at, in a directory that goes
 
     structure_bytes = 0
     parts = 1
@@ -327,7 +343,8 @@ class CollectionInput:
 
     @property
     def meta(self) -> CollectionMeta | None:
-        return None if isinstance(self.found, MissingCollection) else self.found
+        found = self.found
+        return None if self.passing or isinstance(found, MissingCollection) else found
 
     def made(self, show: Display) -> CollectionInput:
         if not isinstance(self.found, MissingCollection):
@@ -336,26 +353,17 @@ class CollectionInput:
             return CollectionInput(self.found.make(detail))
 
     def facts(self, config: Config) -> PartitionFacts:
-        with self._packed() as meta:
-            meta.check_target(config.task, known=config.trains)
-            stored = meta is self.found
-            splits = _splits(meta, config) if config.trains else {}
-            return collection_facts(meta, splits, stored=stored)
+        meta = self.found
+        assert isinstance(meta, CollectionMeta)
+        meta.check_target(config.task, known=config.trains)
+        splits = _splits(meta, config) if config.trains else {}
+        return collection_facts(meta, splits, stored=not self.passing)
 
     def known(self, config: Config) -> PartitionFacts:
         return dataset_facts() if self.meta is None else self.facts(config)
 
     def check(self, config: Config) -> None:
         """See `Input`: nothing is sampled, and `facts` looks at the targets."""
-
-    @contextmanager
-    def _packed(self) -> Iterator[CollectionMeta]:
-        """The collection; one that is not there yet is packed to look at, and removed again."""
-        if not isinstance(self.found, MissingCollection):
-            yield self.found
-            return
-        with TemporaryDirectory(prefix="raygnn-") as directory:
-            yield replace(self.found, place=Path(directory) / "collection").make()
 
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:

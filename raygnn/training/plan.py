@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 from raygnn.config.schema import Config
@@ -14,6 +14,7 @@ from raygnn.preflight.partition import Stored, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
 from raygnn.runs.display import Display
+from raygnn.training import dry_run
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import Input
 from raygnn.training.job import Goal
@@ -117,21 +118,31 @@ def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_b
     """Look at the nodes and check everything; nothing is raised for what the checks find.
 
     Raises:
-        ConfigError: what is to be sampled is not in the graph.
+        ConfigError: what is to be sampled is not in the graph, or the class of the model cannot be
+            imported.
         PreflightError: no connection to the cluster.
     """
     given.check(config)
     facts = given.facts(config)
-    report = preflight(config, facts, nodes.look(given.meta))
+    goals = goals_of(config, facts)
+    request = dry_run.request_of(config, given, facts, goals)
+    # while the nodes are looked at
+    with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
+        report = preflight(config, facts, nodes.look(given.meta), outcome())
     return Plan(
         input=given,
         report=report,
-        goals={name: _goal(one, facts) for name, one in config.by_task.items()},
+        goals=goals,
         workers=workers,
         replicated=_replicated(config, given.structure_bytes, report),
         training_seeds=None if config.tasks else facts.splits.get("train"),
         global_batch=global_batch,
     )
+
+
+def goals_of(config: Config, facts: PartitionFacts) -> dict[str, Goal]:
+    """What each task predicts for, by name."""
+    return {name: _goal(one, facts) for name, one in config.by_task.items()}
 
 
 def _goal(config: Config, facts: PartitionFacts) -> Goal:

@@ -19,7 +19,7 @@ from raygnn.config.units import size
 from raygnn.errors import PreflightError
 from raygnn.preflight.checks import check
 from raygnn.preflight.comm_plan import make_comm_plan
-from raygnn.preflight.facts import Column, Gpu, NodeFacts, PartitionFacts
+from raygnn.preflight.facts import Column, DryRun, Gpu, NodeFacts, PartitionFacts
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
 from raygnn.preflight.node_checks import SUPPORTED, supported
@@ -221,6 +221,10 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
     "no test nodes": (
         lambda: make_job(partition=make_partition(splits={"train": 9, "test": 0})),
         *("nodes_to_train_on", "warn", ["no test nodes"]),
+    ),
+    "a model that fails": (
+        lambda: replace(make_job(), dry_run=DryRun("error", "m:Net fails on a batch", "mend it")),
+        *("model_runs", "error", ["m:Net fails on a batch"]),
     ),
     "tasks that divide the same edges": (
         lambda: make_job(

@@ -51,12 +51,13 @@ def reading_bytes(graph: PlantedGraph) -> int:
 
 def sketch(graph: PlantedGraph) -> GraphData:
     """The graph as :func:`read` gives it by its figures: all types, arrays, dtypes and shapes,
-    with about as many edges, but without content, but for masks of the right size, or memory."""
+    with about as many edges, without memory, and of content only masks of the right size and the
+    greatest label."""
     items, frames = labelled_nodes(graph), []
     for rows, width in _widths(graph):
         feat = np.broadcast_to(np.float32(0), (rows, width))
         frames.append(NodeFrame(rows, {"feat": feat}))
-    label = np.broadcast_to(np.int64(0), items)
+    label = np.broadcast_to(np.int64(graph.classes - 1), items)
     frames[0].data |= {"label": label, **_masks(graph, items, np.arange(items))}
     ends = (np.broadcast_to(np.int64(0), edges) for edges in _numbers_of_edges(graph))
     also, bought = (EdgeFrame(ids, ids) for ids in ends)
