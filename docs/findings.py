@@ -174,6 +174,11 @@ ABOUT = {
         "Give the graph the mask and make the partition again; without validation set "
         "`train.select: last`.",
     ),
+    "fold_is_unseen": About(
+        "The best of many epochs is best on the fold partly by chance.",
+        "Report the last epoch (`train.select: last`), or test on the fold (`graph.fold_for: "
+        "test`) and select by other graphs (`graph.val`).",
+    ),
     "splits_agree": About(
         "What one task is trained on, the network that all share has seen: edges that another is "
         "tested with would be no test.",

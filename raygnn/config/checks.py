@@ -30,6 +30,7 @@ ALLOWABLE = (
     "storage_visible",
     "partition_visible",
     "parts_agree",
+    "fold_is_unseen",
     "splits_agree",
     "memory_fits",
     "disk_space",

@@ -52,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     data_checks.inputs_exist,
     data_checks.embeddings_usable,
     data_checks.nodes_to_train_on,
+    data_checks.fold_is_unseen,
     data_checks.splits_agree,
     node_checks.memory_fits,
     node_checks.disk_space,

@@ -296,6 +296,22 @@ def _enough(job: Job) -> Iterator[Finding]:
         yield Finding("nodes_to_train_on", "warn", told)
 
 
+def fold_is_unseen(job: Job) -> Iterator[Finding]:
+    """The fold that is reported on has not selected the weights that are reported."""
+    graph, train = job.config.graph, job.config.train
+    if not job.config.trains or not isinstance(graph, ManyGraphs):
+        return
+    if graph.folds is not None and graph.fold_for == "val" and train.select == "best":
+        yield Finding(
+            "fold_is_unseen",
+            "warn",
+            "the fold is validated on (graph.fold_for: val) and selects the best epoch "
+            "(train.select: best): the best epoch's metric is higher than that of unseen graphs",
+            "set train.select to last, or graph.fold_for to test; the summary has the last "
+            "epoch's metric, too",
+        )
+
+
 def splits_agree(job: Job) -> Iterator[Finding]:
     """Several tasks on the same edges divide them alike between training, validation and test."""
     if not job.config.trains:

@@ -183,6 +183,9 @@ class Display:
         rows |= {
             name: f"{value:.4f}" for name, value in _sorted_metrics(summary.get("metrics") or {})
         }
+        if not any(name.startswith("test/") for name in rows):  # what selected is what is reported
+            last = _sorted_metrics(summary.get("last_metrics") or {})
+            rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}
         if summary.get("steps") is not None:
             rows["steps"] = f"{summary['steps']:,}"
         if summary.get("seeds_per_second") is not None:

@@ -73,6 +73,7 @@ class Evaluation(pl.Callback):
         self.best: float | None = None
         self.best_epoch = -1
         self.best_weights: dict[str, Tensor] = {}
+        self.newest: dict[str, float] = {}  # metrics of the last evaluation
         self._mark: float | None = None  # what the next improvement is measured from
         self._mark_epoch = -1
 
@@ -114,8 +115,8 @@ class Evaluation(pl.Callback):
         for config in trainer.lr_scheduler_configs:
             if isinstance(config.scheduler, ReduceLROnPlateau):
                 config.scheduler.step(score)
-        named = {f"val/{name}": value for name, value in values.items()}
-        self._records.write(trainer.global_step, epoch, named)
+        self.newest = {f"val/{name}": value for name, value in values.items()}
+        self._records.write(trainer.global_step, epoch, self.newest)
         self._records.end_pause(began)
 
     def restore_best(self, module: Task) -> None:
@@ -133,6 +134,7 @@ class Evaluation(pl.Callback):
             "best_weights": self.best_weights,
             "mark": self._mark,
             "mark_epoch": self._mark_epoch,
+            "newest": self.newest,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -140,6 +142,7 @@ class Evaluation(pl.Callback):
         self.best_epoch, self.best_weights = state["best_epoch"], state["best_weights"]
         self._mark = state.get("mark", self.best)
         self._mark_epoch = state.get("mark_epoch", self.best_epoch)
+        self.newest = state.get("newest", {})
 
 
 class Checkpoints(pl.Callback):

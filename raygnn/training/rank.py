@@ -167,6 +167,7 @@ class Rank:
         self.events.flush()
         result = {
             "metrics": metrics,
+            "last_metrics": evaluation.newest,
             "steps": trainer.global_step,
             "epochs": trainer.current_epoch,
             "workers": self.ranks.world.size,

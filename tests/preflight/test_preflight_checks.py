@@ -226,6 +226,15 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: replace(make_job(), dry_run=DryRun("error", "m:Net fails on a batch", "mend it")),
         *("model_runs", "error", ["m:Net fails on a batch"]),
     ),
+    "a fold that selects and is reported": (
+        lambda: make_job(
+            make_config(
+                task__kind="graph_classification",
+                graph={"format": "graphs", "path": ".", "folds": 5, "fold_for": "val"},
+            )
+        ),
+        *("fold_is_unseen", "warn", ["selects the best epoch"]),
+    ),
     "tasks that divide the same edges": (
         lambda: make_job(
             make_config(

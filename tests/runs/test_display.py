@@ -284,6 +284,15 @@ def test_closing_says_the_test_metric_first() -> None:
     assert lines[7] == "run directory  /runs/cora"
 
 
+def test_closing_says_the_last_epoch_where_the_best_is_reported() -> None:
+    """On the graphs that selected it; not where others were tested."""
+    last = {"last_metrics": {"val/accuracy": 0.71}}
+    for metrics, said in (({"val/accuracy": 0.83}, True), (SUMMARY["metrics"], False)):
+        screen = Screen()
+        screen.display.closing({**SUMMARY, **last, "metrics": metrics}, Path("/runs/cora"))
+        assert ("val/accuracy, last epoch  0.7100" in screen.text()) == said
+
+
 def test_closing_of_a_failed_run_points_at_the_logs() -> None:
     screen = Screen()
     screen.display.closing({"status": "failed"}, Path("/runs/cora"))

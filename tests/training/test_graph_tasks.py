@@ -285,5 +285,9 @@ def test_a_fold_to_validate_on(tmp_path: Path) -> None:
     graph = {"format": "graphs", "dataset": f"{DATASETS}:RandomGraphs", "args": {"num": 30}}
     config = make(tmp_path, graph={**graph, "folds": 5, "fold": 2, "fold_for": "val"})
     run = train_on_ranks(config)
-    assert "test/accuracy" not in run.summary["metrics"]
-    assert "val/accuracy" in run.summary["metrics"]
+    summary = run.summary
+    assert "test/accuracy" not in summary["metrics"]
+    records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    measured = [r["val/accuracy"] for r in records if "val/accuracy" in r]
+    assert summary["metrics"]["val/accuracy"] == max(measured)
+    assert summary["last_metrics"]["val/accuracy"] == measured[-1]
