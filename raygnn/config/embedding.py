@@ -30,6 +30,15 @@ class EmbeddingConfig(Section):
         None,
         description="Learning rate of the rows, which follows train.schedule; null = train.lr.",
     )
+    weight_decay: float = Field(
+        0.0,
+        ge=0,
+        description="Decoupled decay, as AdamW's: a step first multiplies the rows that its batch "
+        "reads, and no others, by 1 - lr × weight_decay.",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of the numbers of learned rows dropped in training."
+    )
     init: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="Rows begin uniform between -init and init; null = sqrt(3 / dim), with which "

@@ -3,7 +3,9 @@
 In a step the rows of a batch come from their owners by one all-to-all, and are a leaf of the
 backward pass; what it leaves goes back by another. The owner adds up what came for each row, in an
 order that is always the same, and moves the rows that were read, and no others, by torch's own
-sparse optimizers. Rows, gradients and the optimizer's state are fp32, in the memory of the CPU.
+sparse optimizers. What dropout takes of a row, its owner does not send, and takes of the gradient
+that comes back: by the node's id, so that all who read a row get the same. Rows, gradients and the
+optimizer's state are fp32, in the memory of the CPU.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.config.embedding import EmbeddingConfig
+from raygnn.graph.keyed import mix
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.convert import Ids, as_ids
 from raygnn.sampling.exchange import Exchange
@@ -30,6 +33,7 @@ ROW, BEST = "row", "best"  # names of arrays: the rows as they are, and as they 
 _AT_ONCE = 1 << 20  # numbers of first rows that are made in one go
 # of torch.nn.utils.clip_grad_norm_
 _CLIP_EPS = 1e-6
+_DROPOUT = 1  # tells its keys from those of sampling
 
 
 class Embeddings:
@@ -44,6 +48,7 @@ class Embeddings:
         ids: node type → ``[owned]``, the ids of this rank's nodes in the user's graph.
         dtype: that the model computes in.
         rate: learning rate of the rows as a share of the dense parameters' one.
+        seed: of dropout.
 
     Attributes:
         rows: node type → this rank's own, float32 ``[owned, dim]``.
@@ -61,6 +66,7 @@ class Embeddings:
         *,
         dtype: torch.dtype,
         rate: float,
+        seed: int = 0,
     ):
         self.tables = dict(tables)
         self.ids = dict(ids)
@@ -71,6 +77,9 @@ class Embeddings:
         self.best: dict[str, Tensor] = {}
         self._dtype = dtype
         self._rate = rate
+        self._seed = seed
+        self._decay, self._dropout = config.weight_decay, config.dropout
+        self._kept: Tensor | None = None  # what dropout leaves of the rows that were sent last
         self._leaf: Tensor | None = None
         self._routes: Routes | None = None
         self._came: list[tuple[Routes, Tensor]] = []  # since the last step
@@ -91,7 +100,7 @@ class Embeddings:
     def join(self, batch: Batch, device: torch.device) -> Batch:
         """The batch with the rows of its input nodes, which come after their features."""
         assert batch.routes is not None
-        rows = self._fetch(batch.routes).to(device)
+        rows = self._fetch(batch.routes, batch.epoch, batch.step).to(device)
         self._leaf, self._routes = rows.requires_grad_(), batch.routes
         x = dict(batch.x)
         for ntype, piece in zip(self.rows, self._leaf.split(list(batch.routes.num.values()))):
@@ -113,6 +122,8 @@ class Embeddings:
         values = own.to("cpu").index_select(0, routes.order)
         came = values.new_empty((sum(routes.send), self.dim))
         self.exchange.rows(values, routes.receive, routes.send, came)
+        if self._kept is not None:
+            came.mul_(self._kept)
         self._came.append((routes, came))
         if not np.isfinite(float(self.exchange.sum(_squares([came])))):
             dense = next((p.grad for p in parameters if p.grad is not None), None)
@@ -150,6 +161,10 @@ class Embeddings:
             group["lr"] = lr * self._rate
         for ntype, (index, values) in found.items():
             parameter = self.rows[ntype]
+            if self._decay:
+                rows = parameter.detach()
+                decayed = rows.index_select(0, index).mul_(1 - lr * self._rate * self._decay)
+                rows.index_copy_(0, index, decayed)
             parameter.grad = torch.sparse_coo_tensor(
                 index.unsqueeze(0),
                 values,
@@ -204,11 +219,18 @@ class Embeddings:
         if BEST in names:
             self.best = {t: torch.empty_like(rows).detach() for t, rows in self.rows.items()}
 
-    def _fetch(self, routes: Routes) -> Tensor:
+    def _fetch(self, routes: Routes, epoch: int, step: int) -> Tensor:
         """The rows of a batch, ``[R, dim]``: of all types one after the other, as named."""
         answer = torch.empty(sum(routes.send), self.dim)
         for ntype, rows in self.rows.items():
             answer[routes.places[ntype]] = rows.detach().index_select(0, routes.given[ntype])
+        if self._dropout:
+            self._kept = torch.empty_like(answer)
+            for ntype, given in routes.given.items():
+                key = derive_key(self._seed, _DROPOUT, epoch, step, *ntype.encode())
+                ids = self.ids[ntype][given.numpy()]
+                self._kept[routes.places[ntype]] = kept(ids, key, self.dim, self._dropout)
+            answer.mul_(self._kept)
         came = torch.empty(len(routes.order), self.dim)
         self.exchange.rows(answer, routes.send, routes.receive, came)
         self.read += len(came)
@@ -245,17 +267,24 @@ def first_rows(config: EmbeddingConfig, seed: int, ntype: str, ids: Ids, out: Te
     size = max(1, _AT_ONCE // config.dim)
     for start in range(0, len(there), size):
         some = there[start : start + size].astype(np.uint64)
-        mixed = _mix(_mix(some ^ key)[:, None] ^ columns)
+        mixed = mix(mix(some ^ key)[:, None] ^ columns)
         share = (mixed >> np.uint64(40)).astype(np.float32) / np.float32(1 << 24)
         out[start : start + size] = torch.from_numpy((2 * share - 1) * np.float32(config.bound))
 
 
-def _mix(value: np.ndarray) -> np.ndarray:
-    """`raygnn.sampling.keys.mix` of each element, uint64; what goes over 64 bits is cut off."""
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+def kept(ids: np.ndarray, key: int, dim: int, dropout: float) -> Tensor:
+    """What dropout (Srivastava et al., JMLR 2014) multiplies rows by, float32 ``[n, dim]``: 0, or
+    ``1 / (1 - dropout)``; each number a function of (key, id, column) alone.
+
+    Args:
+        ids: ``[n]``, whole numbers.
+        dropout: the share, which is rounded to 1/65,536: 16 bits decide about a number.
+    """
+    words = np.arange(1, -(-dim // 4) + 1, dtype=np.uint64)  # of 64 bits, for four columns each
+    mixed = mix(mix(ids.astype(np.uint64) ^ np.uint64(key))[:, None] ^ words)
+    draws = mixed.astype("<u8", copy=False).view("<u2")[:, :dim]
+    scale = np.where(draws >= round(dropout * 65_536), np.float32(1 / (1 - dropout)), 0)
+    return torch.from_numpy(scale.astype(np.float32, copy=False))
 
 
 def _squares(values: Iterable[Tensor]) -> Tensor:

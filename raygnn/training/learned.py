@@ -72,4 +72,5 @@ def make_embeddings(
         embedding,
         dtype=PRECISIONS[config.precision].dtype,
         rate=(embedding.lr or config.train.lr) / config.train.lr,
+        seed=config.train.seed,
     )

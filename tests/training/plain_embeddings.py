@@ -16,8 +16,9 @@ from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
+from raygnn.sampling.keys import derive_key
 from raygnn.sampling.plan import SeedPlan
-from raygnn.tasks.embeddings import first_rows
+from raygnn.tasks.embeddings import first_rows, kept
 from raygnn.training import weights
 from raygnn.training.row_files import RowFiles, read_rows
 
@@ -29,11 +30,13 @@ class Plain:
 
     Attributes:
         touched: the rows that each batch read.
+        at: epoch and step of the batch under way.
     """
 
     config: Config
     data: GraphData = field(init=False)
     touched: list[np.ndarray] = field(default_factory=list)
+    at: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -86,6 +89,7 @@ class Plain:
             total, count = torch.zeros(()), 0
             for _ in range(train.accumulate):
                 chosen = torch.from_numpy(seeds[plan.batch(*divmod(number, plan.steps_per_epoch))])
+                self.at = divmod(number, plan.steps_per_epoch)
                 total = total + F.cross_entropy(self._out(chosen), self._y[chosen], reduction="sum")
                 count += len(chosen)
                 number += 1
@@ -95,6 +99,12 @@ class Plain:
             loss.backward()
             if train.clip is not None:
                 self._clip(train.clip)
+            gradient = self.rows.weight.grad
+            assert gradient is not None
+            with torch.no_grad():
+                self.rows.weight[gradient.coalesce().indices()[0]] *= (
+                    1 - rate * embedding.weight_decay
+                )
             sparse.step()
             dense.step()
             losses.append(float(loss.detach()))
@@ -104,7 +114,7 @@ class Plain:
         lists = [self._src[self._indptr[s] : self._indptr[s + 1]] for s in seeds]
         ids = torch.unique(torch.cat([seeds, *lists]))
         self.touched.append(ids.numpy())
-        x = torch.cat([self._x[ids], self.rows(ids)], dim=1)
+        x = torch.cat([self._x[ids], self._dropped(ids)], dim=1)
         own = x[torch.searchsorted(ids, seeds)]
         empty = torch.zeros_like(own[0])
         means = [x[torch.searchsorted(ids, each)].mean(0) if len(each) else empty for each in lists]
@@ -112,6 +122,16 @@ class Plain:
         (of_others,) = (p for name, p in self.dense.items() if ".convs." in name)
         (bias,) = (p for name, p in self.dense.items() if ".bias." in name)
         return own @ of_self.T + torch.stack(means) @ of_others.T + bias
+
+    def _dropped(self, ids: Tensor) -> Tensor:
+        """The rows as a step reads them: dropout is told by (seed, epoch, step, node)."""
+        embedding = self.config.model.embedding
+        assert embedding is not None
+        rows: Tensor = self.rows(ids)
+        if not embedding.dropout:
+            return rows
+        key = derive_key(self.config.train.seed, 1, *self.at, *self._ntype.encode())
+        return rows * kept(ids.numpy(), key, embedding.dim, embedding.dropout)
 
     def _clip(self, largest: float) -> None:
         found = [p.grad for p in self.dense.values()]

@@ -14,7 +14,7 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange
-from raygnn.tasks.embeddings import Embeddings
+from raygnn.tasks.embeddings import Embeddings, kept
 from raygnn.training import checkpoint, weights
 from raygnn.training.job import Job
 from raygnn.training.rank import Rank
@@ -30,13 +30,19 @@ DIM = 8
 STEPS = 50
 
 
-def options(workers: int, *, optimizer: str = "adam", **train: Any) -> dict[str, Any]:
+REGULAR = {"weight_decay": 0.5, "dropout": 0.3}
+
+
+def options(
+    workers: int, *, optimizer: str = "adam", regular: bool = False, **train: Any
+) -> dict[str, Any]:
     """One layer over all neighbours, a global batch of 120 seeds."""
+    more = REGULAR if regular else {}
     return {
         "graph": {"nodes": 600, "degree": 4},
         "model": {
             "layers": 1,
-            "embedding": {"dim": DIM, "ntypes": ["_N"], "optimizer": optimizer, "lr": 0.02},
+            "embedding": {"dim": DIM, "ntypes": ["_N"], "optimizer": optimizer, "lr": 0.02, **more},
         },
         "sampling": {"fanout": [-1], "batch_size": 120 // workers},
         "train": {"epochs": STEPS, "max_steps": STEPS, "select": "last", **train},
@@ -45,7 +51,14 @@ def options(workers: int, *, optimizer: str = "adam", **train: Any) -> dict[str,
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-@pytest.mark.parametrize("train", [{}, {"accumulate": 3, "clip": 0.3, "schedule": "constant"}])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"accumulate": 3, "clip": 0.3, "schedule": "constant"},
+        {"accumulate": 2, "clip": 0.3, "regular": True},
+    ],
+)
 def test_what_torch_learns_in_one_process(
     optimizer: str, train: dict[str, Any], make_job: JobFactory
 ) -> None:
@@ -135,8 +148,13 @@ def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-@pytest.mark.parametrize(("workers", "again"), [(2, 2), (3, 3), (2, 3), (4, 1)])
-def test_a_run_that_goes_on(optimizer: str, workers: int, again: int, make_job: JobFactory) -> None:
+@pytest.mark.parametrize(
+    ("workers", "again", "regular"),
+    [(2, 2, False), (2, 2, True), (3, 3, False), (2, 3, True), (4, 1, False)],
+)
+def test_a_run_that_goes_on(
+    optimizer: str, workers: int, again: int, regular: bool, make_job: JobFactory
+) -> None:
     """To the bit with the same two workers, else to rounding: rows, optimizer's state, best rows;
     also with another partition of the graph. (Of three, gloo adds up the weights' gradients in
     another order once DDP has laid out its buckets anew.)"""
@@ -144,7 +162,7 @@ def test_a_run_that_goes_on(optimizer: str, workers: int, again: int, make_job: 
     more = {"fault": {"checkpoint_every": 3, "keep": 20}}
 
     def config(name: str, workers: int) -> Config:
-        wanted = options(workers, optimizer=optimizer)
+        wanted = options(workers, optimizer=optimizer, regular=regular)
         wanted["train"] |= {"epochs": 12, "select": "best"}
         return make_job(name=name, **wanted, **more)
 
@@ -166,6 +184,31 @@ def test_a_run_that_goes_on(optimizer: str, workers: int, again: int, make_job: 
     rows = [learned_rows(run)["_N"] for run in (whole, resumed)]
     assert np.abs(rows[0] - rows[1]).max() <= (0 if exact else 1e-5)
     assert not exact or whole.summary["metrics"] == resumed.summary["metrics"]
+
+
+def test_what_dropout_leaves() -> None:
+    """The same of a node whoever else is asked about, in the share that is asked for."""
+    ids = np.arange(2000)
+    left = kept(ids, 7, 10, 0.3)
+    assert set(left.unique().tolist()) == {0.0, np.float32(1 / 0.7)}
+    assert abs(float((left == 0).float().mean()) - 0.3) < 0.01
+    columns, rows = (left == 0).float().mean(0), (left == 0).float().mean(1)
+    assert (columns - 0.3).abs().max() < 0.06
+    assert rows.std() < 1.2 * (0.3 * 0.7 / 10) ** 0.5  # numbers of a row are independent
+    assert torch.equal(kept(ids[::-3], 7, 10, 0.3), left[torch.from_numpy(ids[::-3].copy())])
+    assert not torch.equal(kept(ids, 8, 10, 0.3), left)
+
+
+def test_predictions_drop_nothing(make_job: JobFactory) -> None:
+    """The metrics of a run are those of its rows as they are."""
+    wanted = options(2, regular=True)
+    wanted["train"] |= {"epochs": 3, "max_steps": None}
+    config = make_job(**wanted)
+    run = train_on_ranks(config)
+    plain = make_job(**options(2))  # which knows of no dropout
+    assert ask(run, plain, 1, split="val", rows=False, scores=False) == pytest.approx(
+        {n: v for n, v in run.summary["metrics"].items() if n.startswith("val/")}, abs=1e-5
+    )
 
 
 def test_the_best_rows_are_tested(make_job: JobFactory) -> None:
