@@ -246,7 +246,8 @@ class BatchLoader(Generic[T]):
         """Go to a saved position.
 
         Raises:
-            InputError: it was counted in batches of another size, over other seeds, or in another order.
+            InputError: it was counted in batches of another size, over other seeds, or in another
+                order.
         """
         own = self.state_dict()
         if state.get("data", own["data"]) != own["data"]:
