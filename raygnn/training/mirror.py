@@ -211,6 +211,7 @@ class Courier:
         self._changed = threading.Condition()
         self._waiting: Path | None = None
         self._busy = False
+        self._failing = False
         self._thread: threading.Thread | None = None
 
     def send(self, checkpoint: Path) -> None:
@@ -246,9 +247,14 @@ class Courier:
             assert checkpoint is not None
             try:
                 self._mirror.send(checkpoint, self._keep)
+                if self._failing:
+                    self._events.tell(f"{checkpoint.name} is in {self._mirror} again")
+                self._failing = False
             except Exception as error:
                 if not checkpoint.exists():
                     continue  # newer ones have taken its place
                 log.warning("%s is not in the mirror", checkpoint.name, exc_info=True)
                 reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
-                self._events.tell(f"{checkpoint.name} is not in {self._mirror}: {reason}")
+                if not self._failing:
+                    self._events.tell(f"{checkpoint.name} is not in {self._mirror}: {reason}")
+                self._failing = True

@@ -66,6 +66,7 @@ class Saver(TorchCheckpointIO):
         self._answering = False  # what is being written answers a request
         self._step = 0  # of what is being written
         self._thread: threading.Thread | None = None
+        self._failing = ""  # why, since the last one that was written
         self.saved = self.failed = 0
 
     @property
@@ -128,6 +129,9 @@ class Saver(TorchCheckpointIO):
                 self._directory, state, step, self._keep, self._about, self._is_current, rows
             )
             self.saved += 1
+            if self._failing:
+                self._failing = ""
+                self._events.tell(f"checkpoints are written again, from step {step:,} on")
             if self._courier is not None:
                 self._courier.send(checkpoint.state_at(self._directory, step).parent)
         except Exception as error:
@@ -147,6 +151,9 @@ class Saver(TorchCheckpointIO):
 
     def _tell_failure(self, step: int, reason: str) -> None:
         self.failed += 1
+        if reason == self._failing:
+            return
+        self._failing = reason
         reached = checkpoint.newest(self._directory) or "the beginning"
         self._events.tell(
             f"the checkpoint of step {step:,} was not written: {reason}; training goes on, "

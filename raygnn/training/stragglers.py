@@ -17,7 +17,8 @@ _LATE = 5.0  # seconds that a rank's first batch may come after the others'
 
 @dataclass
 class _Streak:
-    """A condition of one rank that has to last until it is told, once."""
+    """A condition of one rank that has to last until it is told, once: one that comes and goes
+    would fill the screen."""
 
     since: int = 0
     windows: int = 0
@@ -25,7 +26,7 @@ class _Streak:
 
     def is_news(self, holds: bool, step: int) -> bool:
         if not holds:
-            self.windows, self.told = 0, False
+            self.windows = 0
             return False
         if not self.windows:
             self.since = step
@@ -59,6 +60,7 @@ class Stragglers:
     _slow_windows: list[int] = field(default_factory=list)
     _slow: list[_Streak] = field(default_factory=list)
     _starved: list[_Streak] = field(default_factory=list)
+    _starved_told: bool = False
 
     def add(
         self, step: int, seconds: Mapping[str, Sequence[float]], batches: int = 1
@@ -139,8 +141,9 @@ class Stragglers:
             starves = self.factor is not None and share > _STARVES and waits[rank] > _LEAST
             if self._starved[rank].is_news(starves, step):
                 news.append(rank)
-        if not news:
+        if not news or self._starved_told:
             return
+        self._starved_told = True  # the remedy is the same for all ranks
         worst = max(news, key=shares.__getitem__)
         who = (
             self._name(worst) if len(news) == 1 else f"{len(news)} ranks, {self._name(worst)} most,"

@@ -116,7 +116,10 @@ def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "s3://***@bucket/some/test" in str(caught.value)
 
 
-def test_a_mirror_that_is_away_is_told(tmp_path: Path) -> None:
+def test_a_mirror_that_is_away_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raygnn.training.mirror.files_of", lambda _: [])  # they have no state
     (tmp_path / "there").write_text("no directory")
     events = Events(tmp_path / EVENTS)
     courier = Courier(Mirror(tmp_path / "there", "test"), 2, events, tmp_path / SENDING)
@@ -130,13 +133,17 @@ def test_a_mirror_that_is_away_is_told(tmp_path: Path) -> None:
         courier=courier,
     )
     (tmp_path / SAVE).touch()
-    saving.save_checkpoint({"global_step": 7}, "")
-    saving.finish(30)
-    saving.finish_sending(30)
-    assert (saving.saved, saving.failed) == (1, 0)
+    for step in (7, 8, 9):
+        if step == 9:
+            (tmp_path / "there").unlink()
+        saving.save_checkpoint({"global_step": step}, "")
+        saving.finish(30)
+        saving.finish_sending(30)
+    assert (saving.saved, saving.failed) == (3, 0)
     assert not (tmp_path / SAVE).exists()
-    (line,) = (tmp_path / EVENTS).read_text().splitlines()
-    assert json.loads(line)["text"].startswith("step-0000000007 is not in ")
+    away, again = (tmp_path / EVENTS).read_text().splitlines()
+    assert json.loads(away)["text"].startswith("step-0000000007 is not in ")
+    assert json.loads(again)["text"].startswith("step-0000000009 is in ")
 
 
 def test_a_machine_that_has_never_seen_the_run(make_job: JobFactory, tmp_path: Path) -> None:
