@@ -2,9 +2,8 @@
 
 Workers on this machine, one thread each, the job of `bench_engine.py`, in turn: the bare loop of
 `engine_rank.py`, and the command with Ray Train, Lightning, metrics, loggers and checkpoints around
-the same engine. Seeds per second are of steady training: after the loggers' process, which takes
-seconds of a processor to start, has written its first records (at full scale). The command is
-stopped when it has made its steps, before the evaluation.
+the same engine. Seeds per second are of steady training: after the loggers have written their first
+records (at full scale). The command is stopped when it has made its steps, before the evaluation.
 
     python benchmarks/bench_product.py [--scale small|full] [--rounds 2] [--workers 2]
 

@@ -17,9 +17,9 @@ class LoggingConfig(Section):
 
     loggers: Annotated[tuple[LoggerName, ...], BeforeValidator(to_tuple)] = Field(
         ("tensorboard", "csv"),
-        description="Lightning's loggers that get every record: tensorboard and csv write to "
-        "`loggers/` in the run directory; mlflow and wandb need their package. They run in a "
-        "process of their own, and none that fails or hangs stops a training.",
+        description="Loggers that get every record: tensorboard and csv write to `loggers/` in the "
+        "run directory; mlflow and wandb need their package, and have a process each. None that "
+        "fails or hangs stops a training.",
     )
     mlflow: JsonValues = Field(
         {},

@@ -101,6 +101,7 @@ class MetricsTail:
     def __init__(self, path: Path):
         self.path = path
         self._offset = 0
+        self._last = b""  # whole line before the offset
         self._given = array("I")  # of each line that was given: its CRC-32, since there are many
         self._line = 0  # which of them is the next
 
@@ -108,8 +109,8 @@ class MetricsTail:
         """The records completed since the last call: of a long file as many as fit into some MiB,
         and none where there are no more.
 
-        A file that shrank, since a run went on from an earlier step, is read anew, and what it
-        still has of the lines that were given is left out.
+        A file that shrank, since a run went on from an earlier step, is read anew, also if it has
+        grown again meanwhile; what it still has of the lines that were given is left out.
 
         Lines that are no record are passed over: a display must not end a training.
         """
@@ -128,8 +129,9 @@ class MetricsTail:
         """Lines that were not given before, and whether there may be more."""
         try:
             with open_regular(self.path) as file:
-                if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset = self._line = 0
+                file.seek(self._offset - len(self._last))
+                if file.read(len(self._last)) != self._last:
+                    self._offset, self._line, self._last = 0, 0, b""
                 file.seek(self._offset)
                 content = file.read(_MOST_AT_ONCE)
                 more = len(content) == _MOST_AT_ONCE
@@ -140,7 +142,8 @@ class MetricsTail:
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
         lines = []
-        for line in whole.splitlines():
+        for line in whole.splitlines(keepends=True):
+            self._last = line
             check = crc32(line)
             if self._line == len(self._given) or self._given[self._line] != check:
                 del self._given[self._line :]

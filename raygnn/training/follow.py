@@ -49,6 +49,7 @@ class Followers:
         self._launch = launch
         self._looked = -math.inf
         self._loggers = loggers
+        loggers.load()
         self._prometheus = Prometheus(run, config.name) if config.logging.prometheus else None
 
     def take(self, records: Iterable[Record]) -> None:

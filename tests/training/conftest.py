@@ -56,7 +56,7 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         "train": {"epochs": 2, "lr": 0.01, "log_every": 1},
         "cluster": {"workers": 2, "num_cpus": 4},
         "fault": {"max_failures": 0},
-        "logging": {"loggers": []},  # which take seconds to import, in each run
+        "logging": {"loggers": []},
     }
     if ":" in sections.get("model", {}).get("kind", ""):  # a user's class takes its args alone
         base["model"] = {"layers": 2}

@@ -1,4 +1,4 @@
-"""Lightning's loggers in their process, and what feeds them."""
+"""Loggers, in threads and in processes, and what feeds them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, Interrupted, TrainingError
-from raygnn.runs.events import LOGGERS
-from raygnn.runs.store import RunDir
+from raygnn.runs.events import LOGGERS, Events
+from raygnn.runs.interrupts import stoppable
+from raygnn.runs.store import METRICS, RunDir
 from raygnn.training.loggers import feeder as feeding
 from raygnn.training.loggers import process
-from raygnn.training.loggers.__main__ import _Follow, feed
-from raygnn.training.loggers.feeder import Feeder
-from raygnn.training.loggers.kinds import Kind, Status
+from raygnn.training.loggers.feeder import Feeder, Order
+from raygnn.training.loggers.kinds import Csv, Kind, Status, kind_of
 from raygnn.training.loggers.process import Loggers, check_packages
 from tests.training.conftest import job
 
@@ -53,6 +53,17 @@ def records(steps: Iterable[int], **values: float) -> list[Record]:
 def write(run: RunDir, lines: Iterable[Mapping[str, Any]], *, anew: bool = False) -> None:
     with open(run.metrics_file, "w" if anew else "a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def feed(run: RunDir, step: int, status: Status) -> None:
+    """What a command hands on that began with this step and has ended."""
+    events = Events(run.path / "logs" / LOGGERS)
+    for name in load_config(run.path / "config.yaml").logging.loggers:
+        feeder = Feeder(kind_of(name, run.path), run.path, events.tell, step)
+        feeder.start()
+        feeder.finish(status)
+        feeder.join(60)
+        assert feeder.done
 
 
 def rows(run: RunDir) -> list[dict[str, str]]:
@@ -83,14 +94,14 @@ def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
     _, run = make(tmp_path, loggers=["tensorboard", "csv"])
     with run:
         write(run, records(range(1, 13)))
-        feed(run.path, 1, ["interrupted"])
+        feed(run, 1, "interrupted")
         assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 13)]
         assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 13))]
         # it goes on from a checkpoint at step 8, to other losses
         there = [r for r in records(range(1, 9)) if r["step"] <= 8]
         write(run, there, anew=True)
         write(run, [{**r, "train/loss": 9.0} for r in records(range(9, 11))])
-        feed(run.path, 9, ["done"])
+        feed(run, 9, "done")
         losses = [(n, round(1 / n, 4)) for n in range(1, 9)] + [(9, 9.0), (10, 9.0)]
         assert shown(run, "train/loss") == losses
         assert [row["train/loss"] for row in rows(run) if row["step"] == "9"] == ["9.0"]
@@ -99,37 +110,71 @@ def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
         assert "hidden" in (run.path / "loggers" / "tensorboard" / "hparams.yaml").read_text()
 
 
+def test_all_is_logged_when_the_run_ends(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=["tensorboard", "csv"])
+    told: list[str] = []
+    with run:
+        write(run, records([1]))
+        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+            loggers.start(1)
+            write(run, records([2, 3, 4, 5]))
+        assert [row["step"] for row in rows(run)] == ["1", "2", "3", "4", "5", "5"]
+        assert rows(run)[-1]["val/f1"] == "0.5"
+        assert [step for step, _ in shown(run, "train/loss")] == [1, 2, 3, 4, 5]
+    assert told == []
+
+
+def test_files_are_written_without_lightning() -> None:
+    """Whose import takes as long as a short run."""
+    code = (
+        "import sys, raygnn.training.loggers.process\n"
+        "from raygnn.training.loggers.kinds import Csv, TensorBoard\n"
+        "import tempfile, pathlib\n"
+        "with tempfile.TemporaryDirectory() as place:\n"
+        "    for kind in (Csv, TensorBoard):\n"
+        "        logger = kind(pathlib.Path(place), {}, {'name': 'a'})\n"
+        "        logger.open(1)\n"
+        "        logger.log({'step': 1, 'train/loss': 0.5})\n"
+        "        logger.close('done')\n"
+        "assert 'lightning' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
 @pytest.mark.slow
-def test_the_process_logs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "END", 100.0)  # for Lightning's import on a busy machine
+def test_the_process_logs_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    monkeypatch.setattr(process, "END", 100.0)  # for the import on a busy machine
     monkeypatch.setenv("SLURM_PROCID", "3")
     config, run = make(tmp_path, loggers=["csv"])
     with run:
         write(run, records([1]))
         with Loggers(config, run.path) as loggers, loggers.ending():
+            loggers.load()
             loggers.start(1)
             write(run, records([2]))
-        assert loggers._process is not None
-        assert loggers._process.returncode == 0
+        assert loggers._processes["csv"].returncode == 0
         assert [row["step"] for row in rows(run)] == ["1", "2"]
 
 
 @pytest.mark.slow
-def test_a_process_whose_command_is_gone_ends(tmp_path: Path) -> None:
+def test_a_process_whose_command_is_gone_ends(tmp_path: Path, remote: None) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     with run:
         write(run, records([1]))
         loggers = Loggers(config, run.path)
         loggers.start(1)
-        process = loggers._process
-        assert process is not None
-        assert process.stdin is not None
-        process.stdin.close()  # as when the command is killed
-        process.wait(timeout=120)
+        started = loggers._processes["csv"]
+        assert started.stdin is not None
+        started.stdin.close()  # as when the command is killed
+        started.wait(timeout=120)
         assert len(rows(run)) == 1
 
 
-def test_one_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_is_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     monkeypatch.setattr(process, "FLUSH", 0.5)
     monkeypatch.setattr(process, "END", 0.5)
@@ -138,12 +183,11 @@ def test_one_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.Mon
         loggers = Loggers(config, run.path)
         with loggers, loggers.ending():
             loggers.start(1)
-        assert loggers._process is not None
-        assert loggers._process.returncode == -9
+        assert loggers._processes["csv"].returncode == -9
 
 
 def test_what_a_library_started_ends_with_one_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
 ) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     for name in ("FLUSH", "END", "_SILENT"):
@@ -156,7 +200,42 @@ def test_what_a_library_started_ends_with_one_that_hangs(
         _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
     _wait(lambda: not state.exists() or state.read_text().split()[2] == "Z")
-    assert "Ctrl-C" in told[0]
+    waiting, missing = told
+    assert waiting.startswith("waiting up to 0 s for csv to take the last records; Ctrl-C ends")
+    assert f"{run.metrics_file} has all of them, and the run is as it is" in waiting
+    assert missing.startswith("csv did not get all records")
+
+
+def test_a_file_that_hangs_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    for name in ("FLUSH", "END", "_SILENT"):
+        monkeypatch.setattr(process, name, 0.2)
+    monkeypatch.setattr(Csv, "open", lambda self, step: threading.Event().wait())
+    told: list[str] = []
+    with run:
+        write(run, records([1]))
+        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+            loggers.start(1)
+    assert len(told) == 2
+    assert told[1].startswith("csv did not get all records")
+
+
+def test_ctrl_c_ends_the_wait_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    monkeypatch.setattr(process, "_SILENT", 0.1)
+    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
+
+    def tell(text: str) -> None:
+        if text.startswith("waiting"):
+            signal.raise_signal(signal.SIGINT)
+
+    with run, stoppable(), Loggers(config, run.path, tell) as loggers, loggers.ending():
+        loggers.start(1)
+    assert loggers._processes["csv"].returncode == -9
 
 
 @pytest.mark.parametrize(
@@ -164,17 +243,21 @@ def test_what_a_library_started_ends_with_one_that_hangs(
     [(None, "done"), (Interrupted("stop"), "interrupted"), (TrainingError("bad"), "failed")],
 )
 def test_the_process_is_told_how_the_run_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, status: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    remote: None,
+    error: Exception | None,
+    status: str,
 ) -> None:
     config, run = make(tmp_path, loggers=["csv"])
-    script = _script(tmp_path, f"head -n 1 > {tmp_path}/said")
+    script = _script(tmp_path, f"cat > {tmp_path}/said")
     monkeypatch.setattr(process.sys, "executable", script)
     ended = contextlib.suppress(Interrupted, TrainingError)
     with run, ended, Loggers(config, run.path) as loggers:
-        loggers.start(1)
+        loggers.start(7)
         if error is not None:
             raise error
-    assert (tmp_path / "said").read_text() == f"{status}\n"
+    assert (tmp_path / "said").read_text() == f"7\n{status}\n"
 
 
 def _weight() -> str | None:
@@ -185,36 +268,42 @@ def _weight() -> str | None:
 def test_a_process_that_hangs_without_its_command_ends(tmp_path: Path) -> None:
     code = (
         "import time, raygnn.training.loggers.__main__ as main\n"
-        "main.FLUSH, main.END, main.feed = 0.5, 0.5, lambda *_: time.sleep(1000)\n"
-        "main.main(['run', '1'])"
+        "main.FLUSH, main.END = 0.5, 0.5\n"
+        "main.kind_of = lambda *_: None\n"
+        "main.Feeder.__init__ = lambda self, *_: main.Thread.__init__(self)\n"
+        "main.Feeder.run = lambda self: time.sleep(1000)\n"
+        "main.Feeder.look = main.Feeder.finish = lambda *_: None\n"
+        "main.main(['run', 'csv'])"
     )
     before = _weight()
     ended = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, timeout=120, check=False
+        [sys.executable, "-c", code], input=b"1\n", cwd=tmp_path, timeout=120, check=False
     )
     assert ended.returncode == -signal.SIGALRM
     assert _weight() == before  # of this session, which is not that process's own
 
 
-def test_one_that_dies_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_dies_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
     config, run = make(tmp_path, loggers=["csv"])
     monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exit 3"))
     told: list[str] = []
     with run, Loggers(config, run.path, told.append) as loggers, loggers.ending():
         loggers.start(1)
-        assert loggers._process is not None
-        loggers._process.wait()
+        loggers._processes["csv"].wait()
         loggers.look()
         loggers.look()
     assert len(told) == 1
     assert "ended with 3" in told[0]
 
 
-def test_without_loggers_there_is_no_process(tmp_path: Path) -> None:
-    config, run = make(tmp_path, loggers=[])
+def test_loggers_of_files_have_no_process(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=["csv", "tensorboard"])
     with run, Loggers(config, run.path) as loggers:
+        loggers.load()
         loggers.start(1)
-        assert loggers._process is None
+        assert loggers._processes == {}
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
@@ -228,7 +317,7 @@ def test_a_missing_package_is_refused(
 
 
 def test_a_step_that_comes_again_is_noticed() -> None:
-    follow = _Follow()
+    follow = Order()
     assert follow.goes_back(records(range(1, 6))) is None
     assert follow.goes_back(records([6, 7])) is None
     assert follow.goes_back([]) is None
@@ -242,18 +331,21 @@ class _Flaky(Kind):
 
     name = "flaky"
     fresh = False
+    remote = True
 
     def __init__(self) -> None:
         super().__init__(Path(), {}, {})
         self.got: list[int] = []
-        self.opened: list[int | None] = []
+        self.opened: list[int] = []
         self.ends: list[Status | None] = []
         self.broken = threading.Event()
         self.hang: Callable[[], object] = lambda: None
 
-    def make(self, step: int | None) -> Any:
+    def make(self, step: int) -> Any:
         self.opened.append(step)
         return object()
+
+    def describe(self) -> None: ...
 
     def log(self, record: Mapping[str, Any]) -> None:
         self.hang()
@@ -267,91 +359,146 @@ class _Flaky(Kind):
         self.ends.append(status)
 
 
-def test_a_logger_that_fails_gets_all_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CSV logger has a process, as those of packages that are not here."""
+    monkeypatch.setattr(Csv, "remote", True)
+
+
+@pytest.fixture
+def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Flaky, Any]]:
+    """A logger, and what makes a feeder of it that has begun, from what it tells."""
+    monkeypatch.setattr(feeding, "_POLL", 0.01)
     monkeypatch.setattr(feeding, "_PAUSE", 0.01)
-    flaky, told = _Flaky(), list[str]()
-    flaky.broken.set()
-    feeder = Feeder(flaky, told.append, 1)
-    feeder.add(records([1, 2]))
-    feeder.start()
+    kind, begun = _Flaky(), list[Feeder]()
+
+    def begin(tell: Callable[[str], object], step: int = 1) -> Feeder:
+        begun.append(Feeder(kind, tmp_path, tell, step))
+        begun[-1].start()
+        return begun[-1]
+
+    yield kind, begin
+    for feeder in begun:
+        feeder.finish("done")
+        feeder.join(10)
+        assert not feeder.is_alive()
+
+
+def put(place: Path, lines: Iterable[Mapping[str, Any]], mode: str = "a") -> None:
+    with open(place / METRICS, mode) as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_logger_that_fails_gets_all_later(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
+    kind, begin = flaky
+    told = list[str]()
+    kind.broken.set()
+    feeder = begin(told.append)
+    put(tmp_path, records([1, 2]))
     _wait(lambda: bool(told))
-    feeder.add(records([3]))
+    put(tmp_path, records([3]))
     time.sleep(0.1)
     assert told == ["flaky gets no records: OSError: no server; training goes on"]
-    flaky.broken.clear()
+    kind.broken.clear()
     feeder.finish("done")
     feeder.join(10)
-    assert flaky.got == [1, 2, 3]
-    assert flaky.ends == ["done"]
+    assert kind.got == [1, 2, 3]
+    assert kind.ends == ["done"]
     assert told[1:] == ["flaky gets records again"]
-    assert feeder.left() == 0
+    assert feeder.done
 
 
-def test_what_a_logger_says_keeps_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    flaky, told = _Flaky(), list[str]()
+def test_what_a_logger_says_keeps_no_password(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
+    kind, begin = flaky
+    told = list[str]()
 
-    def fail(record: Any) -> None:
+    def fail() -> None:
         raise OSError("no answer from https://me:sesame@mlflow.example/api")
 
-    monkeypatch.setattr(flaky, "log", fail)
-    feeder = Feeder(flaky, told.append, 1)
-    feeder.add(records([1]))
-    feeder.start()
+    kind.hang = fail
+    put(tmp_path, records([1]))
+    feeder = begin(told.append)
     feeder.finish("failed")
     feeder.join(10)
     assert "mlflow.example" in told[0]
     assert "sesame" not in told[0]
+    assert not feeder.done
 
 
-def test_a_logger_that_is_slow_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeding, "_MOST_WAITING", 4)
-    feeder = Feeder(_Flaky(), print, 1)
-    assert feeder.has_room()
-    feeder.add(records([1, 2, 4]))
-    assert not feeder.has_room()
-
-
-def test_a_logger_that_stays_broken_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    flaky, told = _Flaky(), list[str]()
-    flaky.broken.set()
-    monkeypatch.setattr(feeding, "_MOST_WAITING", 3)
-    feeder = Feeder(flaky, told.append, 1)
-    feeder.add(records([1, 2, 3, 4]))
-    feeder.start()
-    feeder.finish("failed")
-    feeder.join(10)
-    assert not feeder.is_alive()
-    assert feeder.left() == 4  # those that wait, and the one there was no room for
-
-
-def test_a_logger_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaky: tuple[_Flaky, Any]
+) -> None:
     monkeypatch.setattr(feeding, "_SILENT", 0.05)
-    flaky, told, go = _Flaky(), list[str](), threading.Event()
-    flaky.hang = lambda: go.wait(60)
-    feeder = Feeder(flaky, told.append, 1)
-    feeder.add(records([1]))
-    feeder.start()
+    kind, begin = flaky
+    told, go = list[str](), threading.Event()
+    kind.hang = lambda: go.wait(60)
+    put(tmp_path, records([1]))
+    feeder = begin(told.append)
     _wait(lambda: (feeder.look(), bool(told))[1])
     feeder.look()
     assert len(told) == 1
     go.set()
     feeder.finish("done")
     feeder.join(10)
-    assert flaky.got == [1]
+    assert kind.got == [1]
 
 
-def test_a_run_that_goes_back_opens_the_logger_anew() -> None:
-    flaky = _Flaky()
-    feeder = Feeder(flaky, print, None)
-    feeder.add(records([1, 2, 3]))
-    feeder.start()
-    _wait(lambda: flaky.got == [1, 2, 3])
-    feeder.go_back(2, records([2]))
+def test_a_run_that_goes_back_opens_the_logger_anew(
+    tmp_path: Path, flaky: tuple[_Flaky, Any]
+) -> None:
+    kind, begin = flaky
+    put(tmp_path, records([1, 2, 3]))
+    feeder = begin(print)
+    _wait(lambda: kind.got == [1, 2, 3])
+    put(tmp_path, [*records([1]), {"step": 2, "time": 9.0, "epoch": 0, "train/loss": 9.0}], "w")
+    _wait(lambda: len(kind.got) == 4)
     feeder.finish("interrupted")
     feeder.join(10)
-    assert flaky.opened == [None, 2]
-    assert flaky.got == [1, 2, 3, 2]
-    assert flaky.ends == [None, "interrupted"]
+    assert kind.opened == [1, 2]
+    assert kind.got == [1, 2, 3, 2]
+    assert kind.ends == [None, "interrupted"]
+
+
+def test_an_earlier_commands_records_are_not_logged_again(
+    tmp_path: Path, flaky: tuple[_Flaky, Any]
+) -> None:
+    kind, begin = flaky
+    put(tmp_path, records([1, 2, 3, 4]))
+    begin(print, step=3)
+    _wait(lambda: kind.got == [3, 4])
+    assert kind.opened == [3]
+
+
+def test_files_that_may_be_torn_are_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full for a while."""
+    monkeypatch.setattr(feeding, "_POLL", 0.01)
+    monkeypatch.setattr(feeding, "_PAUSE", 0.01)
+    _, run = make(tmp_path, loggers=["tensorboard", "csv"])
+    with run:
+        for name in ("tensorboard", "csv"):
+            kind, failures = kind_of(name, run.path), [3, 3, 5]
+            log = kind.log
+
+            def fail(record: Record, log: Any = log, failures: list[int] = failures) -> None:
+                log(record)
+                if failures and record["step"] == failures[0]:
+                    failures.pop(0)
+                    raise OSError("No space left on device")
+
+            monkeypatch.setattr(kind, "log", fail)
+            if name == "tensorboard":
+                write(run, records(range(1, 9)))
+            told: list[str] = []
+            feeder = Feeder(kind, run.path, told.append, 1)
+            feeder.start()
+            _wait(lambda told=told: len(told) == 2)
+            feeder.finish("done")
+            feeder.join(10)
+            assert feeder.done
+        assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 9))]
+        assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 9)]
 
 
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
@@ -359,10 +506,10 @@ def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
     _, run = make(tmp_path, loggers=["wandb"], wandb={"offline": True})
     with run:
         write(run, records(range(1, 4)))
-        feed(run.path, 1, ["interrupted"])
+        feed(run, 1, "interrupted")
         identity = json.loads((run.path / "loggers" / "wandb.json").read_text())["id"]
         write(run, records([4]))
-        feed(run.path, 4, ["done"])
+        feed(run, 4, "done")
         made = sorted((run.path / "loggers" / "wandb").glob("offline-run-*"))
         assert [path.name.rpartition("-")[2] for path in made] == [identity, identity]
         assert not (run.path / "logs" / LOGGERS).exists()
@@ -374,9 +521,9 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     _, run = make(tmp_path, loggers=["mlflow"], mlflow={"tracking_uri": place})
     with run:
         write(run, records(range(1, 4)))
-        feed(run.path, 1, ["interrupted"])
+        feed(run, 1, "interrupted")
         write(run, records([4]))
-        feed(run.path, 4, ["done"])
+        feed(run, 4, "done")
         assert not (run.path / "logs" / LOGGERS).exists()
         identity = json.loads((run.path / "loggers" / "mlflow.json").read_text())["id"]
     client = mlflow.MlflowClient(place)

@@ -1,5 +1,6 @@
-"""Lightning's loggers, fed with the records of a run in a process of their own.
+"""Loggers, each fed from ``metrics.jsonl``: what one does not take yet waits in that file.
 
-What they import takes seconds, a server may not answer, and what they start at their end may wait
-for ever: none of that belongs into the process that watches the ranks, let alone into a rank.
+Those that write files do so in a thread of the driver. Those that talk to a server have a process
+each: their packages take seconds to import, change the process that they are in (its signals, its
+exit, its output), and may wait for a server for ever.
 """

@@ -1,6 +1,7 @@
-"""``python -m raygnn.training.loggers RUN STEP``: the process; ended by a line on standard input.
+"""``python -m raygnn.training.loggers RUN NAME``: the process of one logger.
 
-That line is the status of the run. Where the input closes without one, its command has gone.
+Standard input brings the step of the first record, and at the end of the run its status, a line
+each. Where it closes without a status, the command has gone.
 """
 
 from __future__ import annotations
@@ -9,22 +10,20 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import cast, get_args
 
 from raygnn.runs.events import LOGGERS, Events
-from raygnn.runs.metrics import MetricsTail, Record
-from raygnn.runs.run import Run
-from raygnn.runs.store import LOGS, METRICS
+from raygnn.runs.store import LOGS
 from raygnn.training.loggers.feeder import Feeder
-from raygnn.training.loggers.kinds import KINDS, Status
-from raygnn.training.loggers.process import DIRECTORY, END, FLUSH
+from raygnn.training.loggers.kinds import PACKAGES, Status, kind_of
+from raygnn.training.loggers.process import END, FLUSH
 
-_POLL = 0.5  # seconds between looks at the records
+_LOOK = 1.0  # seconds
 _NICE = 19
 
 
@@ -32,18 +31,15 @@ def main(argv: Sequence[str]) -> None:
     """Be the process.
 
     Args:
-        argv: the run directory, and the step of the first record of this command.
+        argv: the run directory and the logger's name.
     """
     _give_way()
     # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
         os.environ.pop(name, None)
-    ended: list[Status] = []
-    threading.Thread(target=_read_end, args=(ended,), daemon=True).start()
     code = 1
     try:
-        feed(Path(argv[0]), int(argv[1]), ended)
-        code = 0
+        code = 0 if feed(Path(argv[0]), argv[1]) else 1
     except Exception:
         traceback.print_exc()
     # without what the libraries do at the end of a process, which may wait for a server for ever
@@ -61,94 +57,31 @@ def _give_way() -> None:
             Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
-def feed(path: Path, step: int, ended: Sequence[Status]) -> None:
-    """Feed the loggers of a run until it ends.
-
-    Args:
-        path: of the run.
-        step: of the first record of this command.
-        ended: gets the status of the run when it ended, from another thread.
-    """
+def feed(path: Path, name: str) -> bool:
+    """Feed a logger until the run ends; whether it got all records."""
+    kind = kind_of(name, path)
+    with contextlib.suppress(Exception):  # which the first record meets again
+        import_module(PACKAGES[name])
+        import_module("lightning.pytorch.loggers")
+    first = sys.stdin.readline().strip()
+    if not first.isdecimal():
+        return True  # the run ended without a record
     events = Events(path / LOGS / LOGGERS)
-    config = Run(path).config
-    kinds = [
-        KINDS[name](path / DIRECTORY, config["logging"].get(name, {}), config)
-        for name in config["logging"]["loggers"]
-    ]
-    whole = [kind.whole or kind.fresh for kind in kinds]
-    feeders = [Feeder(kind, events.tell, step) for kind in kinds]
-    for feeder in feeders:
-        feeder.start()
-    tail, follow = MetricsTail(path / METRICS), _Follow()
-    while True:
-        last = bool(ended)
-        room = last or all(feeder.has_room() for feeder in feeders)
-        records = _poll(tail) if room else []
-        back = follow.goes_back(records)
-        step = step if back is None else min(step, back)
-        news = [record for record in records if record["step"] >= step]
-        for kind, wants_all, feeder in zip(kinds, whole, feeders):
-            if back is None:
-                feeder.add(records if wants_all else news)
-            else:
-                feeder.go_back(back, _all(path) if kind.whole else news)
-            feeder.look()
-        if last and not records:
-            break
-        if not records:
-            time.sleep(_POLL)
-    _finish(feeders, ended[0], events)
+    feeder = Feeder(kind, path, events.tell, int(first))
+    feeder.start()
+    Thread(target=_read_end, args=(feeder,), daemon=True).start()
+    while feeder.is_alive():
+        feeder.look()
+        feeder.join(_LOOK)
     events.close()
+    return feeder.done
 
 
-def _poll(tail: MetricsTail) -> list[Record]:
-    """The new records that say to which step they belong."""
-    return [record for record in tail.poll() if isinstance(record.get("step"), int)]
-
-
-def _all(path: Path) -> Iterator[Record]:
-    tail = MetricsTail(path / METRICS)
-    while records := _poll(tail):
-        yield from records
-
-
-class _Follow:
-    """Notices that a run went on from an earlier step."""
-
-    def __init__(self) -> None:
-        self._step = -1
-        self._kinds: set[frozenset[str]] = set()  # which values the records of that step had
-
-    def goes_back(self, records: Sequence[Record]) -> int | None:
-        """The step, if it did."""
-        back = [record["step"] for record in records if self._is_back(record)]
-        return min(back) if back else None
-
-    def _is_back(self, record: Record) -> bool:
-        step, values = record["step"], frozenset(record)
-        again = step < self._step or (step == self._step and values in self._kinds)
-        self._kinds = {values} if step != self._step else self._kinds | {values}
-        self._step = step
-        return again
-
-
-def _read_end(ended: list[Status]) -> None:
+def _read_end(feeder: Feeder) -> None:
     line = sys.stdin.readline().strip()
     # whatever hangs here, in Python or not, ends then
     signal.setitimer(signal.ITIMER_REAL, FLUSH + END)
-    ended.append(cast(Status, line) if line in get_args(Status) else "failed")
-
-
-def _finish(feeders: Sequence[Feeder], status: Status, events: Events) -> None:
-    deadline = time.monotonic() + FLUSH
-    for feeder in feeders:
-        feeder.finish(status)
-    for feeder in feeders:
-        feeder.join(max(0.0, deadline - time.monotonic()))
-    for feeder in feeders:
-        if feeder.is_alive() or feeder.left():
-            name = feeder.name.removeprefix("raygnn-")
-            events.tell(f"{name} did not get {feeder.left():,} records; metrics.jsonl has them all")
+    feeder.finish(cast(Status, line) if line in get_args(Status) else "failed")
 
 
 if __name__ == "__main__":
