@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.cli.options import JSON, here, job_verb, print_json, verb
 from raygnn.errors import InputError, Interrupted, TrainingError
+from raygnn.runs.logs import RankLogs
 from raygnn.runs.output import say
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _ADDRESS = """the head node's job server, http://HOST:8265 (default: RAY_API_SER
 this machine's)"""
 _STOP = 300.0  # seconds
 _NARROWEST = 60  # columns
+_LOOK = 0.5  # seconds
 
 
 def add(verbs: Any) -> None:
@@ -45,11 +47,19 @@ def add(verbs: Any) -> None:
     )
     shown.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
 
-    logs = _of_job(verbs, "logs", _logs, "show what a job has printed")
-    logs.add_argument("--follow", action="store_true", help="go on until it is over")
+    logs = _of_job(
+        verbs, "logs", _logs, "show what a job has printed, or the ranks of a run of this machine"
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until it is over")
+    logs.add_argument("--rank", type=int, metavar="N", help="of a run: the log of one rank alone")
+    _add_storage(logs)
 
     stop = _of_job(verbs, "stop", _stop, "have a job or a run write a checkpoint and end")
-    stop.add_argument(
+    _add_storage(stop)
+
+
+def _add_storage(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
         "--storage",
         default="runs",
         metavar="DIR",
@@ -112,6 +122,15 @@ def _logs(args: argparse.Namespace) -> int:
     from raygnn.jobs.server import JobServer
     from raygnn.jobs.submit import SubmittedJob
 
+    elsewhere = args.address or os.environ.get("RAY_API_SERVER_ADDRESS")
+    if not elsewhere and _logs_here(args):
+        return 0
+    if args.rank is not None:
+        raise InputError(
+            "a job's output is not divided by ranks",
+            where=args.job,
+            remedy="leave out --rank, or ask for a run of this machine, without --address",
+        )
     job = SubmittedJob.of(JobServer(args.address), args.job)
     if args.follow:
         return _follow(args, job)
@@ -120,6 +139,29 @@ def _logs(args: argparse.Namespace) -> int:
     else:
         say(job.logs(), end="")
     return 0
+
+
+def _logs_here(args: argparse.Namespace) -> bool:
+    """Show what the ranks of a run on this machine have logged; returns whether there is one."""
+    import time
+
+    from raygnn.runs.run import open_run
+
+    try:
+        run = open_run(args.job, args.storage)
+    except InputError:
+        return False
+    logs = RankLogs(run.path, args.rank)
+    if args.json:
+        print_json(args, {"run": run.name, "path": str(run.path), "logs": logs.texts()})
+        return True
+    while True:
+        over = not args.follow or run.status != "running"  # before the last look
+        for line in logs.news():
+            say(line)
+        if over:
+            return True
+        time.sleep(_LOOK)
 
 
 def _stop(args: argparse.Namespace) -> int:

@@ -16,11 +16,12 @@ _FIRST = ("test/", "val/")  # metrics that are shown before others
 def row_of(run: Run) -> dict[str, str]:
     """``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run, as text."""
     try:
-        state, (step, total), metrics = run.status, run.progress, run.summary.get("metrics") or {}
+        state, (step, total), summary = run.status, run.progress, run.summary
     except DataError as error:
         return dict(zip(_COLUMNS, (run.name, "damaged", "", error.what, age(run.began))))
-    found = metrics or newest(run.path / METRICS) or {}
-    row = (run.name, state, progress(step, total), metric(found), age(run.began))
+    metrics = summary.get("metrics") or newest(run.path / METRICS) or {}
+    shown = metric(metrics, summary.get("metric"))
+    row = (run.name, state, progress(step, total), shown, age(run.began))
     return dict(zip(_COLUMNS, row))
 
 
@@ -34,17 +35,22 @@ def progress(step: int, total: int | None) -> str:
     return f"{step:,}/{total:,} ({min(1.0, step / total):.0%})" if total else f"{step:,}"
 
 
-def metric(metrics: dict[str, Any]) -> str:
-    """The test metric, else the validation's, else the training loss: ``val/accuracy 0.8120``."""
+def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
+    """The test metric, else the validation's, else the training loss: ``val/accuracy 0.8120``.
+
+    Args:
+        chosen: the task's metric, which comes before others.
+    """
     numbers = {
         name: value
         for name, value in metrics.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
     for first in _FIRST:
-        for name, value in numbers.items():
-            if name.startswith(first) and not name.endswith("/loss"):
-                return f"{name} {value:.4f}"
+        names = [n for n in numbers if n.startswith(first) and not n.endswith("/loss")]
+        if names:
+            name = f"{first}{chosen}" if f"{first}{chosen}" in names else names[0]
+            return f"{name} {numbers[name]:.4f}"
     return f"train/loss {numbers['train/loss']:.4f}" if "train/loss" in numbers else ""
 
 
