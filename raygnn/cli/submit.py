@@ -24,6 +24,7 @@ this machine's)"""
 _STOP = 300.0  # seconds
 _NARROWEST = 60  # columns
 _LOOK = 0.5  # seconds
+_NAMED = 8  # files that are named of those that stay
 
 
 def add(verbs: Any) -> None:
@@ -88,8 +89,11 @@ def _submit(args: argparse.Namespace) -> int:
         tell(f"warning: {warning}")
     found = package.found
     tell(f"{len(found.files)} files, {size(found.size)}, travel from {found.directory}")
-    for name in found.left_out[:5]:
+    for name in found.left_out[:_NAMED]:
         tell(f"left out: {name}: a link elsewhere, or nothing that can be packed")
+    if found.secrets:
+        names = ", ".join(found.secrets[:_NAMED]) + ", …" * (len(found.secrets) > _NAMED)
+        tell(f"left out, for they look like secrets: {names} (a .rayignore with !NAME lets one in)")
     shown = not args.detach and not args.json and sys.stdout.isatty()
     width = max(_NARROWEST, shutil.get_terminal_size().columns) if shown else None
     job = send(package, server, overwrite=args.overwrite, resume=args.resume, width=width)

@@ -17,6 +17,7 @@ from pathspec import GitIgnoreSpec
 from raygnn.config import units
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
+from raygnn.jobs import ignoring
 from raygnn.runs.files import storage_errors
 
 MOST_BYTES = 50 * 2**20
@@ -24,7 +25,6 @@ MOST_FILES = 10_000
 
 _LOOKED_AT = 200_000  # files and directories, after which nobody counts further
 _LARGEST_SHOWN = 3
-_IGNORE_FILES = (".gitignore", ".rayignore")
 _NEVER = GitIgnoreSpec.from_lines(
     [".git", ".venv*", "venv", "__pycache__", "*.pyc", ".*_cache", ".hypothesis", "*.egg-info"]
     + ["node_modules", ".ipynb_checkpoints", ".DS_Store", ".nfs*"]
@@ -44,12 +44,14 @@ class Found:
         files: path within it → bytes.
         left_out: links to directories or out of it, what is no regular file, and names that are
             no UTF-8, which Ray cannot pack.
+        secrets: files, and directories with a slash at the end, that look like secrets, and stay.
         whole: whether all of it was looked at.
     """
 
     directory: Path
     files: dict[str, int]
     left_out: tuple[str, ...]
+    secrets: tuple[str, ...]
     whole: bool
 
     @property
@@ -81,11 +83,12 @@ class Found:
 
 
 def look(directory: Path, wanted: Sequence[Path] = (), without: Sequence[Path] = ()) -> Found:
-    """What travels of a directory: not version control, environments, caches, nor what a
-    ``.gitignore`` or ``.rayignore`` in it names. Nothing is read but their names and sizes.
+    """What travels of a directory: not version control, environments, caches, nor what looks like
+    a secret, nor what a ``.gitignore`` or ``.rayignore`` names, in it or above it in its
+    repository. Of small files it reads whether they hold a private key.
 
     Args:
-        wanted: files and directories within it that travel, whatever else is said.
+        wanted: files and directories within it that travel, whatever ignore files say.
         without: directories that do not.
 
     Raises:
@@ -95,19 +98,23 @@ def look(directory: Path, wanted: Sequence[Path] = (), without: Sequence[Path] =
         raise InputError("there is no such directory", where=str(directory))
     files: dict[str, int] = {}
     left: list[str] = []
-    looked = 0
+    secrets: list[str] = []
+    whole, looked = True, 0
     with _reading(directory):
-        for path in _walk(directory, wanted, without):
+        for path, rules in _walk(directory, wanted, without, secrets):
             looked += 1
             if looked > _LOOKED_AT:
-                return Found(directory, files, tuple(left), whole=False)
+                whole = False
+                break
             name = str(path.relative_to(directory))
             size = _size(path, directory)
             if size is None or not _is_text(name):
-                left.append(name.encode(errors="backslashreplace").decode())
+                left.append(_shown(name))
+            elif path not in wanted and ignoring.holds_key(path, size, rules):
+                secrets.append(name)
             else:
                 files[name] = size
-    return Found(directory, files, tuple(left), whole=True)
+    return Found(directory, files, tuple(left), tuple(secrets), whole)
 
 
 def pack(found: Found, job: dict[str, object], name: str, target: Path) -> None:
@@ -148,13 +155,19 @@ def check_unpacked(directory: Path) -> None:
     found.check()
 
 
-def _walk(directory: Path, wanted: Sequence[Path], without: Sequence[Path]) -> Iterator[Path]:
-    """Files, and links to directories."""
-    rules: dict[Path, tuple[tuple[Path, GitIgnoreSpec], ...]] = {}
+def _walk(
+    directory: Path, wanted: Sequence[Path], without: Sequence[Path], secrets: list[str]
+) -> Iterator[tuple[Path, tuple[ignoring.Rule, ...]]]:
+    """Files, and links to directories, each with the rules for it.
+
+    Args:
+        secrets: gets the names that look like secrets.
+    """
+    above = {directory.parent: ignoring.rules_above(directory)}
     ignored = set[Path]()
     for place, folders, names in os.walk(directory, onerror=_raise):
         here = Path(place)
-        rules[here] = rules.get(here.parent, ()) + tuple(_rules(here, names))
+        rules = above[here] = above[here.parent] + tuple(ignoring.rules_in(here))
         for folder in list(folders):
             path = here / folder
             if path.is_symlink():
@@ -162,18 +175,30 @@ def _walk(directory: Path, wanted: Sequence[Path], without: Sequence[Path]) -> I
                 names.append(folder)
             elif path in without:
                 folders.remove(folder)
-            elif here in ignored or _matches(path, directory, rules[here], "/"):
+            elif here in ignored or _stays(path, directory, rules, "/"):
                 ignored.add(path)
                 if not any(_related(path, each) for each in wanted):
                     folders.remove(folder)
+            elif path not in wanted and ignoring.looks_secret(path, rules, "/"):
+                secrets.append(_shown(f"{path.relative_to(directory)}/"))
+                folders.remove(folder)
         for name in names:
-            if name in _IGNORE_FILES:
-                continue  # Ray would leave out by it what we have chosen
             path = here / name
-            if any(path.is_relative_to(each) for each in wanted) or not (
-                here in ignored or _matches(path, directory, rules[here])
+            if name in (ignoring.GIT, ignoring.RAY):
+                continue  # Ray would leave out by it what we have chosen
+            if not any(path.is_relative_to(each) for each in wanted) and (
+                here in ignored or _stays(path, directory, rules)
             ):
-                yield path
+                continue
+            if path not in wanted and ignoring.looks_secret(path, rules):
+                secrets.append(_shown(str(path.relative_to(directory))))
+            else:
+                yield path, rules
+
+
+def _stays(path: Path, top: Path, rules: Sequence[ignoring.Rule], end: str = "") -> bool:
+    name = f"{path.relative_to(top).as_posix()}{end}"
+    return _NEVER.match_file(name) or bool(ignoring.ignored(path, rules, end))
 
 
 def _related(one: Path, other: Path) -> bool:
@@ -192,6 +217,10 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _shown(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode()
+
+
 def _is_text(name: str) -> bool:
     try:
         name.encode()
@@ -202,22 +231,6 @@ def _is_text(name: str) -> bool:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _rules(here: Path, names: Sequence[str]) -> Iterator[tuple[Path, GitIgnoreSpec]]:
-    for name in _IGNORE_FILES:
-        if name in names and (here / name).is_file():
-            lines = (here / name).read_text(encoding="utf-8", errors="replace").splitlines()
-            yield here, GitIgnoreSpec.from_lines(lines)
-
-
-def _matches(
-    path: Path, top: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], end: str = ""
-) -> bool:
-    return any(
-        spec.match_file(f"{path.relative_to(base).as_posix()}{end}")
-        for base, spec in ((top, _NEVER), *rules)
-    )
 
 
 def _size(path: Path, directory: Path) -> int | None:

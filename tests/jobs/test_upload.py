@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -189,3 +191,80 @@ def test_a_mapping(work: Path) -> None:
     )
     assert package.file == "made.yaml"
     assert package.document()["cluster"]["address"] == "auto"
+
+
+def git(place: Path, *args: str) -> str:
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    done = subprocess.run(
+        ["git", *args], cwd=place, env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+PATTERNS = ["*", "*.log", "a", "b/", "/a", "/a/b", "a/*", "a/**", "**/b", "a/**/c.py", "*/", "*.py"]
+PATTERNS += ["c.py", "/b/a/", "# a", "", "[ab]/c.*", "b/a/c.py", "\\!a", "?.log", "c.* "]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ignore_files_mean_what_git_says(tmp_path: Path, seed: int) -> None:
+    """Of every directory, those above in the repository too; the last rule that applies wins."""
+    chance = random.Random(seed)
+    work = tmp_path / "part" / "work"
+    folders = ["", "a", "b", "a/b", "b/a", "a/b/a", "b/a/b"]
+    for folder in folders:
+        (work / folder).mkdir(parents=True, exist_ok=True)
+        for name in ("c.py", "a.log", "b.log", "c.txt", "!a"):
+            (work / folder / name).write_text("")
+    git(tmp_path, "init", "-q")
+    places = chance.sample([work / folder for folder in folders], 2)
+    for place in (tmp_path, tmp_path / "part", *places):
+        lines = chance.choices(PATTERNS, k=chance.randint(1, 4))
+        negated = [f"!{line}" if line and chance.random() < 0.4 else line for line in lines]
+        if place not in places:  # the working directory itself is not to be ignored
+            negated = [line for line in negated if line not in ("*", "*/")]
+        (place / ".gitignore").write_text("\n".join(negated) + "\n")
+    listed = git(work, "ls-files", "--others", "--exclude-standard").splitlines()
+    expected = {name for name in listed if not name.endswith(".gitignore")}
+    assert names(work) == expected, [(p / ".gitignore").read_text() for p in places]
+
+
+def test_ignore_files_above_another_repository_are_not_ours(work: Path) -> None:
+    (work.parent / ".gitignore").write_text("*.py\n")
+    assert "models/mine.py" in names(work)  # the repository begins at work
+    (work / ".git").rename(work.parent / ".git")
+    assert "models/mine.py" not in names(work)
+
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n"
+SECRETS = {
+    ".env": "", ".env.production": "", ".netrc": "", "deep/.git-credentials": "", ".pypirc": "",
+    ".npmrc": "", "deep/id_rsa": "", "server.pem": "", "tls/server.key": "", "kubeconfig": "",
+    "credentials.json": "", "deep/my-service-account.json": "", ".ray/auth_token": "",
+    "deploy": KEY, "robot.json": '{"private_key": "-----BEGIN PRIVATE KEY-----"}',
+}  # fmt: skip
+
+
+def test_secrets_stay(work: Path) -> None:
+    open_ones = {".env.example": "", "id_rsa.pub": "", "keys.py": f"_HEAD = {KEY!r}", "tokens": ""}
+    for name, text in {**SECRETS, **open_ones}.items():
+        (work / name).parent.mkdir(exist_ok=True)
+        (work / name).write_text(text)
+    for name in (".aws/config", ".ssh/known_hosts"):
+        (work / name).parent.mkdir()
+        (work / name).write_text("")
+    (work / "data" / "server.pem").write_text("")  # in a directory that travels by graph.path
+    found = look(work, wanted=[work / "data"])
+    assert set(found.secrets) == {*SECRETS, ".aws/", ".ssh/", "data/server.pem"}
+    assert open_ones.keys() <= found.files.keys()
+    assert not found.files.keys() & SECRETS.keys()
+
+    (work / ".gitignore").write_text("!.env\n")  # which may mean many other things
+    assert ".env" in look(work).secrets
+    (work / ".rayignore").write_text("!.env\n!.aws/\n!deploy\n")
+    (work / "deep" / ".rayignore").write_text("!id_rsa\n")
+    assert {".env", ".aws/config", "deploy", "deep/id_rsa"} <= names(work)
+
+
+def test_submit_names_the_secrets(work: Path) -> None:
+    (work / ".env").write_text("KEY=hunter2")
+    assert prepare("job.yaml").found.secrets == (".env",)
