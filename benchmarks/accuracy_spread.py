@@ -4,6 +4,8 @@ them. Cases of `bench_accuracy.py`.
 - ``scaling``: the same epochs with 1, 2 and 4 workers and a batch for each of them, so that there
   are 2 and 4 times fewer steps; ``train.lr_scaling`` with a warm-up (Goyal et al. 2017).
 - ``compression``: gradients exchanged between two workers in each type and way there is.
+- ``norm``: batch normalisation with 1, 2 and 4 workers on METIS parts, each a community, and
+  on random ones, with the same global batches.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 WARMUP = 0.1  # of the run
 SCALED = 1.5  # points between the means of one worker and of more
 COMPRESSED = 1.0  # points between the means without compression and with it
+NORMED = 1.0  # points between the means of one worker and of more, with batch normalisation
 
 PLANTED: dict[str, Any] = {
     "name": "planted-sage",
@@ -95,12 +98,29 @@ def compression(
         yield [job, kind, _text(found), f"{away:+.2f}"], away
 
 
+def norm(job: str, storage: str, train: Train, seeds: int) -> Iterator[tuple[list[str], float]]:
+    """Rows, and how far each mean is from that of one worker with the same normalisation."""
+    noisy = "graph.noise=9"
+    for kind in ("none", "batch"):
+        alone: float | None = None
+        for count, method in ((1, "metis"), (2, "metis"), (4, "metis"), (4, "random")):
+            own = [*_workers(count), noisy, f"model.norm={kind}", f"partition.method={method}"]
+            own.append(f"sampling.batch_size={200 // count}")
+            found = scores(job, storage, train, seeds, *own)
+            alone = statistics.mean(found) if alone is None else alone
+            away = statistics.mean(found) - alone
+            yield [job, kind, f"{count}", method, _text(found), f"{away:+.2f}"], away
+
+
 def report(case: str, storage: str, train: Train, seeds: int) -> bool:
     """Print the table of a case, a row as soon as it is known; whether all are near enough."""
-    function, limit = {"scaling": (scaling, SCALED), "compression": (compression, COMPRESSED)}[case]
-    own = {"scaling": ["workers", "lr_scaling"], "compression": ["comm.compression"]}[case]
+    function, limit, own, jobs = {
+        "scaling": (scaling, SCALED, ["workers", "lr_scaling"], [*JOBS]),
+        "compression": (compression, COMPRESSED, ["comm.compression"], [*JOBS]),
+        "norm": (norm, NORMED, ["norm", "workers", "parts"], ["planted-sage"]),
+    }[case]
     near = True
-    for number, job in enumerate(JOBS):
+    for number, job in enumerate(jobs):
         for place, (row, away) in enumerate(function(job, storage, train, seeds)):
             text = table(["job", *own, "test accuracy, %", "away"], [row]).splitlines()
             print("\n".join(text if number + place == 0 else text[2:]), flush=True)

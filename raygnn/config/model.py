@@ -54,7 +54,8 @@ class ModelConfig(Section):
     residual: bool = Field(False, description="Add a layer's input to its output.")
     norm: Literal["none", "layer", "batch"] = Field(
         "none",
-        description="Normalisation after each hidden layer, and within gin's.",
+        description="Normalisation after each hidden layer, and within gin's; batch: by the nodes "
+        "of all workers.",
     )
     features: Names = Field(
         "feat",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from raygnn.models.kernels import Choice, select
 from raygnn.models.layers import LinearConv
 from raygnn.models.linear import linear
-from raygnn.models.norm import activation, norm
+from raygnn.models.norm import activation, norm, normalise
 from raygnn.sampling.batch import Adjacency
 
 
@@ -57,5 +57,7 @@ class Rest(nn.Module):
         self.activation = activation("relu")
         self.second = nn.Linear(in_features, out_features)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(self.activation(self.norm(x)), self.second.weight, self.second.bias)
+    def forward(self, x: Tensor, counted: Tensor | None) -> Tensor:
+        """``counted``: see `raygnn.models.norm.BatchNorm.forward`."""
+        normed = normalise(self.norm, x, counted)
+        return linear(self.activation(normed), self.second.weight, self.second.bias)

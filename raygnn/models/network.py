@@ -15,7 +15,7 @@ from raygnn.config.model import ModelConfig
 from raygnn.models.dropout import Dropout
 from raygnn.models.layers import Combine
 from raygnn.models.linear import join
-from raygnn.models.norm import activation, norm, repeated
+from raygnn.models.norm import activation, norm, normalise, repeated
 from raygnn.models.typed import Combined, Degrees, Family, Hidden, Layer, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
@@ -187,8 +187,8 @@ class Stack(nn.Module):
         for ntype, v in out.items():
             if self.residual and ntype in h and h[ntype].shape[1] == v.shape[1]:
                 v = v + h[ntype][: v.shape[0]]
-            normed = cast("nn.ModuleDict", self.norms[number])[key(ntype)](v)
-            out[ntype] = self.activation(normed)
+            module = cast("nn.ModuleDict", self.norms[number])[key(ntype)]
+            out[ntype] = self.activation(normalise(module, v, block.counted.get(ntype)))
         return out
 
 

@@ -6,9 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# sums values over the ranks, in place; the pass that it is part of: "forward" or "backward"
+Sum = Callable[[Tensor, str], Tensor]
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -25,8 +31,14 @@ def norm(kind: str, width: int) -> nn.Module:
     if kind == "layer":
         return nn.LayerNorm(width)
     if kind == "batch":
-        return _BatchNorm(width)
+        return BatchNorm(width)
     return nn.Identity()
+
+
+def normalise(module: nn.Module, x: Tensor, counted: Tensor | None) -> Tensor:
+    """What `norm` made, of rows ``[N, width]``; ``counted`` as `BatchNorm.forward` has it."""
+    out: Tensor = module(x, counted) if isinstance(module, BatchNorm) else module(x)
+    return out
 
 
 @contextmanager
@@ -46,17 +58,146 @@ class _Repeats(threading.local):  # a backward pass may run in a thread of torch
 _repeats = _Repeats()
 
 
-class _BatchNorm(nn.BatchNorm1d):
-    """Takes a single row or none, too, which an odd batch may leave: by running statistics."""
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalisation by the rows of all ranks, each node of the global batch once.
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and len(x) <= 1:
-            return F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        if self.training and _repeats.now:
-            assert self.running_mean is not None
-            assert self.running_var is not None
+    With one rank it is torch's own, which is also what evaluates. Where there is one row or none,
+    which an odd batch may leave, running statistics normalise it.
+    """
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.join(0, 1, lambda values, part: values)
+        self._moments = torch.empty(0)  # of the last batch, for `repeated`
+
+    def join(self, rank: int, size: int, over_ranks: Sum) -> None:
+        """Normalise by the rows of ``size`` ranks, this being one of them.
+
+        Args:
+            over_ranks: collective; of the thread that trains alone.
+        """
+        self._rank, self._size, self._sum = rank, size, over_ranks
+
+    def forward(self, x: Tensor, counted: Tensor | None = None) -> Tensor:
+        """Rows ``[N, F]`` normalised. Collective in training.
+
+        Args:
+            counted: bool ``[N]``, the rows of this rank that statistics are made of; None = all.
+        """
+        if not self.training:
+            return super().forward(x)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        if counted is None and self._size == 1:
+            if len(x) > 1 and not _repeats.now:
+                return super().forward(x)
             mean, var = self.running_mean.clone(), self.running_var.clone()
-            return F.batch_norm(x, mean, var, self.weight, self.bias, True, 0.0, self.eps)
-        return super().forward(x)
+            several = len(x) > 1
+            return F.batch_norm(x, mean, var, self.weight, self.bias, several, 0.0, self.eps)
+        if not _repeats.now:
+            self._moments = self._over_ranks(x.detach(), counted)
+        count, mean, var = _statistics(self._moments)
+        if count <= 1:
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        if not _repeats.now:
+            self._track(count, mean, var)
+        args = (mean, var, count, counted, self._sum, self.eps)
+        out: Tensor = _Normalised.apply(x, self.weight, self.bias, *args)
+        return out
+
+    def _over_ranks(self, x: Tensor, counted: Tensor | None) -> Tensor:
+        """The moments of the counted rows of all ranks, the same on each to the bit. Collective."""
+        own = moments(x if counted is None else x[counted])
+        parts = own.new_zeros(self._size, len(own))
+        parts[self._rank] = own
+        return merged(self._sum(parts, "forward"))
+
+    @torch.no_grad()
+    def _track(self, count: float, mean: Tensor, var: Tensor) -> None:
+        assert self.momentum is not None
+        unbiased = var * (count / (count - 1))
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+            assert running is not None
+            running.copy_(running.double().lerp_(value, self.momentum))
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+
+
+def moments(x: Tensor) -> Tensor:
+    """Count, mean and sum of squared deviations of the columns of ``x [N, F]``: float64
+    ``[1 + 2 F]``, all 0 without rows."""
+    num, width = x.shape
+    found = x.new_zeros(1 + 2 * width, dtype=torch.float64)
+    if num:
+        wide = _wide(x)
+        mean = wide.mean(0)
+        found[0], found[1 : 1 + width] = num, mean
+        found[1 + width :] = (wide - mean).square_().sum(0)
+    return found
+
+
+def merged(parts: Tensor) -> Tensor:
+    """The moments of all rows from those of W groups, ``[W, 1 + 2 F]`` (Chan, Golub & LeVeque,
+    "Updating formulae and a pairwise algorithm for computing sample variances", 1979)."""
+    counts, (means, deviations) = parts[:, :1], parts[:, 1:].chunk(2, dim=1)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / count.clamp(min=1)
+    return torch.cat([count, mean, (deviations + counts * (means - mean).square()).sum(0)])
+
+
+def _statistics(moments: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Count, mean and biased variance."""
+    count = float(moments[0])
+    mean, deviations = moments[1:].chunk(2)
+    return count, mean, deviations / max(count, 1)
+
+
+class _Normalised(torch.autograd.Function):
+    """Batch normalisation by statistics that rows of all ranks have made.
+
+    Backward, part of a counted row's gradient goes through mean and variance, to which the rows of
+    each rank contribute (Ioffe & Szegedy, "Batch normalization", 2015, the sums being over ranks).
+    Weight and bias get the sums of this rank alone, which data-parallel training averages.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        count: float,
+        counted: Tensor | None,
+        over_ranks: Sum,
+        eps: float,
+    ) -> Tensor:
+        wide = _wide(x)
+        mean, var = mean.to(wide.dtype), var.to(wide.dtype)
+        ctx.save_for_backward(x, weight, mean, var, counted)
+        ctx.count, ctx.sum, ctx.eps, ctx.dtype = count, over_ranks, eps, weight.dtype
+        affine = weight.to(wide.dtype), bias.to(wide.dtype)
+        return F.batch_norm(wide, mean, var, *affine, False, 0.0, eps).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var, counted = ctx.saved_tensors
+        grad, weight = grad.to(mean.dtype), weight.to(mean.dtype)
+        centred, scale = _wide(x) - mean, (var + ctx.eps).rsqrt()
+        d_weight, d_bias = (grad * centred).sum(0) * scale, grad.sum(0)
+        sums = ctx.sum(torch.stack([d_bias, d_weight]).double(), "backward").to(grad.dtype)
+        through_mean, through_var = sums * (weight * scale / ctx.count)
+        lost = torch.addcmul(through_mean, centred, through_var * scale)
+        if counted is not None:
+            lost *= counted.unsqueeze(1)
+        d_x = (grad * (weight * scale)).sub_(lost)
+        kind = ctx.dtype
+        return (d_x.to(x.dtype), d_weight.to(kind), d_bias.to(kind), *[None] * 6)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

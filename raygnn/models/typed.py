@@ -127,7 +127,8 @@ class TypedLayer(Layer):
         etypes, spec, self_types: see `Layer`.
         conv: makes the convolutions.
         inner: width of the convolutions' sum; None: the layer's own.
-        rest: the layer's ``out_features`` → what the sum then goes through.
+        rest: the layer's ``out_features`` → what the sum then goes through, which is given the
+            sum and what `Block.counted` has of it.
     """
 
     def __init__(
@@ -188,7 +189,9 @@ class TypedLayer(Layer):
             rows[target].append(conv.finish(done, adj, h_dst[target], degrees))
             weights[target].append(conv.weight)
         out = {t: self._sum(t, rows[t], weights[t], messages[t]) for t in rows}
-        return {t: self.rest[key(t)](v) for t, v in out.items()} if self.rest else out
+        if not self.rest:
+            return out
+        return {t: self.rest[key(t)](v, block.counted.get(t)) for t, v in out.items()}
 
     def _sum(
         self, ntype: str, rows: list[Tensor], weights: list[Tensor], messages: list[Tensor]

@@ -105,11 +105,17 @@ class Adjacency:
 
 @dataclass(frozen=True)
 class Block:
-    """One message-passing layer's part of the graph."""
+    """One message-passing layer's part of the graph.
+
+    Attributes:
+        counted: node type → bool ``[D]``, the destinations that this rank counts where statistics
+            are made of the rows of all ranks; types left out: all of them.
+    """
 
     adj: dict[EdgeType, Adjacency]
     num_src: dict[str, int]
     num_dst: dict[str, int]
+    counted: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Block:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -117,7 +123,8 @@ class Block:
     def map(self, function: Callable[[Tensor], Tensor]) -> Block:
         """The same with each tensor replaced."""
         adj = {etype: a.map(function) for etype, a in self.adj.items()}
-        return Block(adj, self.num_src, self.num_dst)
+        counted = {ntype: function(rows) for ntype, rows in self.counted.items()}
+        return Block(adj, self.num_src, self.num_dst, counted)
 
     def to_dgl(self) -> Any:
         """The same as a DGL block (MFG), for modules that are built from ``dgl.nn``."""
@@ -266,7 +273,10 @@ class GraphBatch(Share):
         adj = {}
         for etype, (src, dst) in self.edges.items():
             adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]])
-        return Block(adj, nums, nums)
+        real, counted = self.weight > 0, {}
+        if not real.all():  # a graph of padding is no data
+            counted = {t: torch.repeat_interleave(real, n) for t, n in self.sizes.items()}
+        return Block(adj, nums, nums, counted)
 
     def to_dgl(self) -> Any:
         """The same as ``dgl.batch`` of the graphs, with ``node_data`` and ``edge_data`` in it."""

@@ -20,8 +20,8 @@ from raygnn.sampling.features import FeatureStore, Rows, degree_column
 from raygnn.sampling.inputs import Inputs, assemble
 from raygnn.sampling.plan import Steps
 from raygnn.sampling.prefetch import Note, Prefetcher, silent
-from raygnn.sampling.routes import Routes, find_routes
-from raygnn.sampling.sampler import NeighborSampler
+from raygnn.sampling.routes import Routes, count_once, find_routes
+from raygnn.sampling.sampler import Frontier, NeighborSampler
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,6 +59,8 @@ class BatchMaker:
         combine: how the first layer adds up its sources' features, where that is all it does
             with them (see `FeatureStore.combine`); None = it is given the sources themselves,
             which is needed where nodes have learned rows.
+        counted: whether blocks say which rows count (`Block.counted`), since the model makes
+            statistics of the rows of all ranks.
         note: told ``"sample"`` and ``"features"``.
     """
 
@@ -69,6 +71,7 @@ class BatchMaker:
     inputs: Mapping[str, Inputs]
     degree_etypes: Sequence[EdgeType] = ()
     combine: str | None = None
+    counted: bool = False
     note: Note = silent
     identity: str = ""
 
@@ -120,6 +123,7 @@ class BatchMaker:
             blocks, inputs = self.sampler.sample(
                 start.nodes, self.fanouts, banned=start.banned, **when
             )
+            blocks = self._with_counted(blocks, inputs)
             sampled = time.perf_counter(), self.store.exchange.seconds
             self.note("features")
             routes = None
@@ -130,10 +134,30 @@ class BatchMaker:
         blocks, nodes, draws = self.sampler.sample_open(
             start.nodes, self.fanouts, banned=start.banned, **when
         )
+        blocks = self._with_counted(blocks, nodes)
         sampled = time.perf_counter(), self.store.exchange.seconds
         self.note("features")
         rows, combined = self.store.combine(nodes, draws, self.combine)
         return blocks, rows, combined, None, sampled
+
+    def _with_counted(self, blocks: list[Block], frontier: Frontier) -> list[Block]:
+        """The blocks with `Block.counted`, where the model wants it. Collective.
+
+        A seed of padding is one of another rank's seeds, so that its neighbourhood adds no node to
+        those of all ranks.
+
+        Args:
+            frontier: of which the first block's destinations are the first.
+        """
+        if not (self.counted and blocks):
+            return blocks
+        hops = {t: [block.num_dst[t] for block in reversed(blocks)] for t in frontier}
+        ids = {t: nodes[: hops[t][-1]] for t, nodes in frontier.items()}
+        counted = count_once(ids, hops, self.store.bounds, self.store.exchange)
+        return [
+            replace(block, counted={t: rows[: block.num_dst[t]] for t, rows in counted.items()})
+            for block in blocks
+        ]
 
 
 class BatchLoader(Generic[T]):
@@ -246,8 +270,7 @@ class BatchLoader(Generic[T]):
         """Go to a saved position.
 
         Raises:
-            InputError: it was counted in batches of another size, over other seeds, or in another
-                order.
+            InputError: it was counted in batches of another size, or over other seeds or orders.
         """
         own = self.state_dict()
         if state.get("data", own["data"]) != own["data"]:

@@ -1,4 +1,5 @@
-"""Which rank owns the rows of a batch's nodes, and which rows this rank is asked for.
+"""Which rank owns the rows of a batch's nodes, which rows this rank is asked for, and which nodes
+several ranks have.
 
 Worked out once for a batch, where it is made: what then moves rows to and fro needs one
 all-to-all each way, and no further word.
@@ -73,3 +74,54 @@ def find_routes(
         },
         places={t: torch.from_numpy(np.flatnonzero(kinds == i)) for i, t in enumerate(found)},
     )
+
+
+def count_once(
+    ids: Mapping[str, Ids],
+    hops: Mapping[str, Sequence[int]],
+    bounds: Mapping[str, np.ndarray],
+    exchange: Exchange,
+) -> dict[str, Tensor]:
+    """Which of a batch's nodes this rank counts, so that each node of all ranks' batches is counted
+    by one of them: the lowest of the ranks that reach it in the fewest hops. Collective.
+
+    The choice holds for every hop: a rank that reaches a node in the fewest hops has it in all
+    further ones.
+
+    Args:
+        ids: node type → int64 ``[n]``, distinct global ids in the order in which hops reached them.
+        hops: node type → how many of them are reached by each hop or before, the last being n.
+        bounds: see `find_routes`.
+
+    Returns:
+        node type → bool ``[n]``.
+    """
+    size = exchange.world.size
+    orders, counts = {}, np.zeros((size, len(ids)), np.int64)
+    wanted: list[list[Tensor]] = [[] for _ in range(size)]
+    for number, (ntype, given) in enumerate(ids.items()):
+        nodes, reached = as_ids(given), np.diff([0, *hops[ntype]])
+        depth = np.repeat(np.arange(len(reached), dtype=np.int8), reached)
+        owner = np.searchsorted(bounds[ntype], nodes, side="right") - 1
+        order = orders[ntype] = np.argsort(owner, kind="stable")
+        counts[:, number] = np.bincount(owner, minlength=size)
+        for column in (nodes, depth):
+            pieces = torch.from_numpy(column[order]).split(counts[:, number].tolist())
+            wanted = [[*row, piece] for row, piece in zip(wanted, pieces)]
+    asked = exchange.counts(counts)
+    came = exchange.pieces(wanted, np.repeat(asked, 2, axis=1))
+    answers: list[list[Tensor]] = [[] for _ in range(size)]
+    for number in range(len(ids)):
+        nodes, depth = (torch.cat([row[2 * number + c] for row in came]).numpy() for c in (0, 1))
+        order = np.lexsort((depth, nodes))  # stable, and rows came by rank
+        ordered = nodes[order]
+        first = np.zeros(len(nodes), bool)
+        first[order] = np.r_[True, ordered[1:] != ordered[:-1]][: len(nodes)]
+        pieces = torch.from_numpy(first).split(asked[:, number].tolist())
+        answers = [[*row, piece] for row, piece in zip(answers, pieces)]
+    counted = {}
+    for ntype, rows in zip(ids, zip(*exchange.pieces(answers, counts))):
+        by_owner = torch.cat(rows)
+        counted[ntype] = torch.empty_like(by_owner)
+        counted[ntype][torch.from_numpy(orders[ntype])] = by_owner
+    return counted

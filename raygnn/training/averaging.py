@@ -21,8 +21,8 @@ class Averaging(pl.Callback):
 
     In fp32 also of weights in bf16, in which a small change to an average would be lost. Floating
     buffers (running statistics) are averaged like weights, others are copied. Each rank keeps
-    its own; of buffers, which differ from rank to rank, that of rank 0 is the one in checkpoints,
-    and whoever evaluates shares it.
+    its own; of buffers that differ from rank to rank, as a user's own module may have them, that
+    of rank 0 is the one in checkpoints, and whoever evaluates shares it.
 
     To be given to the trainer before the callbacks that evaluate and save.
     """

@@ -101,7 +101,9 @@ class GraphPlane:
         model = build(config, lambda: build_graph_model(config.model, schema))
         loss, world = make_loss(config.task), self.ranks.world.size
         planned = self.job.planned
-        return GraphTask(model, loss, config.train, world, schema.out_features, planned)
+        task = GraphTask(model, loss, config.train, world, schema.out_features, planned)
+        self.ranks.synchronise(task)
+        return task
 
     @cached_property
     def schema(self) -> GraphSchema:

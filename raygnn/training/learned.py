@@ -68,7 +68,7 @@ def make_embeddings(
     return Embeddings(
         tables,
         {t: shard.original[t] for t in tables},
-        ranks.rows,
+        ranks.step,
         embedding,
         dtype=PRECISIONS[config.precision].dtype,
         rate=(embedding.lr or config.train.lr) / config.train.lr,

@@ -35,7 +35,7 @@ def communication(
     remote, hits, sent = ranks.control.sum(counts).tolist()
     learned = None
     if embeddings is not None:
-        own = [embeddings.read, embeddings.remote, ranks.rows.sent_bytes]
+        own = [embeddings.read, embeddings.remote, ranks.step.sent_bytes]
         read, others, moved = ranks.control.sum(torch.tensor(own)).tolist()
         learned = {"rows": read, "remote": others, "bytes": moved}
     return {

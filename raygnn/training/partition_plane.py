@@ -22,6 +22,7 @@ from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import Shard, describe_shard, load_shard
 from raygnn.graph.staging import Stage
 from raygnn.models.network import Network, Schema
+from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
 from raygnn.sampling.deal import Deal, OneDeal
@@ -120,6 +121,7 @@ class PartitionPlane:
     def _finish(self, task: T) -> T:
         """Give a task what it shares with this plane."""
         task.embeddings = self._embeddings
+        self.ranks.synchronise(task)
         return task
 
     @property
@@ -275,6 +277,7 @@ class PartitionPlane:
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
+            counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
             note=blackbox.note,
             identity=self.identity,
         )

@@ -8,11 +8,13 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from raygnn.config.schema import Config
+from raygnn.models.norm import BatchNorm
 from raygnn.sampling.alarm import Alarm
 from raygnn.sampling.exchange import Exchange, World
+from raygnn.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Ranks:
 
     Whoever started the ranks has made the default process group, which gradients use; the data
     plane and the control messages each have a gloo group of their own, so that no two threads
-    share one. All groups are made in one order: `data`, `control`, `rows`, then others.
+    share one. All groups are made in one order: `data`, `control`, `step`, then others.
     """
 
     config: Config
@@ -33,14 +35,14 @@ class Ranks:
         """Make the groups. Collective."""
         ranks = cls(config, world, device)
         assert ranks.data is not ranks.control
-        if config.model.embedding is not None:
-            assert ranks.rows is not ranks.control
+        if config.model.embedding is not None or config.model.norm == "batch":
+            assert ranks.step is not ranks.control
         return ranks
 
     def for_config(self, config: Config) -> Ranks:
         """The same groups for another configuration."""
         other = Ranks(config, self.world, self.device)
-        made = ("data", "control", "rows", "compared_group")
+        made = ("data", "control", "step", "compared_group")
         other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
         return other
 
@@ -61,16 +63,16 @@ class Ranks:
         return self._exchange()
 
     @cached_property
-    def rows(self) -> Exchange:
-        """The collectives of learned rows and their gradients, where there are some; of the thread
-        that trains alone."""
+    def step(self) -> Exchange:
+        """The collectives within a step but those of gradients: learned rows and their gradients,
+        the moments of batch normalisation. Of the thread that trains alone."""
         return self._exchange()
 
     @property
     def sent_bytes(self) -> int:
         """What this rank sent for batches so far: structure, features, learned rows and their
         gradients."""
-        learned = self.__dict__.get("rows")
+        learned = self.__dict__.get("step")
         return self.data.sent_bytes + (learned.sent_bytes if learned else 0)
 
     @property
@@ -105,7 +107,8 @@ class Ranks:
             dist.set_debug_level(level)
 
     def share_buffers(self, module: nn.Module) -> None:
-        """Give all ranks rank 0's running statistics (batch normalisation). Collective.
+        """Give all ranks rank 0's buffers, of which a user's own module may have some that differ,
+        such as the running statistics of torch's batch normalisation. Collective.
 
         DDP gives them to the others before each forward pass, too, and a checkpoint holds them:
         what is evaluated after a resume is what was before.
@@ -116,6 +119,19 @@ class Ranks:
             if buffer.is_floating_point():
                 own = buffer.detach().double().cpu()
                 buffer.copy_(self.control.sum(own if self.first else torch.zeros_like(own)))
+
+    def synchronise(self, task: Task) -> None:
+        """Have batch normalisation take the rows of all ranks."""
+
+        def over_ranks(values: Tensor, part: str) -> Tensor:
+            task.clock.lap(part)
+            self.step.sum(values)
+            task.clock.lap("communicate")  # and a wait, which is not this rank's own time
+            return values
+
+        for module in task.modules():
+            if isinstance(module, BatchNorm):
+                module.join(self.world.rank, self.world.size, over_ranks)
 
     def _exchange(self) -> Exchange:
         if self.world.size == 1:

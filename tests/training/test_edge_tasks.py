@@ -107,6 +107,23 @@ def test_any_ranks_train_the_same(
     assert (found[1][0] == found[2][0]).all()  # the same with either topology, to the bit
 
 
+def test_batch_norm_is_that_of_the_global_batch(tmp_path: Path) -> None:
+    """Although nodes are ends of several ranks' seeds."""
+    curves = []
+    for workers in (1, 2):
+        config = config_of(
+            tmp_path,
+            f"on-{workers}",
+            task={**LINKS, "negatives": {"kind": "uniform", "number": 40}},
+            model={"kind": "gin", "norm": "batch", "hidden": 8, "decoder": "distmult"},
+            sampling={"fanout": [4, 4], "batch_size": 60 // workers},
+            cluster={"workers": workers},
+            train={"epochs": 1},
+        )
+        curves.append(losses(train_on_ranks(config, replicated=False)))
+    assert np.abs(curves[0] - curves[1]).max() < 1e-4
+
+
 def test_links_are_learnt_and_predicted(tmp_path: Path) -> None:
     task = {**LINKS, "negatives": {"number": 60}}
     config = config_of(tmp_path, "links", task=task, model={"decoder": "distmult"})

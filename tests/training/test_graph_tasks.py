@@ -101,8 +101,8 @@ def test_a_text_file_through_the_command(data_dir: Path, tmp_path: Path) -> None
     assert run.summary["topology"] is None
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_as_many_ranks_as_you_like(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "norm"), [(2, "none"), (3, "none"), (3, "batch")])
+def test_as_many_ranks_as_you_like(workers: int, norm: str, tmp_path: Path) -> None:
     """More ranks than a batch has graphs at the end of an epoch, too."""
     curves = []
     for count, size in ((1, 6), (workers, 6 // workers)):
@@ -110,6 +110,7 @@ def test_as_many_ranks_as_you_like(workers: int, tmp_path: Path) -> None:
             tmp_path,
             name=f"on-{count}",
             cluster={"workers": count, "num_cpus": count},
+            model={"kind": "gin", "hidden": 8, "layers": 2, "dropout": 0.0, "norm": norm},
             sampling={"batch_size": size},
             graph=dataset(num=27),
         )
