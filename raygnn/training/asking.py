@@ -316,8 +316,8 @@ def _watch(
     heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
     news = News(run, show)
     with show.stage("prediction") as detail:
-        coming = Coming(run.path, launch.started, detail)
         startup = launch.startup(show)
+        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
         while launch.running():
             startup.look()
             coming.look()

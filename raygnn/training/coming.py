@@ -17,6 +17,7 @@ _MOST = 256  # ranks that are looked at
 
 # phase of a rank → how it is told
 _WORDS = {
+    "": "starting",
     "imports": "importing libraries",
     "partition": "waiting for the partition",
     "staging": "staging parts",
@@ -32,12 +33,20 @@ class Coming:
     Args:
         started: when the command began: the state of an earlier one's ranks says nothing.
         tell: takes the words.
+        before: what to tell before there is a rank.
     """
 
-    def __init__(self, run_dir: Path, started: float, tell: Callable[[str], object]):
+    def __init__(
+        self,
+        run_dir: Path,
+        started: float,
+        tell: Callable[[str], object],
+        before: Callable[[], str],
+    ):
         self._run_dir = run_dir
         self._started = started
         self._tell = tell
+        self._before = before
         self._next = 0.0
 
     def look(self) -> None:
@@ -45,8 +54,8 @@ class Coming:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _APART
-        if phases := self._phases():
-            self._tell(told(phases))
+        if detail := told(self._phases()) or self._before():
+            self._tell(detail)
 
     def _phases(self) -> list[str]:
         """Of the ranks that this command started."""
@@ -62,7 +71,10 @@ class Coming:
 
 
 def told(phases: list[str]) -> str:
-    """``staging parts, 1 of 2 workers``: what those do that are least far, and how many do it."""
+    """``staging parts, 1 of 2 workers``: what those do that are least far, and how many do it;
+    empty where there are none."""
+    if not phases:
+        return ""
     order = list(_WORDS)
     counts = Counter(phase if phase in _WORDS else "batch" for phase in phases)
     first = min(counts, key=order.index)

@@ -37,6 +37,9 @@ class Startup:
 
     Args:
         workers: that were asked for; where it may be fewer, the most.
+
+    Attributes:
+        detail: what Ray does now; empty when the workers are there.
     """
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):
@@ -49,6 +52,7 @@ class Startup:
         self._timeout = patience(config)
         self._cluster = cluster
         self._show = show
+        self.detail = "starting Ray" if cluster.local else f"connecting to {cluster.address}"
         self._phase: Phase | None = None
         self._since = self._next = 0.0
         self._told = False
@@ -82,12 +86,18 @@ class Startup:
         alive = workers.count("ALIVE")
         coming = len(workers) - alive - workers.count("DEAD")
         if alive >= self._workers and not coming:
+            self.detail = ""
             return "done"
         if alive or coming:
+            self.detail = f"starting processes, {alive} of {alive + coming} workers have one"
             return "processes"
         controllers = [a["State"] for a in actors if a["ActorClassName"] == _CONTROLLER]
         waits = self._workers < self._most or self._pending()  # our policy asks for what there is
-        return "room" if "ALIVE" in controllers and waits else "controller"
+        room = "ALIVE" in controllers and waits
+        self.detail = (
+            f"waiting for room for {self._workers} workers" if room else "starting Ray Train"
+        )
+        return "room" if room else "controller"
 
     def _pending(self) -> bool:
         """Whether Ray has not yet found room for workers like ours."""

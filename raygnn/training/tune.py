@@ -14,6 +14,7 @@ from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsTail, Record
 from raygnn.runs.store import RunDir
 from raygnn.training.aside import run_aside
+from raygnn.training.coming import Coming
 from raygnn.training.heartbeat import Heartbeat
 from raygnn.training.job import TRIALS
 from raygnn.training.launch import Launch
@@ -122,10 +123,12 @@ def _watch(
     news, trials = News(run, show), MetricsTail(run.path / TRIALS)
     seen: list[dict[str, Any]] = []
     records: list[Record] = []
-    with show.stage("Ray and workers"):
+    with show.stage("Ray and workers") as detail:
         startup = launch.startup(show)
+        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
         while launch.running() and not (records := trials.poll()):
             startup.look()
+            coming.look()
             heartbeat.look()
             news.look()
             time.sleep(_POLL)

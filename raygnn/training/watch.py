@@ -57,13 +57,15 @@ def watch(
     news = News(run, show)
     followers = Followers(config, run, launch, loggers)
     with show.stage("Ray and workers") as detail:
-        coming = Coming(run.path, launch.started, detail)
-        records = _first_records(tail, launch, launch.startup(show), heartbeat, news, coming)
+        startup = launch.startup(show)
+        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
+        records = _first_records(tail, launch, startup, heartbeat, news, coming)
     train = config.train
     steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
     total = train.epochs * steps
     with suppress(TrainingError):  # for who looks at the run meanwhile
-        run.update_summary(total_steps=min(total, train.max_steps or total))
+        total_steps = min(total, train.max_steps or total)
+        run.update_summary(total_steps=total_steps, metric=config.metric)
     told, starts = 0.0, max(1, launch.starts)
     storage = _Storage(run.path, show)
     preemption = Preemption(run.path, launch.cluster, show)

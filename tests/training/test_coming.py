@@ -20,23 +20,30 @@ def write(logs: Path, rank: int, phase: str, command: float = COMMAND) -> None:
 
 def test_the_least_far_are_told(tmp_path: Path) -> None:
     heard: list[str] = []
+    before = ["starting Ray"]
     logs = tmp_path / "logs"
     write(logs, 0, "setup")
     write(logs, 1, "staging")
     write(logs, 2, "imports", command=500.0)  # of an earlier command
-    Coming(tmp_path, COMMAND, heard.append).look()
+    Coming(tmp_path, COMMAND, heard.append, lambda: before[0]).look()
     assert heard == ["staging parts, 1 of 2 workers"]
 
 
-def test_nothing_is_told_of_ranks_that_are_not_there(tmp_path: Path) -> None:
+def test_before_there_are_ranks_it_is_told_what_ray_does(tmp_path: Path) -> None:
     heard: list[str] = []
-    coming = Coming(tmp_path, COMMAND, heard.append)
+    before = ["starting Ray"]
+    coming = Coming(tmp_path, COMMAND, heard.append, lambda: before[0])
     coming.look()
+    assert heard == ["starting Ray"]
     write(tmp_path / "logs", 0, "imports")
     file_of(tmp_path / "logs", 0, STATE).write_bytes(b"torn")
+    before[0] = ""
+    coming._next = 0.0
     coming.look()
-    assert heard == []
+    assert heard == ["starting Ray"]
 
 
 def test_a_phase_of_a_step_is_the_first_batch() -> None:
     assert told(["forward", "batch"]) == "preparing the first batch, 2 of 2 workers"
+    assert told(["", "batch"]) == "starting, 1 of 2 workers"
+    assert told([]) == ""

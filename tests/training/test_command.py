@@ -61,6 +61,7 @@ def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> No
     assert "\x1b" not in out  # no control characters in a file
     assert command.leaves_nothing()
     assert set(os.listdir("/dev/shm")) <= before
+    assert raygnn.open_run(tmp_path / "runs" / "test").summary["metric"] == "accuracy"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["job.yaml", "runs"]
 
 

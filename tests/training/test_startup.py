@@ -85,8 +85,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
     actor = stand_in("RayTrainWorker")
     startup, show = start(1)
+    assert startup.detail == "starting Ray"
     ray.get(actor.ping.remote(), timeout=120)
     startup.look()
+    assert startup.detail == ""
     ray.kill(actor)  # what happens to it later is Ray Train's to say
     time.sleep(1)
     startup.look()
@@ -99,6 +101,7 @@ def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> Non
     with pytest.raises(TrainingError) as caught:
         look(startup)
     remove_placement_group(group)
+    assert startup.detail == "waiting for room for 3 workers"
     what = "room for 3 workers with 1 CPUs each: 1 of 1 CPUs are free"
     assert caught.value.what.startswith(f"Ray has no {what}, after ")
     assert "lower cluster.workers" in str(caught.value.remedy)
@@ -161,6 +164,7 @@ def test_workers_that_do_not_register(
     startup, _ = start(1)
     with pytest.raises(TrainingError, match="have not started within"):
         look(startup)
+    assert startup.detail == "starting processes, 0 of 1 workers have one"
     ray.kill(actor)
 
 
