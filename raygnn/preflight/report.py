@@ -17,7 +17,7 @@ from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding, counted
 from raygnn.preflight.job import Check, Job
-from raygnn.preflight.memory_plan import memory_plan
+from raygnn.preflight.memory_plan import REMEDIES, memory_plan
 from raygnn.preflight.network import Link
 from raygnn.preflight.partition import task_ntype
 from raygnn.preflight.probe import Survey
@@ -71,7 +71,11 @@ class Report:
             "nodes": [_plain(asdict(node)) for node in self.nodes],
             "links": [asdict(link) for link in self.links],
             "communication": self.comm.to_dict() if self.of_job else None,
-            "memory": dict(self.memory),
+            "memory": [
+                {"use": use, "bytes": round(count), "remedy": REMEDIES[use]}
+                for use, count in self.memory.items()
+                if count
+            ],
         }
 
     def rows(self) -> list[tuple[str, ...]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raygnn.errors import LONGEST_TRACE, DataError, RaygnnError, TrainingError, plain_text
 from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.diagnose.causes import REMEDIES
+from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.state import STATE, file_of, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
@@ -283,16 +284,22 @@ def explain(
         if isinstance(cause, TrainingError):  # there was no room to record it
             return cause
         text = plain(cause)
+        kill = MemoryKill.of(text)
         return TrainingError(
-            f"a worker died: {_cause_line(text)}",
+            f"it was killed by Ray for memory: {kill.why}"
+            if kill
+            else f"a worker died: {_cause_line(text)}",
             where=f"rank {rank}",
-            remedy="if it was killed for memory, use more workers or a smaller batch; see logs/",
+            remedy=REMEDIES["memory" if kill else "died"],
             rank=rank,
             trace=text,
         )
     if failures:
         return failures[0].as_error()
     text = plain(root)
+    if (kill := MemoryKill.of(text)) is not None:
+        what = f"{kill.process or 'a process'} was killed by Ray for memory: {kill.why}"
+        return TrainingError(what, where=kill.host, remedy=REMEDIES["memory"], trace=text)
     remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
     return TrainingError(
         f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}",

@@ -45,6 +45,18 @@ TRACE = """Traceback (most recent call last):
 ValueError: {what}
 """
 PREPARES = '  File "/src/raygnn/sampling/prefetch.py", line 97, in _run\n'
+# of Ray 2.60, whose memory monitor was told a low threshold
+MONITOR = (
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: "
+    "10.0.0.7, ID: 26dd0d12cfb10a53257a20083e7eb63d) was 22.71GB used / 23.54GB limit (0.964)\n"
+    "OOM kill reason: Memory usage 24384000000B exceeded threshold of 24012600000B (95.0% of "
+    "25276502016B limit)\nObject store memory usage: [- objects spillable: 1\n- bytes spillable: "
+    "4985\n(global lru) bytes evicted: 0]\nRay killed 1 worker(s) based on the killing policy\n"
+    "Considered workers: [\nSelected to kill: (Task: job ID=01000000, lease ID=0100000032e6068b, "
+    "task name={task}, required resources={{}}, pid={pid}, actual memory used=3.05GB, worker "
+    "ID=41f7447ef3cb94)\n]\nTop 10 memory users: PID\tMEM(GB)\tCOMMAND\n"
+    "26219\t14.57\tpython other.py\n11\t3.05\tray::RayTrainWorker\nRefer to the documentation"
+)
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
 TIMEOUT = "RuntimeError: [gloo/transport] Timed out waiting 8000ms for recv operation to complete"
 
@@ -76,6 +88,12 @@ def entry(seq: int, op: str = "gloo:all_reduce", size: int = 4, **more: Any) -> 
 def died(text: str) -> dict[str, Any]:
     worker = {"type": "WorkerHealthCheckFailedError", "text": text, "said": False}
     return {"error": "a worker died", "workers": {"1": worker}, "oom_kills": 0}
+
+
+def monitored(task: str, pid: int) -> dict[str, Any]:
+    text = MONITOR.format(task=task, pid=pid)
+    ray = {"type": "OutOfMemoryError", "text": text}
+    return {"error": "x", "ray": ray, "workers": {}, "oom_kills": 0}
 
 
 RAYS_WORDS = (
@@ -171,6 +189,21 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
         "memory",
         1,
         "",
+    ),
+    "killed by Ray's monitor": (
+        run(RESET_0, SILENT, driver=died(MONITOR.format(task="RayTrainWorker.poll", pid=11))),
+        "memory",
+        1,
+        "node1, phase forward",
+    ),
+    "killed by Ray's monitor, as Ray Train says": (
+        run(ALIVE, SILENT, driver=monitored("RayTrainWorker.poll", 11)), "memory", 1, "10.0.0.7"
+    ),
+    "killed by Ray's monitor before any rank": (
+        run(driver=monitored("TrainController.__init__", 26595), error="Ray Train failed: x"),
+        "memory",
+        None,
+        "10.0.0.7",
     ),
     "node": (
         run(RESET_0, SILENT, driver=died("The actor died because its node has died.")),
@@ -403,6 +436,39 @@ def test_what_is_not_sure_is_said() -> None:
     assert confidence["killed"] == confidence["model"] == confidence["stuck"] == "high"
     assert confidence["killed, no word"] == confidence["killed, memory full"] == "medium"
     assert confidence["nothing known"] == confidence["network"] == "low"
+
+
+def test_a_kill_for_memory_is_told_with_its_figures_and_what_to_change() -> None:
+    """Process, host, its share and the node's; what the job was to keep there, and the key."""
+    evidence = CASES["killed by Ray's monitor"][0]
+    found = judge(evidence).cause
+    assert found.what == (
+        "rank 1 was killed by Ray for memory: its node 10.0.0.7 had 22.71GB of 23.54GB of memory "
+        "in use, more than the 95.0% that Ray allows; it held 3.05GB itself"
+    )
+    said = "\n".join(found.evidence)
+    assert "14.57 GB by python other.py (pid 26219), 3.05 GB by ray::RayTrainWorker" in said
+    assert "rank-1.state: 50% of the memory of node1 in use, 1.0 GiB by this rank" in said
+    assert found.remedy == REMEDIES["memory"]
+    for key in ("sampling.batch_size", "sampling.fanout", "sampling.cache", "cluster.workers"):
+        assert key in found.remedy
+    for held, remedy in ((2**30, "lower sampling.cache"), (2**20, REMEDIES["memory"])):
+        plan = ({"use": "the cache", "bytes": held, "remedy": "lower sampling.cache"},)
+        for name in CASES:
+            if name.startswith(("killed by Ray's", "killed by the kernel", "memory")):
+                found = judge(replace(CASES[name][0], memory=plan)).cause
+                assert any("reckoned for a node: the cache 1" in line for line in found.evidence)
+                if found.rank is not None:
+                    assert found.remedy == remedy, name
+    controller = judge(CASES["killed by Ray's monitor before any rank"][0]).cause
+    assert controller.what.startswith("TrainController (pid 26595) was killed by Ray for memory")
+
+
+def test_what_failed_before_any_rank_keeps_its_remedy() -> None:
+    found = judge(run(error="Ray did not start\n  → free port 6379")).cause
+    assert (found.kind, found.what, found.remedy) == (
+        "setup", "Ray did not start", "free port 6379"
+    )  # fmt: skip
 
 
 def test_ranks_are_told() -> None:

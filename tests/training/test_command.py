@@ -376,3 +376,20 @@ def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
     assert "rank 1" in where
     assert "models.py" in err
     assert command.leaves_nothing()
+
+
+def test_a_memory_monitor_that_kills(
+    run: Callable[..., Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own, which is told to kill from a thousandth of the machine's memory on."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    code, _, err = run("train", "--set", "fault.max_failures=0").finish(timeout=240)
+    assert code == 4
+    assert "killed by Ray for memory: its node 127.0.0.1 had" in err
+    assert "more than the 0.1% that Ray allows" in err
+    assert "sampling.batch_size" in err
+    (run_dir,) = (path.parent for path in tmp_path.rglob("summary.json"))
+    cause = raygnn.diagnose(run_dir).cause
+    assert (cause.kind, cause.confidence) == ("memory", "high")
+    assert any("used most there" in line for line in cause.evidence)

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray.exceptions import OutOfMemoryError
 from ray.train import ControllerError, WorkerGroupError
 from ray.util import placement_group, remove_placement_group
 from rich.console import Console
@@ -208,6 +209,24 @@ def test_a_dead_worker_is_said_without_its_trace_first() -> None:
     assert "\x1b" not in f"{error}{error.trace}"
     error = explain(WorkerGroupError("", {0: Exception("The actor died.\n  pid 7")}), [])
     assert error.what == "a worker died: The actor died."
+
+
+def test_a_kill_for_memory_is_said_as_one() -> None:
+    """By Ray's own exception, whether it ended a rank or Ray Train's controller."""
+    killed = OutOfMemoryError(
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: "
+        "10.0.0.7, ID: 26dd0d) was 22.71GB used / 23.54GB limit (0.964)\nOOM kill reason: Memory "
+        "usage 24B exceeded threshold of 23B (95.0% of 25B limit)\nSelected to kill: (Task: job "
+        "ID=01, task name=TrainController.__init__, required resources={}, pid=26595, actual "
+        "memory used=0.05GB, worker ID=41f7)"
+    )
+    of_rank = explain(WorkerGroupError("", {1: killed}), [])
+    of_job = explain(ControllerError(killed), [])
+    assert (of_rank.rank, of_rank.where, of_job.where) == (1, "rank 1", "10.0.0.7")
+    assert of_job.what.startswith("TrainController was killed by Ray for memory: its node 10.0.0.7")
+    for error in (of_rank, of_job):
+        assert "22.71GB of 23.54GB of memory in use, more than the 95.0%" in error.what
+        assert "sampling.batch_size" in str(error.remedy)
 
 
 def test_directories_of_commands_that_were_killed_go(

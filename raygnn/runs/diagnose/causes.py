@@ -21,8 +21,8 @@ REMEDIES = {
     "comm.find_unused_parameters: true",
     "not_finite": "lower train.lr, set train.clip, use precision fp32 or bf16, and look for bad "
     "values in the input",
-    "memory": "use a smaller sampling.batch_size or fanout, fewer workers on a node, or more "
-    "workers on more nodes",
+    "memory": "lower sampling.batch_size, sampling.fanout or sampling.cache, start fewer "
+    "cluster.workers on a node, or use more nodes",
     "crash": "the frames show what was running: update or replace the native library there, or "
     "run again with comm.debug: true",
     "died": "look for who ended it: the kernel's log (dmesg), the job manager, or os._exit in the "

@@ -9,6 +9,7 @@ from typing import Any
 from raygnn.runs.diagnose import causes
 from raygnn.runs.diagnose.flights import called_by_user, first_difference
 from raygnn.runs.diagnose.frames import crashed_at, in_collective
+from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.ranks import RankReport, collectives, lost_with, report
 from raygnn.runs.diagnose.reading import Evidence
 from raygnn.runs.diagnose.words import Clues, file_of, short, side_by_side, what_of, without_native
@@ -89,6 +90,7 @@ class _Judge(Clues):
             self._crashed,
             self._raised,
             self._died,
+            self._short_of_memory,
             self._blamed,
             self._frozen,
             self._different,
@@ -249,7 +251,7 @@ class _Judge(Clues):
                 *self.of_difference(),
                 *self.of_memory(rank if kind in ("memory", "frozen") else None),
             ],
-            remedy=str(failure.get("remedy") or ""),
+            remedy=str(failure.get("remedy") or self.memory_remedy(rank, kind)),
         )
 
     def _odd(self) -> int | None:
@@ -285,7 +287,8 @@ class _Judge(Clues):
             host, _, why = found.partition(": ") if found else (rank.host or "", "", "")
             what = f"was lost with its node {host}".rstrip() + (f": {why}" if why else "")
         elif kind == "memory":
-            what = "was killed because its node ran out of memory"
+            what, users = self.killed_for_memory(text)
+            evidence += users
         elif (kills := self.oom_kills(rank)) > 0:
             kind, what = "memory", "was killed by the kernel for want of memory"
             evidence.append(f"{kills} process(es) killed for memory on {rank.host} during the run")
@@ -294,9 +297,19 @@ class _Judge(Clues):
             what = "was killed, most likely for want of memory"
         if kind == "memory":
             evidence += self.of_memory(rank.rank)
-        return Cause(
-            kind, f"rank {rank.rank} {what}", rank.rank, self.at(rank.rank), confidence, evidence
-        )
+        what, remedy = f"rank {rank.rank} {what}", self.memory_remedy(rank.rank, kind)
+        return Cause(kind, what, rank.rank, self.at(rank.rank), confidence, evidence, remedy)
+
+    def _short_of_memory(self) -> Cause | None:
+        """A process of the run that Ray killed for memory, known by its number if it is a rank."""
+        if (kill := MemoryKill.of(self.evidence.ray_text)) is None:
+            return None
+        what, users = self.killed_for_memory(self.evidence.ray_text)
+        rank = {t.state.start.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
+        who = f"{kill.process or 'a process'} (pid {kill.pid})" if rank is None else f"rank {rank}"
+        used = [*self.said(), *users, *(self.of_memory(rank) or self.of_plan())]
+        remedy = self.memory_remedy(rank, "memory")
+        return Cause("memory", f"{who} {what}", rank, kill.host, "high", used, remedy)
 
     def _blamed(self) -> Cause | None:
         """A rank that another one names, but whose own record, if any, is of a consequence."""
@@ -392,4 +405,5 @@ class _Judge(Clues):
     def _unstarted(self) -> Cause | None:
         if any(t.state or t.box for t in self.evidence.ranks) or not self.evidence.error:
             return None
-        return Cause("setup", self.evidence.error, confidence="medium", evidence=self.said())
+        what, _, remedy = self.evidence.error.partition("\n  → ")
+        return Cause("setup", what, None, None, "medium", self.said(), remedy)

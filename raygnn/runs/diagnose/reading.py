@@ -20,7 +20,7 @@ from raygnn.runs.diagnose.frames import own_modules
 from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
 from raygnn.runs.files import LARGEST_JSON, read_regular
 from raygnn.runs.run import Run
-from raygnn.runs.store import CONFIG, LOGS, SUMMARY, is_run
+from raygnn.runs.store import CONFIG, LOGS, PREFLIGHT, SUMMARY, is_run
 
 _LARGEST = 8 * 2**20  # bytes of a log that are read
 _LARGEST_RECORD = 4 * 2**20  # bytes of a black box and its like; a larger one is not ours
@@ -63,6 +63,8 @@ class Evidence:
         own: ends of the paths of the user's modules.
         attempt: number of the last start.
         driver: ``logs/driver.json``.
+        memory: what the job was to keep in a node's memory, each with ``use``, ``bytes`` and
+            ``remedy``, as preflight reckoned.
         earlier: failures of earlier starts: ``rank``, ``time`` and ``what``.
         notes: which files were passed over, and why.
         now: when this was read, seconds since the epoch.
@@ -75,9 +77,16 @@ class Evidence:
     attempt: int = 1
     ranks: tuple[Traces, ...] = ()
     driver: Mapping[str, Any] | None = None
+    memory: tuple[Mapping[str, Any], ...] = ()
     earlier: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     now: float = 0.0
+
+    @property
+    def ray_text(self) -> str:
+        """What Ray Train raised, if it did."""
+        said = (self.driver or {}).get("ray")
+        return str(said.get("text")) if isinstance(said, Mapping) else ""
 
 
 def read(run: Run) -> Evidence:
@@ -125,6 +134,7 @@ class _Reader:
             attempt=attempt,
             ranks=tuple(ranks),
             driver=self._json(DRIVER, _DRIVER),
+            memory=self._memory(),
             earlier=tuple(self._earlier(ranks)),
             notes=tuple(self.notes),
             now=time.time(),
@@ -184,6 +194,16 @@ class _Reader:
             return value
         self.notes.append(f"{_named(name)} was passed over: it is not what raygnn writes there")
         return None
+
+    def _memory(self) -> tuple[Mapping[str, Any], ...]:
+        planned = (self._json(f"../{PREFLIGHT}", {}) or {}).get("memory")
+        return tuple(
+            each
+            for each in (planned if isinstance(planned, list) else [])
+            if isinstance(each, dict)
+            and isinstance(each.get("bytes"), (int, float))
+            and all(isinstance(each.get(key), str) for key in ("use", "remedy"))
+        )
 
     def _bytes(self, name: str) -> bytes:
         return read_regular(self.logs / name, _LARGEST, cut=True)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from raygnn.config.units import size
+from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.ranks import RankReport, lost_with
 from raygnn.runs.diagnose.reading import Evidence, Traces
 
@@ -87,7 +89,28 @@ class Clues:
         if report is None or report.memory_used is None:
             return []
         return [f"logs/rank-{rank}.state: {report.memory_used:.0%} of the memory of {report.host} "
-                f"in use, {report.rss / 2**30:.1f} GiB by this rank"]  # fmt: skip
+                f"in use, {report.rss / 2**30:.1f} GiB by this rank", *self.of_plan()]  # fmt: skip
+
+    def of_plan(self) -> list[str]:
+        """What the job was to keep in the memory of a node."""
+        planned = [f"{each['use']} {size(each['bytes'])}" for each in self.evidence.memory]
+        return [f"preflight.json: reckoned for a node: {', '.join(planned)}"] if planned else []
+
+    def memory_remedy(self, rank: int | None, kind: str) -> str:
+        """What to change: what most was reckoned for, if that is most of what a rank held; ""
+        where the usual remedy fits."""
+        report = self.ranks.get(rank) if rank is not None else None
+        most = max(self.evidence.memory, key=lambda each: each["bytes"], default=None)
+        if kind != "memory" or most is None or report is None or 2 * most["bytes"] < report.rss:
+            return ""
+        return str(most["remedy"])
+
+    def killed_for_memory(self, text: str) -> tuple[str, list[str]]:
+        """What happened to a process that Ray killed, by Ray's words, and what used the memory."""
+        if (kill := MemoryKill.of(text)) is None:
+            return "was killed because its node ran out of memory", []
+        used = [f"logs/driver.json: used most there: {', '.join(kill.users)}"] if kill.users else []
+        return f"was killed by Ray for memory: {kill.why}", used
 
     def oom_kills(self, rank: RankReport) -> int:
         """Processes killed for memory on the rank's host, as others there saw, or the driver."""
