@@ -61,6 +61,10 @@ def _carry_out(args: argparse.Namespace) -> int:
         return _fail(error, args)
     except KeyboardInterrupt:
         return _fail(Interrupted("interrupted"), args)
+    except MemoryError as error:
+        what = f"this process ran out of memory: {error}".rstrip(": ")
+        remedy = "free memory, or use a machine with more; raygnn check reckons what a job needs"
+        return _fail(TrainingError(what, remedy=remedy), args)
     except Exception as error:
         if pending():  # a library made this of a stop that was raised within it
             return _fail(Interrupted("interrupted"), args)

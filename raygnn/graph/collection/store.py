@@ -17,7 +17,7 @@ from raygnn.graph.atomic import is_vacant, new_directory, publish, remove_stale,
 from raygnn.graph.collection.data import MANIFEST, VERSION, CollectionMeta, read_collection
 from raygnn.graph.collection.pack import pack
 from raygnn.graph.sources import gin, shards
-from raygnn.graph.sources.files import check_file, update_digest
+from raygnn.graph.sources.files import check_file, out_of_memory, update_digest
 from raygnn.graph.sources.many import GraphSet
 
 if TYPE_CHECKING:
@@ -79,13 +79,16 @@ class MissingCollection:
             progress("pack")
         several = len(self.files) > 1
         with writing("the collection of graphs", place), new_directory(place) as directory:
-            manifest = pack(
-                (self._open(file, several) for file in self.files),
-                directory,
-                method=self.normalize,
-                digest=self.digest,
-                source=self.source,
-            )
+            try:
+                manifest = pack(
+                    (self._open(file, several) for file in self.files),
+                    directory,
+                    method=self.normalize,
+                    digest=self.digest,
+                    source=self.source,
+                )
+            except MemoryError as error:
+                raise out_of_memory(str(self.source["path"]), error) from None
             file = directory / MANIFEST
             file.write_text(manifest.model_dump_json(indent=1))
             sync(file)

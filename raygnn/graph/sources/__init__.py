@@ -38,9 +38,13 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
             first bad row; or there is not enough memory to read it.
     """
     try:
-        data: GraphData = _module(graph.format).read(graph)
+        return _load(graph, needs_masks)
     except MemoryError as error:
         raise out_of_memory(str(getattr(graph, "path", graph.format)), error) from None
+
+
+def _load(graph: GraphConfig, needs_masks: bool) -> GraphData:
+    data: GraphData = _module(graph.format).read(graph)
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
     validate.check(data, needs_masks=needs_masks)
     normalize(data, scaling(graph.format, graph.normalize))
