@@ -16,6 +16,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
 
 _PIECE = 1 << 20  # elements looked at in one go
+_LARGEST = float(np.finfo(np.float32).max)
 _NOTHING = "Give a graph with nodes and edges."
 
 
@@ -103,6 +104,8 @@ def _check_finite(data: GraphData, key: str, array: Any) -> None:
         return
     for start, piece in _pieces(array):
         finite = np.isfinite(piece) if is_numpy else piece.isfinite().numpy()
+        if is_numpy and piece.dtype == np.float64:  # batches are float32 at most
+            finite &= np.abs(piece) <= _LARGEST
         if finite.all():
             continue
         at = np.unravel_index(int(np.argmin(finite)), finite.shape)
@@ -112,7 +115,7 @@ def _check_finite(data: GraphData, key: str, array: Any) -> None:
             data,
             key,
             f"the value{column} is {value}",
-            "Features must be finite: replace or drop such rows.",
+            "Features must be finite, and fit float32: replace or drop such rows.",
             row=start + int(at[0]),
         )
 

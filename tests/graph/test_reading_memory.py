@@ -15,6 +15,7 @@ import pytest
 import yaml
 from tables_builder import changed, write_shop
 
+from raygnn.cli import main
 from raygnn.config.graphs import (
     CsvGraph,
     DglGraph,
@@ -288,3 +289,49 @@ def test_the_limits_of_a_process_bound_what_is_available(monkeypatch: pytest.Mon
     soft[resource.RLIMIT_AS] = resource.RLIM_INFINITY
     soft[resource.RLIMIT_DATA] = 1
     assert available_memory.memory()[1] == 0
+
+
+def test_memory_that_runs_out_later_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError("Unable to allocate 8.0 GiB")
+
+    monkeypatch.setattr("raygnn.graph.assign.assign", fail)
+    graph = {"format": "planted", "nodes": 1000}
+    assert main(["partition", job(tmp_path / "job.yaml", graph, storage=str(tmp_path))]) == 4
+    said = capsys.readouterr().err
+    assert "ran out of memory: Unable to allocate 8.0 GiB" in said
+    assert "bug" not in said
+
+
+# -- numbers that float32 does not hold ----------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_float32_does_not_hold_are_named(tmp_path: Path) -> None:
+    """With file, row, column and value, and without a warning of NumPy's."""
+    random = drawn()
+    random["node_features"] = random["node_features"].astype(np.float64)
+    random["node_features"][7, 3] = -1e300
+    np.savez(tmp_path / "a.npz", **random)
+    with pytest.raises(DataError, match=r"column 3 is -1e\+300, more than float32") as caught:
+        load_graph(NpzGraph(format="npz", path=tmp_path / "a.npz"))
+    assert str(caught.value.where).endswith("a.npz: node_features, row 7")
+
+    data = {"feat": random["node_features"], "train_mask": random["train_masks"]}
+    write_graph(tmp_path / "a.dgl", NODES, *np.ascontiguousarray(random["edges"].T), data, {})
+    with pytest.raises(DataError, match=r"column 3 is -1e\+300") as caught:
+        load_graph(DglGraph(format="dgl", path=tmp_path / "a.dgl"))
+    assert str(caught.value.where).endswith("_N/feat, row 7")
+
+    graph = write_big_csv(tmp_path)
+    file = tmp_path / "nodes.csv"
+    lines = file.read_text().splitlines()
+    for value in ("1e39", "0.5, -1e300, " + ", ".join(["1"] * 6)):
+        wide = [f'{n},0,"{value if n == 4 else ", ".join(["1.5"] * (value.count(",") + 1))}"'
+                for n in range(NODES)]  # fmt: skip
+        file.write_text("\n".join([lines[0], *wide]))
+        with pytest.raises(DataError, match=r"the number is (1e\+39|-1e\+300)") as caught:
+            load_graph(graph)
+        assert "row 5 (line 6), column 'feat'" in str(caught.value.where)

@@ -68,6 +68,14 @@ def test_communication_that_nothing_hides() -> None:
     assert exact[0].set == ("comm.overlap=true",)
 
 
+@pytest.mark.parametrize(("count", "seconds"), [(1000, 0.3), (50 * MB, 0.0009)])
+def test_an_exchange_of_next_to_nothing_is_not_worth_advice(count: int, seconds: float) -> None:
+    facts = {"gradients": {"bytes": count, "buckets": [count]}}
+    usual = {"forward": seconds / 10, "backward": seconds / 10, "optimizer": seconds / 10}
+    found = advise(config(), facts, windows(communicate=seconds, **usual))
+    assert not only(found, "communication")
+
+
 def test_buckets() -> None:
     facts = {"gradients": {"bytes": 50 * MB, "buckets": [50 * MB]}}
     (large,) = only(

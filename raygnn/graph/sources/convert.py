@@ -32,9 +32,21 @@ def require_features(array: Array, origin: str) -> None:
 
 
 def to_features(array: Array, origin: str) -> Array:
-    """Features as float32 ``[N, F]``; raises DataError for anything but a matrix of numbers."""
+    """Features as float32 ``[N, F]``; raises DataError for anything but a matrix of numbers that
+    float32 holds."""
     require_features(array, origin)
-    return array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # which is told below, with its place
+        found = array.astype(np.float32, copy=False)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        for row in np.flatnonzero(np.isinf(found).any(axis=1)):
+            for column in np.flatnonzero(np.isinf(found[row]) & np.isfinite(array[row])):
+                value = array[row, column]
+                raise DataError(
+                    f"the value in column {column} is {value}, more than float32 holds",
+                    where=f"{origin}, row {row}",
+                    remedy="Scale the features, or replace or drop such rows.",
+                )
+    return found
 
 
 def to_labels(array: Array, origin: str) -> Array:

@@ -14,7 +14,7 @@ from raygnn.graph.tables.growing import Growing
 from raygnn.graph.tables.reader import Chunk
 
 INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # of which int64 has all, each written in one way
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 _WIDEST = 1 << 20  # numbers of a row
 
 Array = np.ndarray[Any, Any]
@@ -204,7 +204,7 @@ def _numbers(chunk: Chunk, column: str, array: pa.Array, fill: float | None, wid
     if array.null_count:
         array = pc.fill_null(array, pa.scalar(fill, array.type))
     found = array.to_numpy(zero_copy_only=False)
-    bad = ~(np.abs(found) <= _LARGEST)
+    bad = ~(np.abs(found) <= LARGEST)
     if bad.any():
         at = first(bad)
         what = f"the number is {found[at]}"

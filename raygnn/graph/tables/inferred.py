@@ -8,7 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raygnn.graph.tables.columns import INTEGER, Array, cast, first, refuse_nulls, shown
+from raygnn.graph.tables.columns import (
+    INTEGER,
+    LARGEST,
+    Array,
+    cast,
+    first,
+    refuse_nulls,
+    shown,
+)
 from raygnn.graph.tables.growing import Growing
 from raygnn.graph.tables.reader import Chunk
 
@@ -107,7 +115,11 @@ class Inferred:
             found = cast(chunk, self.column, array, pa.float64(), _REMEDY, width)
         if found.null_count:
             found = pc.fill_null(found, np.nan)
-        return np.asarray(found.to_numpy(zero_copy_only=False)).reshape(-1, width)
+        rows = np.asarray(found.to_numpy(zero_copy_only=False))
+        if rows.dtype == np.float64 and (bad := np.isfinite(rows) & (np.abs(rows) > LARGEST)).any():
+            what = f"the number is {rows[first(bad)]}"
+            raise chunk.error(first(bad) // width, self.column, what, "numbers must fit float32")
+        return rows.reshape(-1, width)
 
     def _vectors(self, chunk: Chunk, array: pa.Array) -> Array:
         bare = pc.utf8_rtrim(pc.utf8_trim(array, " []()\t"), ", ")

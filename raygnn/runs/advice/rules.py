@@ -17,6 +17,7 @@ _SWINGS = 0.2  # between the tenth and the ninetieth percentile of a busy share
 _OFTEN = 0.2  # of the windows in which a rank is slow
 _FREE = 0.5  # of a GPU's memory
 _MB = 2**20
+_LITTLE, _SHORT = _MB // 4, 1e-3  # bytes, seconds of an exchange that are not worth advice
 _SMALL_BUCKET, _MANY = _MB, 32  # bytes, buckets
 
 
@@ -46,9 +47,12 @@ class Advice:
 
 
 def communication(e: Evidence) -> Iterator[Advice]:
-    """An exchange of gradients that takes more than 30 % of a step, hidden by nothing."""
+    """An exchange of gradients that takes more than 30 % of a step, hidden by nothing; of few
+    bytes, or little time, none: that is latency, which fewer bytes do not shorten."""
     share, seconds = e.share("communicate"), e.mean("communicate")
-    if e.world < 2 or share <= _COMMUNICATES:
+    if e.world < 2 or share <= _COMMUNICATES or seconds < _SHORT:
+        return
+    if e.gradients is not None and e.gradients < _LITTLE:
         return
     said = f"the exchange of gradients takes {seconds * 1e3:.1f} ms a batch that nothing hides"
     what = f"{said}, {share:.0%} of it"
