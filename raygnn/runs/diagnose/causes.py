@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from raygnn.runs.diagnose.frames import Frame, frames
@@ -91,6 +92,27 @@ _NODE = re.compile(
     re.I,
 )
 _KILLED_FOR_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|memory usage threshold")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What most likely ended the run.
+
+    Attributes:
+        kind: a key of `REMEDIES`.
+        rank: whose it was; None if it was no single rank's.
+        where: a line of code, a host, a file.
+        confidence: ``high``, ``medium`` or ``low``.
+        evidence: what says so, each with the file that it comes from.
+    """
+
+    kind: str
+    what: str
+    rank: int | None = None
+    where: str | None = None
+    confidence: str = "high"
+    evidence: list[str] = field(default_factory=list)
+    remedy: str = ""
 
 
 def is_consequence(failure: Mapping[str, Any], own: Sequence[str] = ()) -> bool:

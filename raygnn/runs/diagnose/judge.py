@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from raygnn.runs.diagnose import causes
+from raygnn.runs.diagnose.causes import Cause
 from raygnn.runs.diagnose.flights import called_by_user, first_difference
 from raygnn.runs.diagnose.frames import crashed_at, in_collective
 from raygnn.runs.diagnose.memory import MemoryKill
@@ -19,27 +20,6 @@ _SIGNAL = re.compile(r"Fatal Python error: (.+)")
 _SHORT = {"batch", "forward", "backward", "optimizer"}  # phases of one step
 _STILL = 60.0  # seconds in one phase that are worth a word
 _STALE = 60.0  # seconds without a sign of life after which nothing runs any more
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What most likely ended the run.
-
-    Attributes:
-        kind: a key of `raygnn.runs.diagnose.causes.REMEDIES`.
-        rank: whose it was; None if it was no single rank's.
-        where: a line of code, a host, a file.
-        confidence: ``high``, ``medium`` or ``low``.
-        evidence: what says so, each with the file that it comes from.
-    """
-
-    kind: str
-    what: str
-    rank: int | None = None
-    where: str | None = None
-    confidence: str = "high"
-    evidence: list[str] = field(default_factory=list)
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
