@@ -36,7 +36,9 @@ class Doomed(nn.Module):
         super().__init__()
         self.layers = DglSage(in_features, out_features)
         self.moment, self.n, self.flag = moment, n, Path(flag)
-        self.doomed = dist.get_rank() == rank and not self.flag.exists() and moment != "never"
+        tried = dist.get_world_size() == 1  # before the run starts
+        self.doomed = dist.get_rank() == rank and not (tried or self.flag.exists())
+        self.doomed &= moment != "never"
         if self.doomed:
             self._prepare()
 
