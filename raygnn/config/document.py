@@ -15,6 +15,7 @@ from raygnn.errors import ConfigError
 
 _PATHS = (
     ("graph", "path"),
+    ("graph", "vocabulary"),
     ("partition", "path"),
     ("staging", "path"),
     ("fault", "mirror"),

@@ -60,6 +60,12 @@ class TablesGraph(ReversibleGraph):
 
     format: Literal["tables"] = Field(description="Format of the input graph.")
     path: InputPath = Field(description="The YAML that describes the tables: see docs/data.md.")
+    vocabulary: InputPath | None = Field(
+        None,
+        description="A file with the words of other tables, whose numbers are taken over: a run's "
+        "checkpoints/selected.json, or a partition's raygnn.json; null = words are numbered in "
+        "sorted order. predict --new-data sets it.",
+    )
 
 
 class TriplesGraph(ReversibleGraph):

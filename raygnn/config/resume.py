@@ -15,6 +15,7 @@ _MAY_CHANGE = (
     "name",
     "storage",
     "graph.path",
+    "graph.vocabulary",
     "partition",
     "model.kernels",
     "model.recompute",

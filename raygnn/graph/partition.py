@@ -56,7 +56,7 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
         return found
     _tell(progress, "load")
     return found.make(
-        sources.load_graph(found.graph, needs_masks=config.needs_masks),
+        sources.load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains),
         progress,
     )
 

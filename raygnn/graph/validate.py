@@ -20,7 +20,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _NOTHING = "Give a graph with nodes and edges."
 
 
-def check(data: GraphData, *, needs_masks: bool = True) -> None:
+def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> None:
     """Raise DataError at the first thing that can not be trained on.
 
     Checked: arrays with as many rows as nodes or edges; edge ends int64 and in range; matrices
@@ -32,6 +32,7 @@ def check(data: GraphData, *, needs_masks: bool = True) -> None:
     Args:
         needs_masks: whether there must be nodes or edges for training; without, masks that are
             there must have some all the same.
+        trains: whether the graph is trained on; of others masks may be empty.
     """
     if not data.num_nodes:
         keys = [f"{ntype}/{name}" for ntype, frame in data.nodes.items() for name in frame.data]
@@ -57,7 +58,8 @@ def check(data: GraphData, *, needs_masks: bool = True) -> None:
     for ntype, frame in data.nodes.items():
         _check_labels(data, ntype)
         _check_masks(data, ntype, frame.data, "node")
-    _check_training(data, needs_masks)
+    if trains:
+        _check_training(data, needs_masks)
 
 
 def _check_training(data: GraphData, needs_masks: bool) -> None:

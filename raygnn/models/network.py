@@ -30,6 +30,7 @@ class Typed:
     out_features: int
     categories: dict[str, dict[str, tuple[int, int]]]
     relations: dict[EdgeType, int]
+    buckets: tuple[tuple[str, str], ...] = ()
 
     @property
     def widths(self) -> dict[str, int]:
@@ -52,6 +53,7 @@ class Schema(Typed):
         relations: edge type → how many relations its edges have, of the types whose blocks say
             which (`Adjacency.relation`).
         others: more node types whose outputs are wanted, as wide.
+        buckets: node type and name of the categories whose number 0 is for unknown words.
     """
 
     in_features: dict[str, int]
@@ -61,6 +63,7 @@ class Schema(Typed):
     categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     relations: dict[EdgeType, int] = field(default_factory=dict)
     others: tuple[str, ...] = ()
+    buckets: tuple[tuple[str, str], ...] = ()
 
 
 class Stack(nn.Module):
@@ -99,6 +102,9 @@ class Stack(nn.Module):
                 for name, (count, width) in named.items()
             }
         )
+        for ntype, name in schema.buckets:
+            if ntype in self._categories:  # it says nothing until it is trained
+                nn.init.zeros_(cast("nn.Embedding", self.embeddings[key(ntype, name)]).weight[0])
         self.dropout = Dropout(config.dropout)
         self.input_dropout = Dropout(config.first_dropout)
         kind = config.activation or family.activation

@@ -9,18 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raygnn.config.graphs import TablesGraph
 from raygnn.config.load import load_config
 from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.atomic import is_vacant
+from raygnn.graph.layout import read_meta
+from raygnn.graph.remote import any_path
 from raygnn.graph.sources import scaling
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.store import CHECKPOINTS, PARTITION, RunDir
-from raygnn.training import weights
+from raygnn.training import weights, words
 from raygnn.training.aside import run_aside
 from raygnn.training.coming import Coming
 from raygnn.training.heartbeat import Heartbeat
@@ -225,9 +228,25 @@ def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Co
         if not key.startswith("graph") and not key.endswith(_TOLD)
     }
     _check_scaling(run, config)
-    return _unchanged(
-        before, config, "change keys of graph, partition, cluster, comm, staging or fault"
-    )
+    _unchanged(before, config, "change keys of graph, partition, cluster, comm, staging or fault")
+    return _with_words(config, found)
+
+
+def _with_words(config: Config, found: weights.Weights) -> Config:
+    """The configuration with the words of the training: tables number theirs as it did.
+
+    Raises:
+        DataError: a partition that is there numbers them in another way.
+    """
+    if isinstance(config.graph, TablesGraph):
+        graph = config.graph.model_copy(update={"vocabulary": found.about})
+        return config.model_copy(update={"graph": graph})
+    if config.graph is None:
+        assert found.words is not None
+        assert config.partition.path is not None
+        meta = read_meta(any_path(config.partition.path))
+        words.check(found.words, (meta.manifest or {}).get("names", {}))
+    return config
 
 
 def _told(task: Mapping[str, Any], goal: Mapping[str, str | None]) -> dict[str, Any]:

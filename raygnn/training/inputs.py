@@ -128,7 +128,9 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
             given = PartitionInput(found, planted.sketch(found.graph))
             held = given.facts(config).bytes
         else:
-            given = PartitionInput(found, load_graph(found.graph, needs_masks=config.needs_masks))
+            masks, trains = config.needs_masks, config.trains
+            data = load_graph(found.graph, needs_masks=masks, trains=trains)
+            given = PartitionInput(found, data)
             held = 0  # of what is still available
         _check_memory(config, "partitioning the graph", held + given.partitioning_bytes)
     return given

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -175,7 +175,20 @@ class PartitionPlane:
                 for e, count in relations(self.config, self.shard, self.control).items()
             },
             others=others,
+            buckets=tuple(
+                (t, n)
+                for t, i in self.inputs.items()
+                for n in i.categories
+                if self._words(t, n)[:1] == [None]
+            ),
         )
+
+    def _words(self, ntype: str, name: str) -> list[Any]:
+        """What the numbers of an array stand for, as far as the partition says."""
+        assert self.job.partition is not None
+        manifest = read_meta(self.job.partition).manifest or {}
+        words: list[Any] = manifest.get("names", {}).get(f"{ntype}/{name}", [])
+        return words
 
     def classes(self, labels: Tensor) -> int:
         """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
@@ -368,4 +381,5 @@ class PartitionPlane:
                 remedy="number the categories from 0, or leave it out of model.categories",
             )
         count = self.control.max(int(values.max()) + 1 if len(values) else 0)
+        count = max(count, len(self._words(ntype, name)))
         return self.sizes.settle(f"categories of {ntype}/{name}", count)

@@ -59,6 +59,11 @@ class Weights:
     like: Mapping[str, Any] | None = None
 
     @property
+    def about(self) -> Path:
+        """The file that says what they belong to."""
+        return self.path.parent / ABOUT
+
+    @property
     def rows_directory(self) -> Path:
         """Where the files of learned rows are."""
         return self.path.parent / ROWS

@@ -1,6 +1,7 @@
 """What the numbers of words stand for: classes, categories and relations of tables.
 
-Tables number words in their order, so other data may number the same words in another way.
+Other tables number the same words as the training did where `graph.vocabulary` names it; what was
+partitioned without it may number them in another way.
 """
 
 from __future__ import annotations
@@ -73,8 +74,7 @@ def check(trained: Words, found: Words) -> None:
                 continue
             was = f"{before[number]!r} was" if number < len(before) else "there was none"
             raise DataError(
-                f"of {key}, {word!r} is number {number}, and when the model was trained {was}: "
-                "words are numbered in their order",
-                remedy="give the column the words of the training, each at least once, or none "
-                "that come before others of these",
+                f"of {key}, {word!r} is number {number}, and when the model was trained {was}",
+                remedy="make the partition again with graph.vocabulary, the run's "
+                "checkpoints/selected.json, or name the tables with graph.path",
             )

@@ -280,6 +280,26 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "a slash in an array": (spec("nodes item features", {"a/b": "price"}), ["'a/b' is no name"]),
     "a feature called label": (spec("nodes user features", {"label": "age"}), ["'label' already"]),
     "split and splits": (spec("nodes user splits", {"train": 0.5}), ["split and splits"]),
+    "what else to do with unknown words": (
+        spec("nodes item categories", {"brand": {"column": "brand", "unknown": "buckt"}}),
+        ["nodes.item.categories.brand.unknown (line", "did you mean bucket?"],
+    ),
+    "a category's unknown key": (
+        spec("nodes item categories", {"brand": {"column": "brand", "unknwon": "bucket"}}),
+        ["nodes.item.categories.brand.unknwon (line", "brand.unknown?"],
+    ),
+    "a category without a column": (
+        spec("nodes item categories", {"brand": {"unknown": "bucket"}}),
+        ["nodes.item.categories.brand.column", "'column' is missing"],
+    ),
+    "a category that is a number": (
+        spec("nodes item categories", {"brand": 3}),
+        ["nodes.item.categories.brand", "expected text, got 3"],
+    ),
+    "rare words without a bucket": (
+        spec("nodes item categories", {"brand": {"column": "brand", "min_count": 2}}),
+        ["nodes.item.categories.brand.min_count (line", "set unknown: bucket"],
+    ),
     "shares above 1": (
         spec(
             "nodes item splits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -308,6 +309,16 @@ class TestCategories:
         expected = torch.cat([keys[numbers[USER]["keys"]], dotted[numbers[USER]["a.b"]]], 1)
         assert torch.equal(h[USER], expected)
         assert torch.equal(h[ITEM][:, :6], x[ITEM])
+
+    def test_a_bucket_says_nothing_until_it_is_trained(self) -> None:
+        schema = replace(CATEGORICAL, buckets=((USER, "a.b"), (TAG, "n")))
+        model, plain = network({"kind": "sage"}, schema), network({"kind": "sage"}, CATEGORICAL)
+        keys, dotted = (t.weight for n, t in model.embeddings.items() if "ular" in n)
+        assert not dotted[0].any()
+        assert dotted[1:].all()
+        assert keys.all()
+        dotted.data[0] = [t.weight for n, t in plain.embeddings.items() if "ular" in n][1][0]
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
     def test_layer_by_layer_is_the_same(self) -> None:
         blocks = random_blocks(CATEGORICAL, 2)

@@ -14,13 +14,17 @@ import torch
 import yaml
 
 import raygnn
+from raygnn.config.graphs import TablesGraph
+from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
+from raygnn.graph.partition import ensure_partition
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
 from raygnn.training.asking import Asked
 from raygnn.training.asking import ask as plan
+from raygnn.training.cluster import RayCluster
 from raygnn.training.job import Sizes
 from tests.graphs import on_whole_graph
 from tests.training.conftest import JobFactory, train_on_ranks
@@ -78,29 +82,66 @@ def test_without_labels_and_splits(tmp_path: Path) -> None:
         raygnn.evaluate(run, new_data=True, overrides=data, display=False)
 
 
-def test_words_keep_their_numbers(tmp_path: Path) -> None:
-    """The class no is 0; without it yes would be."""
+def branded(directory: Path, brands: dict[str | None, str], unknown: str, **more: Any) -> Config:
+    """The shop with items of these brands, of which the class can be told by nothing else."""
+    directory.mkdir()
+    config = shop(directory, model={"categories": {"brand": 4}}, **more)
+    file, described = directory / "items.csv", directory / "shop.yaml"
+    items = pd.read_csv(file).assign(x=1.0)
+    items["brand"] = [list(brands)[i % len(brands)] for i in range(len(items))]
+    items["kind"] = [list(brands.values())[i % len(brands)] for i in range(len(items))]
+    items.to_csv(file, index=False)
+    category = f"categories: {{brand: {{column: brand, unknown: {unknown}}}}}, label: kind"
+    described.write_text(described.read_text().replace("label: kind", category))
+    return config
+
+
+def test_words_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a category and of the class: a file of other months has some of the words, and others.
+    What missing brands say is said of unknown ones; what is refused is refused without a Ray."""
+    brands = {"acme": "no", "bolt": "perhaps", "zest": "yes", None: "unsure"}
+    more = {"train": {"epochs": 12, "lr": 0.05}, "sampling": {"batch_size": 16}}
+    run = train_on_ranks(branded(tmp_path / "old", brands, "bucket", **more))
+    brands = {"zest": "yes", "newco": "unsure", "acme": "no"}
+    branded(tmp_path / "new", brands, "bucket")
+    described = tmp_path / "new" / "shop.yaml"
+    found = asked(run, f"graph.path={described}")
+    frame = ask(run, found.config, 2, sizes=found.weights.sizes).to_pandas()
+    assert set(frame["label"]) == {0, 2, 3}
+    assert (frame["prediction"] == frame["label"]).mean() > 0.95
+
+    monkeypatch.setattr(RayCluster, "start", lambda self: pytest.fail("a Ray was started"))
+    described.write_text(described.read_text().replace("bucket", "error"))
+    file = tmp_path / "new" / "items.csv"
+    items = pd.read_csv(file)
+    data, out = [f"graph.path={described}"], tmp_path / "out.parquet"
+    for column in ("brand", "kind"):
+        with pytest.raises(DataError, match=r"'newco' \(100\); 100 of 300 rows") as caught:
+            raygnn.predict(run, out=out, new_data=True, overrides=data, display=False)
+        assert caught.value.where == f"{file}, row 2 (line 3), column {column!r}"
+        kinds = items["kind"].replace("unsure", "newco")
+        items.assign(brand="zest", kind=kinds).to_csv(file, index=False)
+
+
+def test_a_partition_with_other_words(tmp_path: Path) -> None:
+    """Is refused; one that was made with those of the training is not."""
     (tmp_path / "old").mkdir()
-    (tmp_path / "new").mkdir()
     run = train_on_ranks(shop(tmp_path / "old", train={"epochs": 1}))
+    (tmp_path / "new").mkdir()
     config = shop(tmp_path / "new")
-    table = tmp_path / "new" / "items.csv"
-    items = pd.read_csv(table)
-    assert config.graph is not None
-    for kinds, refused in (
-        ({"yes": None}, False),
-        ({"no": "nay"}, "'nay' is number 0, .* 'no' was"),
-        ({"no": None}, "'yes' is number 0, .* 'no' was"),
-    ):
-        changed = items.assign(kind=items["kind"].replace(kinds))
-        changed.loc[changed["kind"].isna(), "fold"] = None
-        changed.to_csv(table, index=False)
-        found = asked(run, f"graph.path={tmp_path / 'new' / 'shop.yaml'}")
-        if refused:
-            with pytest.raises(RuntimeError, match=str(refused)):
-                ask(run, found.config, 2, sizes=found.weights.sizes)
-        else:
-            ask(run, found.config, 2, sizes=found.weights.sizes)
+    items = pd.read_csv(tmp_path / "new" / "items.csv").replace({"no": "yes"})
+    items.to_csv(tmp_path / "new" / "items.csv", index=False)
+    overrides = ["graph=null", f"partition.path={ensure_partition(config, 2).directory}"]
+    with pytest.raises(DataError, match=r"item/label, 'yes' is number 0, .* 'no' was") as caught:
+        asked(run, *overrides)
+    assert "graph.vocabulary" in str(caught.value.remedy)
+    assert isinstance(config.graph, TablesGraph)
+    words = run.path / "checkpoints" / "selected.json"
+    graph = config.graph.model_copy(update={"vocabulary": words})
+    made = ensure_partition(config.model_copy(update={"graph": graph}), 2)
+    found = asked(run, "graph=null", f"partition.path={made.directory}")
+    table = ask(run, found.config, 2, sizes=found.weights.sizes)
+    assert set(table["label"].to_pylist()) == {1}
 
 
 def test_more_classes_than_it_knows(make_job: JobFactory) -> None:

@@ -22,11 +22,12 @@ from raygnn.graph.sources.normalize import normalize
 from raygnn.graph.sources.reverse import add_reverses
 
 
-def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
+def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = True) -> GraphData:
     """Read, check and normalise the graph that a config names.
 
     Args:
         needs_masks: whether there must be nodes or edges for training.
+        trains: whether the graph is trained on; of others masks may be empty.
 
     Returns:
         The graph with ``feat`` ``[N, F]`` (float32; as stored for the format ``dgl``), ``label``
@@ -38,15 +39,15 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True) -> GraphData:
             first bad row; or there is not enough memory to read it.
     """
     try:
-        return _load(graph, needs_masks)
+        return _load(graph, needs_masks, trains)
     except MemoryError as error:
         raise out_of_memory(str(getattr(graph, "path", graph.format)), error) from None
 
 
-def _load(graph: GraphConfig, needs_masks: bool) -> GraphData:
+def _load(graph: GraphConfig, needs_masks: bool, trains: bool) -> GraphData:
     data: GraphData = _module(graph.format).read(graph)
     data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
-    validate.check(data, needs_masks=needs_masks)
+    validate.check(data, needs_masks=needs_masks, trains=trains)
     normalize(data, scaling(graph.format, graph.normalize))
     if wants_reverses(graph):
         add_reverses(data)
@@ -60,7 +61,7 @@ def digest(graph: GraphConfig) -> str:
     DataError where a file can not be read.
     """
     module = _module(graph.format)
-    options = graph.model_dump(mode="json", exclude={"path"})
+    options = graph.model_dump(mode="json", exclude={"path", "vocabulary"})
     options["normalize"] = scaling(graph.format, graph.normalize)
     options["version"] = module.VERSION
     if not wants_reverses(graph):  # what was made before there was the key is the same

@@ -12,7 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from raygnn.config.graphs import TablesGraph
+from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
+from raygnn.graph.partjson import read_json
+from raygnn.graph.sources.files import check_file
 from raygnn.graph.tables.description import edge_type, read_spec
 from raygnn.graph.tables.edges import edge_reader, read_edges
 from raygnn.graph.tables.nodes import Nodes
@@ -25,14 +28,15 @@ _EDGE_ARRAYS = ("src", "dst", "label", "train_mask")
 
 
 def files(graph: TablesGraph) -> list[Path]:
-    """The description, and the tables in its order.
+    """The description, the tables in its order, and the vocabulary if there is one.
 
     Raises:
         ConfigError, DataError: the description is wrong, or there is no such file.
     """
     file, spec = Path(graph.path), read_spec(Path(graph.path))
     tables = (*spec.nodes.values(), *spec.edges.values())
-    return [file, *(each for table in tables for each in resolve(file.parent, table.files))]
+    found = [file, *(each for table in tables for each in resolve(file.parent, table.files))]
+    return found if graph.vocabulary is None else [*found, graph.vocabulary]
 
 
 def reading_bytes(graph: TablesGraph) -> int:
@@ -40,7 +44,7 @@ def reading_bytes(graph: TablesGraph) -> int:
     base, spec = Path(graph.path).parent, read_spec(Path(graph.path))
     total = 0
     for ntype, table in spec.nodes.items():
-        total += Nodes(ntype, table, resolve(base, table.files)).reader.reading_bytes()
+        total += Nodes(ntype, table, resolve(base, table.files), {}).reader.reading_bytes()
     for edges in spec.edges.values():
         held = edge_reader(edges, resolve(base, edges.files)).reading_bytes()
         total += 2 * held if edges.undirected else held
@@ -61,11 +65,12 @@ def read(graph: TablesGraph) -> GraphData:
     """
     file, spec = Path(graph.path), read_spec(Path(graph.path))
     origin = {"": str(file)}
+    vocabulary = {} if graph.vocabulary is None else _vocabulary(graph.vocabulary)
     names: dict[str, list[Any]] = {}
     nodes: dict[str, Nodes] = {}
     for ntype, table in spec.nodes.items():
         found = resolve(file.parent, table.files)
-        nodes[ntype] = Nodes(ntype, table, found)
+        nodes[ntype] = Nodes(ntype, table, found, vocabulary.get(ntype, {}))
         origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in table.features}
         origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in ("label", "train_mask")}
         nodes[ntype].read()
@@ -74,10 +79,12 @@ def read(graph: TablesGraph) -> GraphData:
     for key, edge_table in spec.edges.items():
         etype = edge_type(key, spec)
         assert etype is not None  # seen to by read_spec
+        words = vocabulary.get(etype_str(etype), {})
         if edge_table.reverse is not None:
             reverses[etype] = (etype[2], edge_table.reverse, etype[0])
+            words = words or vocabulary.get(etype_str(reverses[etype]), {})
         found = resolve(file.parent, edge_table.files)
-        read_from, known = read_edges(etype, edge_table, found, nodes)
+        read_from, known = read_edges(etype, edge_table, found, nodes, words)
         edges |= read_from
         for each in map(etype_str, read_from):
             origin |= {f"{each}/{name}": f"{file}: edges.{key}" for name in _EDGE_ARRAYS}
@@ -88,3 +95,25 @@ def read(graph: TablesGraph) -> GraphData:
         names |= {f"{ntype}/{name}": values for name, values in of.names.items()}
     ids = {ntype: each.ids.values for ntype, each in nodes.items()}
     return GraphData(file.stem, frames, edges, origin, ids, names, reverses)
+
+
+def _vocabulary(file: Path) -> dict[str, dict[str, list[Any]]]:
+    """Type → array → what its codes stand for, of a run or a partition.
+
+    Raises:
+        DataError: the file has no words.
+    """
+    check_file(file)
+    found = read_json(file)
+    named = found.get("words", found.get("names"))
+    if not isinstance(named, dict) or not all(isinstance(each, list) for each in named.values()):
+        raise DataError(
+            "has no words of tables",
+            where=str(file),
+            remedy="name a run's checkpoints/selected.json or a partition's raygnn.json",
+        )
+    vocabulary: dict[str, dict[str, list[Any]]] = {}
+    for key, words in named.items():
+        kind, _, name = key.rpartition("/")
+        vocabulary.setdefault(kind, {})[name] = words
+    return vocabulary

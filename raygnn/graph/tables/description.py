@@ -17,6 +17,7 @@ from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.sources.files import check_file
 from raygnn.graph.tables.spec import (
     NAMES,
+    Category,
     EdgeTable,
     Masks,
     NodeTable,
@@ -122,6 +123,8 @@ def _model(key: KeyPath) -> tuple[type[BaseModel], int]:
     """The innermost model that a key belongs to, and the place of its own key in the path."""
     if len(key) < 3 or key[0] not in _TABLES:
         return Spec, 0
+    if len(key) > 4 and key[2] == "categories":
+        return Category, 4
     if len(key) > 3 and key[2] in _INNER:
         return _INNER[str(key[2])], 3
     return _TABLES[str(key[0])], 2
@@ -160,6 +163,10 @@ def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
             yield _taken(key, name, "label and split give")
     for name in nodes.features.keys() & nodes.categories.keys():
         yield _taken((*key, "categories"), name, "features give")
+    for name, category in nodes.categories.items():
+        if category.min_count > 1 and category.unknown == "error":
+            what = "min_count would be ignored: there is no bucket"
+            yield Problem((*key, "categories", name, "min_count"), what, "set unknown: bucket")
     yield from _target_problems(key, nodes)
 
 
@@ -201,13 +208,14 @@ def _edge_problems(
         nodes = spec.nodes[ntype]
         if edges.missing != "add":
             continue
-        if nodes.categories or (nodes.features and nodes.fill is None):
-            lacking = "categories" if nodes.categories else "features, and no fill"
+        filled = all(category.unknown == "bucket" for category in nodes.categories.values())
+        if not filled or (nodes.features and nodes.fill is None):
+            lacking = "features, and no fill" if filled else "categories without a bucket"
             yield Problem(
                 (*key, "missing"),
                 f"a node of type {ntype} that is added would have no values: it has {lacking}",
-                "choose drop or refuse"
-                + ("" if nodes.categories else f", or set nodes.{ntype}.fill"),
+                "choose drop or refuse, or set "
+                + (f"nodes.{ntype}.fill" if filled else "unknown: bucket for the categories"),
             )
 
 

@@ -18,7 +18,11 @@ from raygnn.graph.tables.targets import Targets
 
 
 def read_edges(
-    etype: EdgeType, table: EdgeTable, files: Sequence[Path], nodes: Mapping[str, Nodes]
+    etype: EdgeType,
+    table: EdgeTable,
+    files: Sequence[Path],
+    nodes: Mapping[str, Nodes],
+    vocabulary: Mapping[str, Sequence[Any]],
 ) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]]]:
     """The edges of a table, and the reversed ones if it asks for them, with the same data.
 
@@ -27,6 +31,7 @@ def read_edges(
 
     Args:
         nodes: by type, read; ids that they lack are added where the table says so.
+        vocabulary: see `Nodes`.
 
     Returns:
         Edge type → its edges, and array → what its codes stand for.
@@ -42,7 +47,7 @@ def read_edges(
     if table.time is not None:
         single["time"] = Growing(np.int64)
     times = Times()
-    targets = Targets(table, "edge")
+    targets = Targets(table, "edge", vocabulary.get("label"))
     reader = edge_reader(table, files)
     found = [Growing(np.int64), Growing(np.int64)]
     kept: list[Array] = []  # where rows are dropped

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from raygnn.config.section import Section
-from raygnn.config.types import Fraction, Names, Text, expected
+from raygnn.config.types import Count, Fraction, Names, Text, expected
 
 NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 
@@ -80,11 +80,29 @@ class _Table(Target):
     fill: float | None = Field(None, description="Number in place of missing features.")
 
 
+class Category(Section):
+    """A column of words or whole numbers, each of which gets a learned row."""
+
+    column: Text = Field(description="Name of the column.")
+    unknown: Literal["error", "bucket"] = Field(
+        "error",
+        description="What words that the training does not have do, and missing values: error, or "
+        "bucket, one learned row for all of them.",
+    )
+    min_count: Count = Field(
+        1, description="With bucket: words in fewer rows are in the bucket, too, when training."
+    )
+
+
+def _category(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"column": value}
+
+
 class NodeTable(_Table):
     """The nodes of one type, a row each."""
 
     id: Text = Field(description="Column of ids: whole numbers or text, each once.")
-    categories: dict[Name, Text] = Field(
+    categories: dict[Name, Annotated[Category, BeforeValidator(_category)]] = Field(
         {}, description="Array name → column of words or whole numbers, for model.categories."
     )
 

@@ -3,6 +3,7 @@ of edges alike."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 
 from raygnn.graph.data import MASKS, SPLITS
 from raygnn.graph.tables import codes, shares
-from raygnn.graph.tables.codes import MAX_CLASSES, Codes
+from raygnn.graph.tables.codes import Classes
 from raygnn.graph.tables.columns import Array, numbers
 from raygnn.graph.tables.growing import Growing
 from raygnn.graph.tables.reader import Chunk, Reader
@@ -25,25 +26,26 @@ class Targets:
 
     Args:
         of: what a row is, for errors: ``node`` or ``edge``.
+        vocabulary: the classes that 0, 1, … are to stand for; None = those of the table, sorted.
 
     Attributes:
         columns: those that it reads.
         names: array → what its codes stand for; filled by `take`.
     """
 
-    def __init__(self, table: Target, of: str):
+    def __init__(self, table: Target, of: str, vocabulary: Sequence[Any] | None = None):
         self.table, self.of = table, of
         self.names: dict[str, list[Any]] = {}
         masks = table.masks
         columns = [table.label, table.split]
         columns += [masks.train, masks.val, masks.test] if masks else []
         self.columns = [column for column in columns if column is not None]
-        self._label: Codes | _Numbers | None = None
+        self._label: Classes | _Numbers | None = None
         if table.label is not None:
             self._label = (
                 _Numbers(table.label)
                 if table.label_kind == "number"
-                else Codes(table.label, MAX_CLASSES, "classes", nulls=True)
+                else Classes(table.label, vocabulary)
             )
         self._splits = Growing(np.int8)
 
@@ -68,7 +70,7 @@ class Targets:
         were never added, up to ``num``, have no label and are in no split.
 
         Raises:
-            DataError: a row is in a split and has no label.
+            DataError: a row is in a split and has no label, or a class is not in the vocabulary.
         """
         data: dict[str, Array] = {}
         unknown = None
@@ -76,7 +78,7 @@ class Targets:
             data["label"] = self._label.take(num)
             unknown = np.isnan(data["label"])
         elif self._label is not None:
-            data["label"], self.names["label"] = self._label.take(num)
+            data["label"], self.names["label"] = self._label.take(reader, num)
             unknown = data["label"] < 0
         split = self._drawn(num, unknown, reader)
         if split is not None:
