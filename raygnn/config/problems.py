@@ -17,6 +17,7 @@ from raygnn.config.graphs import FORMATS
 from raygnn.config.schema import SECTIONS, Config
 from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.config.several import OneOfTasks
+from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
 from raygnn.config.yaml_text import KeyPath
 
 # Pydantic's error types in our words; the fields are those of its context.
@@ -42,6 +43,45 @@ _EXPECTATIONS = {
     "too_long": "expected a list of at most {max_length}",
     "literal_error": "expected {expected}",
 }
+
+
+# What other libraries call what is called otherwise here; difflib finds the nearer ones.
+_SYNONYMS = {
+    other: ours
+    for ours, others in {
+        "lr": "learning_rate learningrate",
+        "epochs": "num_epochs n_epochs max_epochs",
+        "max_steps": "num_steps total_steps max_iterations",
+        "hidden": "hidden_dim hidden_size hidden_channels hidden_features num_hidden width",
+        "layers": "num_layers n_layers depth",
+        "heads": "num_heads n_heads num_attention_heads",
+        "dropout": "dropout_rate dropout_p drop_rate",
+        "norm": "normalization batch_norm layer_norm",
+        "activation": "activation_fn nonlinearity",
+        "aggregator": "aggr aggregation",
+        "weight_decay": "wd l2",
+        "clip": "grad_clip clip_norm max_grad_norm gradient_clip_val",
+        "accumulate": "gradient_accumulation_steps accumulate_grad_batches",
+        "schedule": "scheduler lr_scheduler lr_schedule",
+        "patience": "early_stopping",
+        "fanout": "fan_out fanouts num_neighbors num_neighbours neighbors",
+        "workers": "num_workers num_trainers world_size",
+        "parts": "num_parts num_partitions",
+        "gcn": "graphconv graph_conv gcnconv",
+        "sage": "graphsage graph_sage sageconv",
+        "gat": "gatconv",
+        "gatv2": "gatv2conv",
+        "gin": "ginconv",
+        "rgcn": "relgraphconv rgcnconv",
+        "none": "mlp linear",
+        "fp32": "float32 float",
+        "bf16": "bfloat16",
+        "ntype": "node_type target_node_type",
+    }.items()
+    for other in others.split()
+}
+
+_NO_EDGE_FEATURES = {"edge_features", "edge_feats", "edge_attr", "edge_dim"}
 
 
 @dataclass(frozen=True)
@@ -88,10 +128,18 @@ def _short(text: str, limit: int = 60) -> str:
 
 
 def nearest(word: Any, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` most resembles, if any does."""
+    """The known word that ``word`` is another name of, or most resembles, if any."""
     by_letters = {other.casefold(): other for other in known}
+    if (ours := _ours(word)) in by_letters:
+        return by_letters[ours]
     close = difflib.get_close_matches(str(word)[:100].casefold(), by_letters, n=1, cutoff=0.6)
     return by_letters[close[0]] if close else None
+
+
+def _ours(word: Any) -> str:
+    """What we call what other libraries call so."""
+    text = str(word)[:100].casefold().replace("-", "_")
+    return _SYNONYMS.get(text, text)
 
 
 def schema_problems(error: ValidationError) -> list[Problem]:
@@ -154,7 +202,7 @@ def missing_key(key: KeyPath, field: FieldInfo | None) -> Problem:
 def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:
     """A value that is not what its key takes."""
     what = f"{_wanted(detail)}, got {show(detail['input'])}"
-    return Problem(key, what, _for_value(detail, field))
+    return Problem(key, what, _for_value(key, detail, field))
 
 
 def _wanted(detail: ErrorDetails) -> str:
@@ -191,6 +239,11 @@ def _one_of(word: Any, known: Iterable[str]) -> str:
 
 def _for_unknown(word: str, key: KeyPath, known: Iterable[str]) -> str:
     """Where the key belongs: a near name in its section, else the same name in another."""
+    if word.casefold() in _NO_EDGE_FEATURES:
+        return (
+            "remove it: no model reads features of edges yet; sampling.edge_weight draws "
+            "neighbours by an array of edges"
+        )
     here = unknown_key(key, known).remedy
     if nearest(word, known):
         return here
@@ -199,12 +252,12 @@ def _for_unknown(word: str, key: KeyPath, known: Iterable[str]) -> str:
         return f"remove it: only the formats {', '.join(others)} have it, unlike this one"
     places = [("", Config.model_fields), *((n + ".", s.model_fields) for n, s in SECTIONS.items())]
     for prefix, names in places:
-        if word in names:
-            return f"did you mean {prefix}{word}? known here: {', '.join(known)}"
+        if (ours := _ours(word)) in names:
+            return f"did you mean {prefix}{ours}? known here: {', '.join(known)}"
     return here
 
 
-def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
+def _for_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> str:
     """The likely slip if there is one, else the key's meaning and default."""
     kind, value = detail["type"], detail["input"]
     if kind == "string_type" and isinstance(value, (bool, int, float)):
@@ -219,7 +272,8 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
         return "write false"
     if field is None:
         return "correct the value"
-    if kind == "literal_error" and (close := nearest(value, _choices(field.annotation))):
+    kinds = (*MODEL_FAMILIES, NO_LAYERS) if key == ("model", "kind") else ()
+    if close := nearest(value, kinds or _choices(field.annotation) * (kind == "literal_error")):
         return f"did you mean {close}?"
     if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
         return f"correct it: {field.description}"

@@ -248,6 +248,7 @@ def _input_paths(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition.path
     if isinstance(graph, PlanetoidGraph):
         yield from _input(("graph", "path"), graph.path, directory=True)
+        yield from _planetoid_name(graph)
     elif isinstance(graph, (NpzGraph, DglGraph, TablesGraph)):
         yield from _input(("graph", "path"), graph.path, directory=False)
     elif isinstance(graph, (TriplesGraph, ManyGraphs)) and graph.path is not None:
@@ -281,6 +282,22 @@ def _input(key: tuple[str, ...], path: Path, *, directory: bool | None) -> Itera
         yield Problem(key, f"{path} is a directory, expected a file", "name the file in it")
     elif not os.access(path, os.R_OK):
         yield Problem(key, f"{path} may not be read", "change its permissions, or run as its owner")
+
+
+def _planetoid_name(graph: PlanetoidGraph) -> Iterator[Problem]:
+    try:
+        files = os.listdir(graph.path)
+    except OSError:
+        return  # said of the path, or by what reads the files
+    if f"ind.{graph.name}.x" in files:
+        return
+    there = sorted(f[4:-2] for f in files if f.startswith("ind.") and f.endswith(".x"))
+    close = nearest(graph.name, [*there, "cora", "citeseer", "pubmed"])
+    yield Problem(
+        ("graph", "name"),
+        f"{graph.path} has no file ind.{graph.name}.x",
+        (f"did you mean {close}? " if close else "") + f"there are: {', '.join(there) or 'none'}",
+    )
 
 
 def _unseen(key: tuple[str, ...], path: Path) -> Problem | None:

@@ -15,7 +15,10 @@ import raygnn
 from raygnn.config.duration import Duration
 from raygnn.config.graphs import NpzGraph, PlantedGraph
 from raygnn.config.load import load_config
+from raygnn.config.problems import _SYNONYMS, nearest
+from raygnn.config.schema import SECTIONS as CLASSES
 from raygnn.config.schema import Config
+from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import ConfigError
 
@@ -332,3 +335,20 @@ def test_any_other_file_is_a_config_error(content: bytes, tmp_path: Path) -> Non
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"job\.yaml"):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        *(("learning_rate", "lr"), ("num_epochs", "epochs"), ("hidden_dim", "hidden")),
+        *(("hidden_size", "hidden"), ("num_layers", "layers"), ("dropout_rate", "dropout")),
+        *(("weight-decay", "weight_decay"), ("fan_out", "fanout"), ("fanouts", "fanout")),
+        *(("num_neighbors", "fanout"), ("num_workers", "workers"), ("graphconv", "gcn")),
+    ],
+)
+def test_what_others_call_our_names(word: str, ours: str) -> None:
+    names = {*Config.model_fields, *MODEL_FAMILIES}
+    for section in CLASSES.values():
+        names |= {*section.model_fields}
+    assert set(_SYNONYMS.values()) <= names | {NO_LAYERS, "fp32", "bf16"}
+    assert nearest(word, sorted(names)) == ours

@@ -81,6 +81,25 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         graph("{format: planted, nodes: 100, path: x}"),
         ("graph.path (line 2)", "npz"),
     ),
+    "another library's key": (
+        GOOD + "train: {learning_rate: 1}\n",
+        ("train.learning_rate (line 7)", "did you mean train.lr?"),
+    ),
+    "another library's key elsewhere": (
+        model("{kind: gcn, learning-rate: 1}"),
+        ("model.learning-rate", "did you mean train.lr?"),
+    ),
+    "neighbours": (GOOD + "sampling: {num_neighbors: [9]}\n", ("mean sampling.fanout?",)),
+    "features of edges": (
+        model("{kind: gcn, edge_features: [w]}"),
+        ("model.edge_features", "no model reads features of edges yet"),
+    ),
+    "another library's model": (model("{kind: GraphSAGE}"), ("model.kind", "did you mean sage?")),
+    "misspelt model": (model("{kind: gatv3}"), ("model.kind", "did you mean gatv2?")),
+    "misspelt planetoid graph": (
+        graph("{format: planetoid, path: ., name: citeser}"),
+        ("graph.name (line 2)", "ind.citeser.x", "did you mean citeseer? there are: none"),
+    ),
     "unprintable key": (GOOD + '"a\\e[31m": 1\n', ("\\x1b",)),
     "no name": (
         without("name: small\n"),
@@ -168,7 +187,7 @@ CASES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         GOOD + "cluster:\n  allow: [hardware_unifrom, a, a, a]\n",
         ("cluster.allow (line 8)", "no check 'hardware_unifrom', 'a'", "mean hardware_uniform?"),
     ),
-    "no check at all": (GOOD + "cluster: {allow: [a]}\n", ("checks are: bf16_is_there, ",)),
+    "no check at all": (GOOD + "cluster: {allow: [a]}\n", ("checks are: batch_size_fits, ",)),
     "check that must hold": (
         GOOD + "cluster: {allow: [resources_fit, name_free]}\n",
         ("cluster.allow", "resources_fit, name_free cannot be allowed"),
