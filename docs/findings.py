@@ -184,6 +184,15 @@ ABOUT = {
         "tested with would be no test.",
         "Give tasks on the same edges the same `split`, or the edges masks.",
     ),
+    "batch_size_fits": About(
+        "An epoch is then one step with fewer seeds, and as many epochs as usual train little.",
+        "Lower `sampling.batch_size`, which is of one worker, or train for more epochs.",
+    ),
+    "edge_arrays_read": About(
+        "Features, weights and times of edges are stored with the graph, and models read nodes' "
+        "features alone; weights can decide which neighbours are drawn (`sampling.edge_weight`).",
+        "Leave them out, or put what they say into features of nodes.",
+    ),
     "memory_fits": About(
         "The kernel kills a process for memory without a word to the others.",
         "Add nodes, take larger ones, or lower `sampling.cache`, `model.hidden` or "

@@ -86,7 +86,7 @@ def make_partition(**changes: object) -> PartitionFacts:
         fingerprint="f" * 64,
         nodes={"_N": 2708},
         columns=make_columns(),
-        splits={"train": 140, "val": 500, "test": 1000},
+        splits={"train": 1200, "val": 500, "test": 1000},
     )
     return replace(facts, **changes)
 

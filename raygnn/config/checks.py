@@ -32,6 +32,8 @@ ALLOWABLE = (
     "parts_agree",
     "fold_is_unseen",
     "splits_agree",
+    "batch_size_fits",
+    "edge_arrays_read",
     "memory_fits",
     "disk_space",
     "cache_space",

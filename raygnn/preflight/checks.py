@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from raygnn.preflight import (
+    advice_checks,
     comm_checks,
     data_checks,
     device_checks,
@@ -54,6 +55,8 @@ CHECKS: tuple[Check, ...] = (
     data_checks.nodes_to_train_on,
     data_checks.fold_is_unseen,
     data_checks.splits_agree,
+    advice_checks.batch_size_fits,
+    advice_checks.edge_arrays_read,
     node_checks.memory_fits,
     node_checks.disk_space,
     node_checks.cache_usable,

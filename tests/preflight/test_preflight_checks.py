@@ -53,6 +53,11 @@ def typed(*ntypes: str) -> PartitionFacts:
 GPU_JOB = {"cluster__gpus_per_worker": 1}
 GPUS = (Gpu("H100", "GPU-1", capability=(9, 0)), Gpu("H100", "GPU-2", capability=(9, 0)))
 WITH_GPUS = make_resources(("a", 2, 2))
+DATE = Column("int64", ())
+DATED = {
+    etype: {"weight": Column("float32", ()), "at": DATE, "train_mask": Column("bool", ())}
+    for etype in (("_N", "cites", "_N"), ("_N", "by", "_N"))
+}
 
 # name of the case → (job, check that speaks, severity, words in what it says)
 SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
@@ -235,6 +240,20 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         ),
         *("fold_is_unseen", "warn", ["selects the best epoch"]),
     ),
+    "a batch of all training nodes": (
+        lambda: make_job(partition=make_partition(splits={"train": 1023, "val": 1, "test": 1})),
+        *("batch_size_fits", "info", ["a batch of 2 × 512 seeds", "1,023 training nodes"]),
+    ),
+    "weights and times of edges": (
+        lambda: make_job(partition=make_partition(edges=DATED)),
+        *("edge_arrays_read", "info", ["_N:cites:_N, _N:by:_N have at, weight", "no model reads"]),
+    ),
+    "features of edges beside weights": (
+        lambda: make_job(
+            make_config(sampling__edge_weight="weight"), partition=make_partition(edges=DATED)
+        ),
+        *("edge_arrays_read", "info", ["_N:cites:_N, _N:by:_N have at, which"]),
+    ),
     "tasks that divide the same edges": (
         lambda: make_job(
             make_config(
@@ -369,6 +388,17 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
 
 SILENT: dict[str, Callable[[], Job]] = {
     "one node": make_job,
+    "as many seeds as a batch": lambda: make_job(
+        partition=make_partition(splits={"train": 1024, "val": 1, "test": 1})
+    ),
+    "weights of edges to draw by": lambda: make_job(
+        make_config(sampling__edge_weight="weight"),
+        partition=make_partition(edges={("_N", "cites", "_N"): {"weight": DATE, "label": DATE}}),
+    ),
+    "relations": lambda: make_job(
+        make_config(model__kind="rgcn"),
+        partition=make_partition(edges={("_N", "cites", "_N"): {"relation": DATE}}),
+    ),
     "two nodes": lambda: make_job(nodes=two(), resources=make_resources(("a", 2, 0), ("b", 2, 0))),
     "another patch of python": lambda: make_job(nodes=two(python="3.11.9")),
     "versions that may differ": lambda: make_job(
