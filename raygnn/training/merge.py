@@ -24,7 +24,8 @@ def merge(
 
     Args:
         out: takes the Parquet file.
-        names: column of ids → pyarrow array, what to write in place of each.
+        names: column of numbers → pyarrow array, what to write in place of each; columns that the
+            files do not have are passed over.
 
     Returns:
         The number of rows. Of no files there are none, and nothing is written.
@@ -42,7 +43,11 @@ def merge(
         if not sources:
             return 0
         schema = sources[0].schema_arrow
-        named = {schema.get_field_index(c): values for c, values in (names or {}).items()}
+        named = {
+            schema.get_field_index(column): values
+            for column, values in (names or {}).items()
+            if column in schema.names
+        }
         for place, values in named.items():
             schema = schema.set(place, pa.field(schema.field(place).name, values.type))
         writer = opened.enter_context(pq.ParquetWriter(out, schema))

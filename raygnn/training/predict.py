@@ -91,8 +91,9 @@ def predict(
     Returns:
         The file. Columns: ``node`` (its id in the user's graph: a number, or of
         tables what they call it), ``edge`` (its number) with ``source``, ``target`` and
-        ``relation``, or ``graph``; ``prediction`` (a class, a number or a list of them),
-        ``probability`` (of the class), ``split``, ``label`` (null where unknown), and ``scores``;
+        ``relation``, or ``graph``; ``prediction`` (a class, of tables its word; a number or a list
+        of them), ``probability`` (of the class), ``split``, ``label`` (as ``prediction``, null
+        where unknown), and ``scores``, of the classes in the order of their numbers;
         of links ``score`` instead; rows in order of the number.
 
     Raises:
@@ -249,8 +250,8 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
         key = asked.one.task.unit
         if request.get("embeddings"):
             key = "graph" if asked.config.task.of_graphs else "node"
-        ids = _ids(plan, asked.task, request.get("ntype"), key)
-        _merge(place / ROWS, found, key, file, overwrite, asked.show, ids)
+        names = _names(plan, asked, request.get("ntype"), key)
+        _merge(place / ROWS, found, key, file, overwrite, asked.show, names)
     left_out = found.get("left_out", 0)
     made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
     if left_out:
@@ -281,18 +282,18 @@ def free_file(file: Path, overwrite: bool) -> Path:
     return file
 
 
-def _ids(plan: Plan, task: str, ntype: str | None, key: str) -> dict[str, Any]:
-    """Column → what the user calls the nodes or relations in it; none where that is their number.
+def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, Any]:
+    """Column → what the user calls the nodes, relations or classes in it; none where that is their
+    number.
 
     Args:
-        task: see `Asked`.
         ntype: of the nodes, if it is not the one that the task is about.
         key: the first column.
 
     Raises:
         DataError: the partition's file of them is damaged.
     """
-    goal = plan.goals[task] if task in plan.goals else next(iter(plan.goals.values()))
+    goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
     if plan.input.place is None or (goal.ntype is None and goal.edges is None):
         return {}
     import pyarrow as pa
@@ -300,6 +301,7 @@ def _ids(plan: Plan, task: str, ntype: str | None, key: str) -> dict[str, Any]:
     from raygnn.graph.idfile import read_ids
 
     meta = read_meta(plan.input.place)
+    words = {**(meta.manifest or {}).get("names", {}), **(asked.weights.words or {})}
     if goal.edges is None or key == "node":
         if ntype is None:
             ntype = goal.ntype if goal.edges is None else goal.edges.etype[0]
@@ -308,9 +310,14 @@ def _ids(plan: Plan, task: str, ntype: str | None, key: str) -> dict[str, Any]:
     else:
         etype, relation = goal.edges.etype, goal.edges.relation
         found = {"source": read_ids(meta, etype[0]), "target": read_ids(meta, etype[2])}
-        names = (meta.manifest or {}).get("names", {}).get(f"{etype_str(etype)}/{relation}")
+        names = words.get(f"{etype_str(etype)}/{relation}")
         if names is not None:
             found["relation"] = pa.array(names)
+    kind = goal.ntype if goal.edges is None else etype_str(goal.edges.etype)
+    classes = words.get(f"{kind}/{asked.one.task.target}")
+    if classes is not None and asked.one.task.classifies:
+        spare = [None] * (2 - len(classes))  # a model has two classes at least
+        found |= dict.fromkeys(("prediction", "label"), pa.array([*classes, *spare]))
     return {column: names for column, names in found.items() if names is not None}
 
 
@@ -321,9 +328,9 @@ def _merge(
     file: Path,
     overwrite: bool,
     show: Display,
-    ids: Mapping[str, Any] | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> None:
-    """Put the ranks' rows into one file, sorted, with the user's ids where there are some."""
+    """Put the ranks' rows into one file, sorted, with what the user calls the numbers in them."""
     from raygnn.training.merge import merge
 
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
@@ -333,7 +340,7 @@ def _merge(
         storage_errors(file, InputError, "choose another --out"),
         replacing(file) as out,
     ):
-        rows = merge(files, out, key, ids)
+        rows = merge(files, out, key, names)
         if rows != found["rows"]:
             raise TrainingError(
                 f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",

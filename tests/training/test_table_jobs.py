@@ -105,7 +105,10 @@ def test_the_command(tmp_path: Path) -> None:
     raygnn.train(config, display=False)
     raygnn.predict(config.run_dir, out=tmp_path / "out.parquet", display=False)
     items = pd.read_csv(tmp_path / "items.csv")
-    assert pd.read_parquet(tmp_path / "out.parquet")["node"].tolist() == items["name"].tolist()
+    frame = pd.read_parquet(tmp_path / "out.parquet")
+    assert frame["node"].tolist() == items["name"].tolist()
+    assert frame["label"].tolist() == items["kind"].tolist()
+    assert set(frame["prediction"]) <= {"no", "yes"}
 
 
 def test_numbers_that_stand_for_words_are_not_predicted(tmp_path: Path) -> None:
