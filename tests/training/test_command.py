@@ -374,7 +374,10 @@ def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
     first, where = err.splitlines()[:2]
     assert first == "error: ValueError: the sixth batch is not to my liking"
     assert "rank 1" in where
-    assert "models.py" in err
+    assert re.search(r"^  \S+/tests/training/models.py:\d+ in forward$", err, re.M)
+    assert "site-packages" not in err  # the whole trace is elsewhere
+    (log,) = re.findall(r"^  the whole trace is in (\S+/logs/rank-1.log)$", err, re.M)
+    assert "site-packages/lightning" in Path(log).read_text()
     assert command.leaves_nothing()
 
 
