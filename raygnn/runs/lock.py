@@ -2,20 +2,30 @@
 
 The file holds who has it (host, pid, start of that process), or nothing. ``flock`` makes taking
 it atomic, and the kernel drops it with the process; the content tells other hosts and readers,
-and keeps the lock where a filesystem has no ``flock``.
+and keeps the lock where a filesystem has no ``flock``, or one that other hosts do not see.
+
+What can be had of ``flock`` does not tell which of these it is. So the holder also moves the file's
+time every few seconds, and the claim of another host is stale when that has stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import socket
+import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from raygnn.errors import InputError
+
+_BEAT = 3.0  # seconds between signs of life
+_SILENCE = 30.0  # seconds without one, by the clock of whoever waits, after which a claim is stale
+_LOOK = 1.0  # seconds between looks for one
 
 _NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -60,14 +70,21 @@ def holder(path: Path) -> Holder | None:
 
 
 class Lock:
-    """A lock that is held from :meth:`acquire` until :meth:`release` or the process's end."""
+    """A lock that is held from :meth:`acquire` until :meth:`release` or the process's end.
+
+    Attributes:
+        stale: the process of another host whose claim gave way, if one did.
+    """
 
     def __init__(self, path: Path):
         self.path = path
+        self.stale: Holder | None = None
         self._descriptor: int | None = None
+        self._released = threading.Event()
 
     def acquire(self) -> None:
-        """Take the lock, over from a dead process too.
+        """Take the lock, over from a dead process too; one of another host is waited for, half a
+        minute, for a sign of life.
 
         Raises:
             InputError: another live process holds it.
@@ -78,7 +95,7 @@ class Lock:
             try:
                 taken = not _flock(descriptor)
                 found = _parse(os.pread(descriptor, 4096, 0))
-                if taken or (found and found.alive()):
+                if taken or (found and found.alive() and (found.local or self._beats())):
                     raise self._busy(found)
                 if not _same_file(descriptor, self.path):
                     os.close(descriptor)  # removed with its directory meanwhile: look again
@@ -89,13 +106,32 @@ class Lock:
                 os.close(descriptor)
                 raise
             self._descriptor = descriptor
+            self.stale = found if found and not found.local else None
+            self._released.clear()
+            threading.Thread(target=self._beat, name="raygnn-lock", daemon=True).start()
 
     def release(self) -> None:
         """Give the lock back; the file stays, empty. Harmless when not held."""
+        self._released.set()
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _beat(self) -> None:
+        """Move the file's time until the lock is given back."""
+        while not self._released.wait(_BEAT):
+            with contextlib.suppress(OSError):  # storage that is away for a while
+                os.utime(self.path)
+
+    def _beats(self) -> bool:
+        """Whether a holder on another host gives a sign of life, in time."""
+        before, deadline = _changed(self.path), time.monotonic() + _SILENCE
+        while time.monotonic() < deadline:
+            time.sleep(_LOOK)
+            if _changed(self.path) != before:
+                return True
+        return False
 
     def _busy(self, found: Holder | None) -> InputError:
         if found is None:
@@ -104,7 +140,7 @@ class Lock:
             who, remedy = f"process {found.pid}", "wait for it, stop it, or choose another name"
         else:
             who = f"process {found.pid} on {found.host}"
-            remedy = f"choose another name; if that process is gone, delete {self.path}"
+            remedy = "wait for it, stop it there, or choose another name"
         return InputError(
             f"{who} is writing into this run directory",
             where=str(self.path.parent),
@@ -122,6 +158,12 @@ def _flock(descriptor: int) -> bool:
         if error.errno not in _NO_FLOCK:
             raise
     return True
+
+
+def _changed(path: Path) -> int:
+    """The file's time; it is opened, so that a network file system looks at it anew."""
+    with open(path, "rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from raygnn.config.yaml_text import write_yaml
-from raygnn.errors import InputError
+from raygnn.errors import InputError, TrainingError
 from raygnn.runs.files import (
     json_text,
     plain,
@@ -39,12 +40,33 @@ REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
+_TOKEN = ".run-"
 
 # the variable with the id of the job on a cluster that this command is
 JOB = "RAYGNN_JOB"
 
 # First line of every config.yaml we write: what tells a run directory from any other.
 MARK = "# raygnn run: the configuration as it was resolved\n"
+
+
+def lost(path: Path, token: str) -> str | None:
+    """What has become of a run directory since a command began to write into it.
+
+    Args:
+        token: see `RunDir`.
+
+    Returns:
+        ``removed``, ``replaced`` (by another directory, or another command took it over), or None
+        where it is there, or storage is away with an error, which tells nothing.
+    """
+    for place, what in ((path, "removed"), (path / token, "replaced")):
+        try:
+            os.stat(place)
+        except FileNotFoundError:
+            return what
+        except OSError:
+            return None
+    return None
 
 
 def is_run(path: Path) -> bool:
@@ -65,6 +87,8 @@ class RunDir:
     Attributes:
         path: absolute path of the directory.
         begun: whether :meth:`begin` was called; until then what lies there is an earlier run's.
+        token: name of a file in it that no other directory has, and no other command makes; empty
+            before :meth:`begin`.
     """
 
     def __init__(self, path: Path, mode: Mode):
@@ -72,6 +96,7 @@ class RunDir:
         self.begun = False
         self._mode = mode
         self._made: list[Path] = []
+        self.token = ""
         self._lock = Lock(path / LOCK)
 
     @classmethod
@@ -123,6 +148,11 @@ class RunDir:
             if self._mode == "overwrite":
                 self._clear()
             self.begun = True
+            for old in self.path.glob(f"{_TOKEN}*"):  # of a command that was killed
+                old.unlink()
+            token = f"{_TOKEN}{uuid.uuid4().hex}"
+            (self.path / token).touch()
+            self.token = token
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
             (self.path / LOGS).mkdir(exist_ok=True)
             # The config first: what has it is recognised as a run, however early this ends.
@@ -135,6 +165,34 @@ class RunDir:
             summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
             write_atomic(self.path / SUMMARY, json_text({**summary, "status": "running"}))
 
+    def notes(self) -> Iterator[str]:
+        """What the user should know of the claim, a line each."""
+        if stale := self._lock.stale:
+            yield (
+                f"process {stale.pid} on {stale.host}, which was writing into {self.path}, gives "
+                "no sign of life: this command takes its place"
+            )
+
+    @property
+    def lost(self) -> str | None:
+        """See :func:`lost`."""
+        return lost(self.path, self.token)
+
+    def check(self) -> None:
+        """See that the directory is still the one that this command claimed.
+
+        Raises:
+            TrainingError: it is not.
+        """
+        if lost := self.lost:
+            raise TrainingError(
+                f"the run directory was {lost} while the run trained, so its records and "
+                "checkpoints are lost",
+                where=str(self.path),
+                remedy="put it back where it was and train with --resume, or start over; leave it "
+                "in its place while its run trains",
+            )
+
     @property
     def summary(self) -> dict[str, Any]:
         """``summary.json`` as it is now."""
@@ -146,6 +204,7 @@ class RunDir:
         Raises:
             TrainingError: it cannot be written.
         """
+        self.check()
         with storage_errors(self.path / SUMMARY):
             write_atomic(self.path / SUMMARY, json_text({**self.summary, **entries}))
 
@@ -180,7 +239,9 @@ class RunDir:
 
     def release(self) -> None:
         """Let go of the directory; when no run began, what :meth:`create` made is removed again."""
-        if not is_run(self.path) and _is_free(self.path):
+        if self.lost is None and self.token:
+            (self.path / self.token).unlink(missing_ok=True)
+        if not self.begun and not is_run(self.path) and _is_free(self.path):
             (self.path / LOCK).unlink(missing_ok=True)
             for directory in self._made:
                 try:

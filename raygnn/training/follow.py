@@ -37,7 +37,7 @@ def reported(run: RunDir, show: Display) -> Iterator[None]:
         yield
     finally:
         show.on_note = None
-        if run.begun:
+        if run.begun and run.lost is None:
             with suppress(Exception):  # it can be written again, and must hide nothing
                 write_report(Run(run.path))
 

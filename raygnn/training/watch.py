@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
@@ -49,7 +48,7 @@ def watch(
     """Make the partition if there is none, then show the records; returns the parts.
 
     Raises:
-        TrainingError: the workers do not start.
+        TrainingError: the workers do not start, or the run directory is gone.
     """
     made = plan.input.made(show)
     _note_parts(run, made)
@@ -67,7 +66,7 @@ def watch(
         total_steps = min(total, train.max_steps or total)
         run.update_summary(total_steps=total_steps, metric=config.metric)
     told, starts = 0.0, max(1, launch.starts)
-    storage = _Storage(run.path, show)
+    storage = _Storage(run, show, config.fault.storage_timeout.seconds)
     preemption = Preemption(run.path, launch.cluster, show)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
@@ -90,6 +89,7 @@ def watch(
             time.sleep(_POLL)
             records = []
     news.look()
+    run.check()
     return made.parts
 
 
@@ -115,16 +115,34 @@ class News:
 
 
 class _Storage:
-    """Says that nothing can be written, which ranks can write nowhere."""
+    """Says that nothing can be written, which ranks can write nowhere, and sees that the run
+    directory is still the run's.
 
-    def __init__(self, path: Path, show: Display):
-        self._file = path / ".room"
+    Args:
+        patience: seconds for which it may be gone, as where a mount is made anew.
+    """
+
+    def __init__(self, run: RunDir, show: Display, patience: float):
+        self._run = run
+        self._file = run.path / ".room"
         self._show = show
+        self._patience = patience
+        self._there = time.monotonic()
         self._next = 0.0
         self._told = False
 
     def look(self) -> None:
-        if time.monotonic() < self._next:
+        """To be called often.
+
+        Raises:
+            TrainingError: the run directory was replaced, or removed and not put back.
+        """
+        lost, now = self._run.lost, time.monotonic()
+        if lost is None:
+            self._there = now
+        elif lost == "replaced" or now - self._there >= self._patience:
+            self._run.check()
+        if now < self._next:
             return
         self._next = time.monotonic() + _APART
         try:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from raygnn.errors import InputError, TrainingError
-from raygnn.runs import store
+from raygnn.runs import lock, store
 from raygnn.runs.files import json_text, storage_errors, storage_path, write_atomic
 from raygnn.runs.lock import Holder
 from raygnn.runs.run import open_run
@@ -233,12 +235,89 @@ def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
             RunDir.create(str(tmp_path), "a", mode="resume")
 
 
-def test_a_lock_of_another_host_is_kept(tmp_path: Path) -> None:
-    path = finished(tmp_path)
-    (path / ".lock").write_text('{"host": "far-away", "pid": 1, "started": 5}')
-    with pytest.raises(InputError, match="process 1 on far-away") as caught:
-        RunDir.create(str(tmp_path), "a", mode="resume")
-    assert str(path / ".lock") in str(caught.value.remedy)
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lock file of a run that a process on another host has."""
+    monkeypatch.setattr(lock, "_LOOK", 0.01)
+    path = finished(tmp_path) / ".lock"
+    path.write_text('{"host": "far-away", "pid": 1, "started": 5}')
+    return path
+
+
+def test_a_lock_of_a_live_process_on_another_host_is_kept(foreign: Path) -> None:
+    """Also where that host's flock is not seen here."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.01):
+            os.utime(foreign)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(InputError, match="process 1 on far-away") as caught:
+            RunDir.create(str(foreign.parents[1]), "a", mode="resume")
+    finally:
+        stop.set()
+        thread.join()
+    assert "stop it there" in str(caught.value.remedy)
+
+
+def test_a_lock_of_a_dead_process_on_another_host_gives_way(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_SILENCE", 0.1)
+    with RunDir.create(str(foreign.parents[1]), "a", mode="resume") as run:
+        (note,) = run.notes()
+        assert "process 1 on far-away" in note
+        assert json.loads(foreign.read_text()) == Holder.here().__dict__
+    with RunDir.create(str(foreign.parents[1]), "a", mode="resume") as run:
+        assert not [*run.notes()]
+
+
+def test_a_lock_that_another_host_has_is_not_waited_for(foreign: Path) -> None:
+    """Where locks work across hosts."""
+    with open(foreign) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="process 1 on far-away"):
+            RunDir.create(str(foreign.parents[1]), "a", mode="resume")
+
+
+def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_BEAT", 0.01)
+    monkeypatch.setattr(lock, "_LOOK", 0.01)
+    with RunDir.create(str(tmp_path), "a") as run:
+        run.begin(CONFIG)
+        assert run._lock._beats()
+    monkeypatch.setattr(lock, "_SILENCE", 0.1)
+    assert not run._lock._beats()
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+def test_a_directory_that_is_gone_is_noticed(what: str, tmp_path: Path) -> None:
+    """Nothing is written into, or removed from, what lies in its place."""
+    with RunDir.create(str(tmp_path), "a") as run:
+        run.begin(CONFIG)
+        assert run.lost is None
+        run.update_summary(steps=3)
+        shutil.rmtree(run.path)
+        if what == "replaced":
+            run.path.mkdir()
+        assert run.lost == what
+        with pytest.raises(TrainingError, match=f"was {what} while") as caught:
+            run.update_summary(status="done")
+        assert (caught.value.where, caught.value.exit_code) == (str(run.path), 4)
+        assert "put it back" in str(caught.value.remedy)
+    assert [*tmp_path.rglob("*")] == ([run.path] if what == "replaced" else [])
+
+
+def test_a_directory_that_was_moved_away_and_back_is_the_same(tmp_path: Path) -> None:
+    with RunDir.create(str(tmp_path), "a") as run:
+        run.begin(CONFIG)
+        run.path.rename(tmp_path / "b")
+        assert run.lost == "removed"
+        (tmp_path / "b").rename(run.path)
+        run.update_summary(status="done")
 
 
 def test_a_pid_that_was_given_to_another_process_does_not_hold(tmp_path: Path) -> None:
