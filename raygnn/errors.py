@@ -106,6 +106,7 @@ class TrainingError(RaygnnError):
 
     ``run`` is the run directory, once there is one: ``raygnn diagnose`` says more of it.
     ``direct`` is whether that rank could say it itself; else it is what others made of it.
+    ``final`` is whether a new start would meet it again, so that there is to be none.
     """
 
     exit_code = 4
@@ -124,6 +125,7 @@ class TrainingError(RaygnnError):
         self.trace = trace
         self.run: str | None = None
         self.direct = True
+        self.final = False
 
 
 class GuardError(TrainingError):

@@ -197,7 +197,7 @@ class FaultConfig(Section):
         Duration(60.0),
         description="Longest wait for storage that is full or away, where a run cannot go on "
         "without it: where it starts and where it ends. In between, records wait and checkpoints "
-        "are left out.",
+        "are left out. Slow storage is waited for as long as it takes some bytes in this time.",
     )
     heartbeat: Duration = Field(
         Duration(60.0),

@@ -20,6 +20,7 @@ from raygnn.errors import DataError, InputError, RaygnnError, TrainingError
 LARGEST_JSON = 64 * 2**20  # bytes
 _SHOWN = 200  # characters of a path that is none
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_LASTING = {*_FULL, errno.EROFS}  # what a new start would meet again
 _APART = 1.0  # seconds between tries
 
 T = TypeVar("T")
@@ -62,24 +63,38 @@ def local_path(text: str, where: str) -> Path:
     )
 
 
+def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[str, str]:
+    """What is wrong with storage, in our words, and what to do about it.
+
+    Args:
+        instead: what else the user can do than to mend that place.
+    """
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        what = f"the disk or the quota is full: {reason}"
+        return what, f"free space or raise the quota there, or {instead}"
+    return f"it cannot be written: {reason}", f"make it writable for this user, or {instead}"
+
+
 @contextmanager
 def storage_errors(
     path: Path, kind: type[RaygnnError] = TrainingError, instead: str = "change storage"
 ) -> Iterator[None]:
     """Turn an :class:`OSError` about ``path`` into an error of ``kind`` in our words.
 
+    A :class:`TrainingError` of storage that is full or read-only is final.
+
     Args:
-        instead: what else the user can do than to mend that place.
+        instead: see :func:`storage_trouble`.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            what, remedy = "the disk or the quota is full", f"free space there, or {instead}"
-        else:
-            what = f"it cannot be written: {error.strerror or error}"
-            remedy = f"make it writable for this user, or {instead}"
-        raise kind(what, where=str(path), remedy=remedy) from error
+        what, remedy = storage_trouble(error, instead)
+        ours = kind(what, where=str(path), remedy=remedy)
+        if isinstance(ours, TrainingError):
+            ours.final = error.errno in _LASTING
+        raise ours from error
 
 
 def insist(act: Callable[[], T], seconds: float) -> T:

@@ -29,6 +29,8 @@ from raygnn.training.whole import whole
 
 _LOOK = 0.5  # seconds between looks at the clock and for requests
 _FARTHEST = 1000  # steps
+_GRACE = 10.0  # seconds to wait, once, for a checkpoint that is still being written
+_APART = 0.05  # seconds between looks whether it is
 
 
 class Evaluation(pl.Callback):
@@ -149,11 +151,16 @@ class Checkpoints(pl.Callback):
     """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, when
     somebody asks for it, and after the last step.
 
+    They are written while training goes on, one at a time. One that is due meanwhile is waited for
+    shortly, and left out if that is not enough; the last one is not: it waits, and is waited for,
+    for as long as the storage takes anything.
+
     Args:
         saver: writes them on rank 0; the trainer's `CheckpointIO`.
         every: steps (int) or seconds (`Duration`).
         last: the optimizer step after which training ends.
         rows: the learned rows, which each rank writes itself; None = there are none.
+        patience: seconds for which the storage may take nothing.
     """
 
     def __init__(
@@ -166,6 +173,7 @@ class Checkpoints(pl.Callback):
         every: int | Duration,
         last: int,
         rows: RowState | None,
+        patience: float,
     ):
         self._saver = saver
         self._rows = rows
@@ -174,6 +182,10 @@ class Checkpoints(pl.Callback):
         self._records = records
         self._every = every
         self._last = last
+        self._patience = patience
+        self._first = exchange.world.rank == 0
+        self._stalled = False  # whether a rank's storage took nothing, when ranks last met
+        self._skipping = False  # whether one was left out since the one under way began
         self._step = self._look_at = -1
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -191,21 +203,73 @@ class Checkpoints(pl.Callback):
             self._save(trainer)
             self._records.end_pause(began)
 
+    def finish(self) -> None:
+        """Wait for what is being written, for as long as the storage takes anything. Collective."""
+        blackbox.note("checkpoint")
+        self._wait(None)
+        if self._first:
+            self._saver.finish(0.0)
+            self._saver.answer_rest()
+        blackbox.note("between")
+
     def _save(self, trainer: pl.Trainer) -> None:
         blackbox.note("checkpoint")
-        step, options = trainer.global_step, None
-        try:
-            if self._rows is not None:
-                draft = checkpoint.rows_draft(self._directory, step)
-                options = {"rows": (draft, self._rows.write(draft))}
-        except OSError as error:
-            if self._exchange.world.rank == 0:
-                self._saver.fail(step, f"learned rows: {error.strerror or error}")
+        step = trainer.global_step
+        last = step == self._last
+        if self._wait(None if last else 0.0 if self._skipping else _GRACE):
+            self._begin(trainer, step, last)
+            self._skipping = False
         else:
-            path = checkpoint.state_at(self._directory, step)
-            trainer.save_checkpoint(path, storage_options=options)
+            if self._first and (self._stalled or not self._skipping):
+                self._saver.skip(step, self._patience if self._stalled else None, last)
+            self._skipping = True
         blackbox.note("between")
         self._saved_at = time.monotonic()
+
+    def _begin(self, trainer: pl.Trainer, step: int, last: bool) -> None:
+        copy = True
+        if self._rows is not None:
+            copy = not self._exchange.max(not self._rows.has_room())
+            draft = checkpoint.draft_of(self._directory, step)
+            self._rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
+        path = checkpoint.state_at(self._directory, step)
+        options = {"rows": self._rows is not None, "last": last}
+        trainer.save_checkpoint(path, storage_options=options)
+        if not copy:  # the rows must not change before they are written
+            self._wait(None)
+
+    def _wait(self, grace: float | None) -> bool:
+        """Wait until nothing is being written, on no rank; whether that is so. No longer than
+        ``grace`` seconds by rank 0's clock; None = for as long as the storage takes anything.
+        Collective, by many short exchanges, none of which `comm.timeout` ends."""
+        end = math.inf if grace is None else time.monotonic() + grace
+        while True:
+            busy, over = self._meet(self._first and time.monotonic() >= end)
+            if not busy:
+                return True
+            if self._stalled or over:
+                return False
+            time.sleep(_APART)
+
+    def _meet(self, *flags: int) -> list[int]:
+        """How many ranks are writing, and the sum of each of ``flags``. Learned rows that all
+        ranks have written go to rank 0, which writes the rest. Collective."""
+        rows, saver = self._rows, self._saver
+        silence = max(saver.silence, rows.silence if rows is not None else 0.0)
+        mine = [rows is not None and rows.busy, saver.busy, silence >= self._patience, *flags]
+        told = self._exchange.sum(torch.tensor(mine, dtype=torch.int64)).tolist()
+        writing, saving, stalled, *flags_sum = told
+        self._stalled = stalled > 0
+        if rows is not None and rows.pending and not writing:
+            try:
+                files = rows.collect()
+                if self._first:
+                    saver.complete(files)
+            except OSError as error:
+                saving = 0
+                if self._first:
+                    saver.fail(error)
+        return [writing + saving, *flags_sum]
 
     def _is_due(self, step: int) -> bool:
         if step == self._last or (isinstance(self._every, int) and step % self._every == 0):
@@ -216,12 +280,14 @@ class Checkpoints(pl.Callback):
         """Do what rank 0 finds is to be done, and look again about half a second later, by its
         clock. Collective."""
         now, due, steps = time.monotonic(), False, 0
-        if self._exchange.world.rank == 0:
+        if self._first:
             late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
-            due = late or self._saver.asked
+            # a request is for a checkpoint that begins after it, once there is a turn
+            may_ask = self._stalled or not self._saver.busy
+            due = late or (may_ask and bool(self._saver.asked))
             each = (now - self._looked_at) / max(1, step - self._looked_step)
             steps = max(1, min(_FARTHEST, int(_LOOK / max(each, 1e-9))))
-        told = self._exchange.sum(torch.tensor([due, steps], dtype=torch.int64)).tolist()
+        _, told_due, told_steps = self._meet(due, steps)
         self._looked_at, self._looked_step = now, step
-        self._look_at = step + told[1]
-        return bool(told[0])
+        self._look_at = step + told_steps
+        return bool(told_due)

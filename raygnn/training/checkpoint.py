@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import io
 import json
 import os
 import pickle
@@ -30,9 +29,10 @@ from raygnn.config.resume import changes
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.atomic import sync
-from raygnn.runs.files import LARGEST_JSON, json_text, read_regular
+from raygnn.runs.files import LARGEST_JSON, insist, json_text, read_regular
 from raygnn.training.digests import difference
-from raygnn.training.row_files import RowFile, RowFiles, move
+from raygnn.training.row_files import RowFile, RowFiles
+from raygnn.training.writing import Hashed, nothing
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
@@ -80,7 +80,9 @@ def write(
     keep: int,
     about: Mapping[str, Any],
     is_current: Callable[[], bool] = lambda: True,
-    rows: tuple[Path, RowFiles] | None = None,
+    rows: RowFiles | None = None,
+    patience: float = 0.0,
+    moved: Callable[[], None] = nothing,
 ) -> None:
     """Write the state after a step. Later ones, which the run has passed over, are put aside
     (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go.
@@ -90,35 +92,32 @@ def write(
         about: for the manifest, see `Checkpoint`.
         is_current: whether no later start of the run has taken over, which a rank that was cut
             off, or asleep, may find when it comes back.
-        rows: learned rows that are written already, and the directory that they are in, which
-            goes.
+        rows: learned rows, whose files ranks have written to `draft_of` this step.
+        patience: seconds to try again while the storage is full or away.
+        moved: called whenever the storage has taken something.
 
     Raises:
         OSError: it cannot be written; those that were there are there still.
     """
-    final = state_at(directory, step).parent
-    draft = directory / f".{final.name}.tmp"
-    shutil.rmtree(draft, ignore_errors=True)
-    moved: list[tuple[Path, Path]] = []
-    try:
-        draft.mkdir(parents=True)
-        if rows is not None:
-            move(rows[0], [file.name for file in rows[1].files], draft)
-            about = {**about, "rows": rows[1].to_dict()}
-        _fill(draft, state, {**about, "step": step})
+    draft, final = draft_of(directory, step), state_at(directory, step).parent
+    if rows is None:
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        about = {**about, "rows": rows.to_dict()}
+
+    def attempt() -> None:
+        moved()
+        draft.mkdir(exist_ok=True)
+        _fill(draft, state, {**about, "step": step}, moved)
         if not is_current():
             raise OSError(errno.ESTALE, "a later start of the run has taken over")
-        for other in _all(directory):
-            if other.name >= final.name:  # the same step again, too, after a restart
-                moved.append((other, put_aside(other)))
-        os.rename(draft, final)
+        _publish(draft, final)
+
+    try:
+        directory.mkdir(exist_ok=True)
+        insist(attempt, patience)
     except BaseException:
-        for other, aside in reversed(moved):
-            with contextlib.suppress(OSError):
-                os.rename(aside, other)
         shutil.rmtree(draft, ignore_errors=True)
-        if rows is not None:
-            shutil.rmtree(rows[0], ignore_errors=True)
         raise
     sync(directory)
     shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
@@ -148,6 +147,21 @@ def find(
             return found, rejected
         rejected.append(f"{candidate.name}: {found}")
     return None, rejected
+
+
+def _publish(draft: Path, final: Path) -> None:
+    """Give a draft its name, and put those aside that it goes back before."""
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for other in _all(final.parent):
+            if other.name >= final.name:  # the same step again, too, after a restart
+                moved.append((other, put_aside(other)))
+        os.rename(draft, final)
+    except BaseException:
+        for other, aside in reversed(moved):
+            with contextlib.suppress(OSError):
+                os.rename(aside, other)
+        raise
 
 
 def put_aside(checkpoint: Path) -> Path:
@@ -183,7 +197,7 @@ def newest(directory: Path) -> str:
 
 def sweep(directory: Path) -> None:
     """Remove what writers that were killed left unfinished."""
-    for pattern in (".step-*.tmp", ".rows-*.tmp", ".selected-rows.tmp"):
+    for pattern in (".step-*.tmp", ".selected-rows.tmp"):
         for draft in directory.glob(pattern):
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -229,9 +243,9 @@ def state_at(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}" / STATE
 
 
-def rows_draft(directory: Path, step: int) -> Path:
-    """Where ranks write the learned rows that go into one step's checkpoint."""
-    return directory / f".rows-{step:010d}.tmp"
+def draft_of(directory: Path, step: int) -> Path:
+    """Where one step's checkpoint is written before it is whole."""
+    return directory / f".step-{step:010d}.tmp"
 
 
 def rows_of(state: Path) -> RowFiles | None:
@@ -258,31 +272,11 @@ def files_of(checkpoint: Path) -> list[str]:
     return [STATE, *(file.name for file in found[0].row_files)]
 
 
-class Hashed(io.RawIOBase):
-    """A file that knows the SHA-256 of what was written to it, whatever became of that.
-
-    torch's writer, which is C++, takes no exceptions: the first one is kept.
-    """
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self.sha = hashlib.sha256()
-        self.bytes = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-        self.sha.update(data)
-        self.bytes += len(data)
-        return len(data)
-
-
-def save(value: Any, path: Path) -> Hashed:
+def save(value: Any, path: Path, moved: Callable[[], None] = nothing) -> Hashed:
     """Write what torch.load reads, durably.
+
+    Args:
+        moved: called whenever the storage has taken something.
 
     Raises:
         OSError: it cannot be written; torch itself would make a RuntimeError of that.
@@ -290,7 +284,7 @@ def save(value: Any, path: Path) -> Hashed:
     import torch
 
     with open(path, "wb") as file:
-        hashed = Hashed(file)
+        hashed = Hashed(file, moved)
         torch.save(value, cast(IO[bytes], hashed))
         if hashed.error is not None:
             raise hashed.error
@@ -298,11 +292,17 @@ def save(value: Any, path: Path) -> Hashed:
     return hashed
 
 
-def _fill(draft: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def _fill(
+    draft: Path, state: Mapping[str, Any], about: Mapping[str, Any], moved: Callable[[], None]
+) -> None:
     """Write both files of a checkpoint, durably."""
     import torch
 
-    hashed = save(dict(state), draft / STATE)
+    try:
+        hashed = save(dict(state), draft / STATE, moved)
+    except OSError:
+        (draft / STATE).unlink(missing_ok=True)  # what waits for room takes none
+        raise
     manifest = {
         **about,
         "bytes": hashed.bytes,

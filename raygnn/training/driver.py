@@ -26,7 +26,6 @@ from raygnn.preflight.probe import Probes, probe_local
 from raygnn.preflight.report import Report, verdict
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
-from raygnn.runs.files import remove
 from raygnn.runs.interrupts import taken
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.output import OutputLost
@@ -36,7 +35,7 @@ from raygnn.training import checkpoint, faults, follow
 from raygnn.training.advising import advice_for
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table, to_look_at
-from raygnn.training.job import LENGTH, RESULT, SAVE, SENDING, STOP, Job
+from raygnn.training.job import STOP, Job, clear
 from raygnn.training.launch import Launch
 from raygnn.training.loggers.process import Loggers, check_packages
 from raygnn.training.mirror import Mirror
@@ -116,7 +115,7 @@ def train(
             check_mirror(config, run, overwrite=overwrite)
         begin(config, plan, run, cluster, show)
         follow.record_notes(run, show)
-        for note in start.notes(workers, config.sampling.batch_size):
+        for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)
         watching = partial(watch, loggers=loggers)
         try:
@@ -124,20 +123,19 @@ def train(
         except Interrupted:
             raise
         except Exception as error:
+            run.check()
             _note_failure(run, error)
             raise
         finally:
             shutil.rmtree(run.path / ".ray", ignore_errors=True)
             if cluster.local:  # whose ranks end now, if they have not
                 (run.path / STOP).unlink(missing_ok=True)
-        result["seconds"]["total"] = time.time() - started
-        result["advice"] = advice_for(config, run, result)
-        run.update_summary(
-            **result,
-            status="done",
-            topology=plan.topology(config),
-            versions={"raygnn": __version__, **plan.report.nodes[0].versions},
-        )
+        if "seconds" in result:  # else it made no step
+            result["seconds"]["total"] = time.time() - started
+            result["advice"] = advice_for(config, run, result)
+        versions = {"raygnn": __version__, **plan.report.nodes[0].versions}
+        topology = plan.topology(config)
+        run.update_summary(**result, status="done", topology=topology, versions=versions)
     if operators := run.summary.get("operators"):
         rows = [list(operator.values()) for operator in operators["top"]]
         show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)
@@ -306,13 +304,10 @@ def fit(
     Returns:
         What rank 0 left, and the parts.
     """
-    goals = plan.goals.values()  # preflight has seen to them
-    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
     tail = MetricsTail(run.metrics_file)
     tail.skip()  # an earlier start's records are not news
     faults.clear(run.path)
-    for name in (RESULT, STOP, SAVE, SENDING, LENGTH):
-        remove(run.path / name)
+    clear(run.path)
     job = Job(
         config=config,
         partition=plan.input.place,
@@ -321,6 +316,7 @@ def fit(
         replicated=plan.replicated,
         started=started,
         global_batch=plan.global_batch,
+        token=run.token,
         **extra,
     )
     launch = Launch(job, plan.workers, plan.report.comm, cluster)
@@ -332,7 +328,7 @@ def fit(
                 if job.trains and isinstance(error, (KeyboardInterrupt, OutputLost)):
                     _save(launch, show)
             finally:
-                launch.stop()
+                launch.stop(ask=run.lost is None)
             raise
         return {**launch.result(), "parts": parts}
     finally:
@@ -342,9 +338,11 @@ def fit(
 
 def _goals(config: Config, plan: Plan) -> dict[str, Any]:
     """What a `Job` says of what its tasks predict for."""
+    goals = plan.goals.values()  # preflight has seen to them
+    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
     if config.tasks is not None:
         return {"ntype": None, "goals": dict(plan.goals)}
-    (goal,) = plan.goals.values()
+    (goal,) = goals
     return {"ntype": goal.ntype, "edges": goal.edges}
 
 

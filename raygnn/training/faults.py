@@ -82,7 +82,7 @@ class Failure:
             rank=self.rank,
             trace=self.trace if self.telling else None,
         )
-        error.exit_code = self.exit_code
+        error.exit_code, error.final = self.exit_code, self.final
         return error
 
 
@@ -93,7 +93,8 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
     Args:
         reached: name of the newest checkpoint.
         earlier: what the ranks died of in the start before. The same cause on the same rank
-            again, without a new checkpoint in between, is final; bad input is so at once.
+            again, without a new checkpoint in between, is final; bad input is so at once, as
+            is storage that stays full or read-only.
     """
     trace, kind = trace_text(error), type(error).__name__
     found = Failure(rank, time.time(), error_text(error), trace, reached=reached, kind=kind)
@@ -104,7 +105,7 @@ def describe(error: BaseException, rank: int, reached: str, earlier: list[Failur
             remedy=error.remedy,
             where=error.where,
             exit_code=error.exit_code,
-            final=isinstance(error, (InputError, PreflightError)),
+            final=isinstance(error, (InputError, PreflightError)) or getattr(error, "final", False),
             telling=not isinstance(error, InputError) or error.__cause__ is not None,
             blamed=getattr(error, "rank", None),
         )

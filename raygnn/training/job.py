@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
+from raygnn.runs.files import remove
+from raygnn.runs.store import lost
+from raygnn.training import save_requests
 from raygnn.training.weights import Weights
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
 
 STOP = ".stop"  # in the run directory: the driver wants the ranks to end
-SAVE = ".save"  # in the run directory: somebody wants a checkpoint now; gone when it is written
 SENDING = ".sending"  # in the run directory: there while checkpoints are copied to the mirror
 LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
@@ -29,6 +31,17 @@ ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each ra
 SPLITS = ("train", "val", "test")
 
 _LONGEST = 2**16  # bytes of a record of a start
+
+
+def clear(run_dir: Path) -> None:
+    """Remove what an earlier command left for its ranks, and they for it.
+
+    Raises:
+        TrainingError: that cannot be done.
+    """
+    save_requests.clear(run_dir)
+    for name in (RESULT, STOP, SENDING, LENGTH):
+        remove(run_dir / name)
 
 
 def last_start(logs: Path, rank: int) -> dict[str, Any] | None:
@@ -161,6 +174,7 @@ class Job:
         edges: see `Goal`, of the only task.
         goals: of several tasks, by name; empty where there is but one.
         task: name of the task that this job is about, of several; "" = of all, or the only one.
+        token: see `raygnn.runs.store.RunDir`; "" = none is looked for.
     """
 
     config: Config
@@ -176,6 +190,12 @@ class Job:
     edges: EdgeTarget | None = None
     goals: Mapping[str, Goal] = field(default_factory=dict)
     task: str = ""
+    token: str = ""
+
+    @property
+    def lost(self) -> str | None:
+        """What has become of the run directory: see `raygnn.runs.store.lost`."""
+        return lost(self.run_dir, self.token)
 
     def of(self, name: str) -> Job:
         """The job as it is for one of several tasks alone."""

@@ -18,10 +18,11 @@ from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.state import STATE, file_of, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.files import read_json
-from raygnn.training import blackbox, faults, nodes
+from raygnn.training import blackbox, faults, nodes, save_requests
 from raygnn.training.blackbox import memory
 from raygnn.training.cluster import RayCluster, patience
-from raygnn.training.job import RESULT, SAVE, SENDING, STOP, Job, attempts
+from raygnn.training.job import RESULT, SENDING, STOP, Job, attempts
+from raygnn.training.save_requests import Request
 from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
 
@@ -72,12 +73,17 @@ class Launch:
         cluster.start()
         cluster.host(self._thread)
 
-    def stop(self) -> None:
-        """End the job: ranks look for this file, leave behind what they were doing, and go."""
+    def stop(self, *, ask: bool = True) -> None:
+        """End the job: ranks look for a file, leave behind what they were doing, and go.
+
+        Args:
+            ask: by that file; not where the run directory is another run's by now.
+        """
         self._stopped = True
         self._starts = self.starts  # Ray Train may start them once more, to find that file
-        with contextlib.suppress(OSError):
-            (self._job.run_dir / STOP).touch()
+        if ask:
+            with contextlib.suppress(OSError):
+                (self._job.run_dir / STOP).touch()
         # where Ray goes with us, too, nobody has to wait for its last word
         self._thread.join(_OWN_STOP if self.cluster.local else _LONGEST_STOP)
 
@@ -89,18 +95,17 @@ class Launch:
     def save(self) -> None:
         """Have the ranks write a checkpoint; waits for it no longer than the configuration
         says."""
-        job = self._job
-        request, sending = job.run_dir / SAVE, job.run_dir / SENDING
-        deadline = time.monotonic() + job.config.fault.save_timeout.seconds
+        sending = self._job.run_dir / SENDING
+        deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
         with contextlib.suppress(OSError):
-            request.touch()
+            request = Request(self._job.run_dir)
             try:
-                while (request.exists() or sending.exists()) and self.running():
+                while (request.answer is None or sending.exists()) and self.running():
                     if time.monotonic() >= deadline:
                         break
                     time.sleep(_POLL)
             finally:
-                request.unlink(missing_ok=True)
+                request.withdraw()
 
     @property
     def started(self) -> float:
@@ -145,13 +150,14 @@ class Launch:
         if self._error is not None or not file.exists():
             gone = self._lost()
             error = explain(self._error, failures, gone)
-            direct = isinstance(_root(self._error), TrainingError)
+            direct = error.final or isinstance(_root(self._error), TrainingError)
             error.direct = direct or (bool(failures) and not failures[0].is_consequence)
             killed = memory.oom_kills() - self._oom_kills
             faults.record_driver(self._job.run_dir, error, self._error, killed, gone)
             raise error from self._error
         result = read_json(file)
         file.unlink()
+        save_requests.clear(self._job.run_dir)
         blackbox.tidy(self._job.run_dir / "logs")
         return result
 
@@ -280,7 +286,7 @@ def explain(
     said = {failure.rank for failure in failures}
     dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
     if dead:
-        rank, cause = dead[0]
+        rank, cause = min(dead, key=lambda one: not getattr(one[1], "final", False))
         if isinstance(cause, TrainingError):  # there was no room to record it
             return cause
         text = plain(cause)

@@ -214,6 +214,12 @@ class Courier:
         self._failing = False
         self._thread: threading.Thread | None = None
 
+    @classmethod
+    def of(cls, config: Config, events: Events, sending: Path) -> Courier | None:
+        """That of a job, if it has a mirror."""
+        mirror = Mirror.of(config)
+        return None if mirror is None else cls(mirror, config.fault.keep, events, sending)
+
     def send(self, checkpoint: Path) -> None:
         """Have it sent."""
         with self._changed:

@@ -19,11 +19,9 @@ def speed(records: Records) -> dict[str, Any]:
     """Seeds a second and where the time went, without evaluations and checkpoints."""
     busy = sum(records.totals[name] for name in STEP)
     compute = sum(records.totals[name] for name in COMPUTE)
-    # a run that goes on from its last step makes none
-    first = {} if records.first_step is None else {"first_step": records.first_step}
     return {
         "seeds_per_second": records.seeds / busy if busy else 0.0,
-        "seconds": {**records.totals, "compute": compute, **first},
+        "seconds": {**records.totals, "compute": compute, "first_step": records.first_step},
     }
 
 

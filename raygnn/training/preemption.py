@@ -14,7 +14,8 @@ from pathlib import Path
 from raygnn.runs.display import Display
 from raygnn.training import nodes
 from raygnn.training.cluster import RayCluster
-from raygnn.training.job import SAVE, last_start, ranks
+from raygnn.training.job import last_start, ranks
+from raygnn.training.save_requests import Request
 
 _EVERY = 2.0  # seconds between looks
 _BEFORE = 15.0  # seconds before its end that a node's ranks are asked for another checkpoint
@@ -55,7 +56,7 @@ class Preemption:
             soon = left is not None and left <= _BEFORE
             if (node, soon) in self._asked:
                 continue
-            (self._run_dir / SAVE).touch()
+            Request(self._run_dir)
             first = (node, not soon) not in self._asked
             self._asked.add((node, soon))
             if first:

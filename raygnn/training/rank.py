@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from raygnn.config.resume import fixed
 from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.events import EVENTS, Events
-from raygnn.runs.files import insist, json_text, write_atomic
+from raygnn.runs.files import insist, json_text, storage_errors, write_atomic
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.runs.ranks import RANKS
 from raygnn.runs.store import METRICS
@@ -33,8 +33,8 @@ from raygnn.training.averaging import Averaging
 from raygnn.training.blackbox.phases import Phases, Waiting
 from raygnn.training.callbacks import Checkpoints, Evaluation
 from raygnn.training.guard import Guard
-from raygnn.training.job import LENGTH, SAVE, SENDING, Job, attempts, host_of
-from raygnn.training.mirror import Courier, Mirror
+from raygnn.training.job import LENGTH, SENDING, Job, attempts, host_of
+from raygnn.training.mirror import Courier
 from raygnn.training.plane import Plane, open_plane
 from raygnn.training.position import Position
 from raygnn.training.precision import PRECISIONS
@@ -83,8 +83,8 @@ class Rank:
         self.sharding = Sharding(self.ranks)
         self.directory = job.run_dir / "checkpoints"
         # of rank 0 with storage that is full or away, while the others wait in a collective
-        fault, limit = job.config.fault, job.config.comm.timeout.seconds / 2
-        self.patience = min(fault.storage_timeout.seconds, limit)
+        self.storage_timeout = job.config.fault.storage_timeout.seconds
+        self.patience = min(self.storage_timeout, job.config.comm.timeout.seconds / 2)
         self.events = Events(job.run_dir / "logs" / EVENTS)
 
     def run(self) -> dict[str, Any]:
@@ -102,14 +102,23 @@ class Rank:
             self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
-        rows = RowState.of(task.embeddings, self.control, self.patience, state)
+        rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state)
         stragglers = self._stragglers()
         reduction = Reduction(self.ranks)
         guard = Guard(self.control, config.guard)
         records = self._records(step, stragglers, reduction, guard)
         evaluation = self._evaluation(evaluate, records, loader, averaging)
         saver = self._saver(maker)
-        checkpoints = self._checkpoints(saver, records, task.total_steps, rows)
+        checkpoints = Checkpoints(
+            saver,
+            self.directory,
+            self.control,
+            records,
+            every=config.fault.checkpoint_every,
+            last=task.total_steps,
+            rows=rows,
+            patience=self.storage_timeout,
+        )
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
         callbacks = [Phases(), reduction, records, guard]
@@ -119,19 +128,21 @@ class Rank:
         callbacks += [profiling] if job.profile else []
         trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
         log.info("training from %s", state or "the start")
-        cause, patience = None, _LAST_WORDS
+        cause, trained = None, False
         try:
             guard.check_model(task, {**self.options(), "data": maker.identity})
             self.sharding.prepare(task)
             trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
-            patience = self.patience
+            checkpoints.finish()
+            trained = True
         except Exception as error:
             if loader.failure is None or loader.failure is error:
                 raise
             cause = loader.failure  # of which the others ended, and so this rank
         finally:
             loader.close()
-            saver.finish(patience)
+            if not trained:
+                saver.finish(_LAST_WORDS)
         if cause is not None:
             raise cause
         task.to(self.runtime.device)  # Lightning leaves it on the CPU
@@ -150,7 +161,10 @@ class Rank:
             averaging.put(task)
         if config.train.select == "best":
             evaluation.restore_best(task)
-        files = rows.write(weights.rows_draft(self.directory), rows_only=True) if rows else None
+        files = None
+        if rows is not None:
+            with storage_errors(self.directory):
+                files = rows.write(weights.rows_draft(self.directory))
         if self.ranks.first:
             known = {"data": maker.identity, **words.known(job, plane.sizes)}
             self._insist(lambda: weights.save(self.directory, task.model, known, files))
@@ -172,17 +186,18 @@ class Rank:
             "epochs": trainer.current_epoch,
             "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
-            **outcome.speed(records),
-            **outcome.communication(self.ranks, plane.traffic, reduction, task.embeddings),
             **outcome.operators(profiling),
         }
-        saver.finish_sending(config.fault.storage_timeout.seconds)
-        return {
-            **result,
-            "skipped": {"steps": guard.skipped_steps, "samples": plane.traffic.skipped},
-            "checkpoints": {"saved": saver.saved, "failed": saver.failed},
-            "ranks": stragglers.summary(),
-        }
+        if records.first_step is not None:  # else the figures of an earlier start stay
+            result |= {
+                **outcome.speed(records),
+                **outcome.communication(self.ranks, plane.traffic, reduction, task.embeddings),
+                "ranks": stragglers.summary(),
+            }
+        skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
+        saver.finish_sending(self.storage_timeout)
+        counts = {"saved": saver.saved, "failed": saver.failed, "skipped": saver.skipped}
+        return {**result, "skipped": skipped, "checkpoints": counts}
 
     def _stragglers(self) -> Stragglers:
         logs = self.job.run_dir / "logs"
@@ -190,8 +205,13 @@ class Rank:
         return Stragglers(self.config.fault.straggler, tell, partial(host_of, logs))
 
     def _insist(self, act: Callable[[], T]) -> T:
-        """What the run cannot do without: the storage may be full or away for a while."""
-        return insist(act, self.patience)
+        """What the run cannot do without: the storage may be full or away for a while.
+
+        Raises:
+            TrainingError: it was so for too long.
+        """
+        with storage_errors(self.job.run_dir):
+            return insist(act, self.patience)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
         """The state to go on from, and its step: rank 0 chooses, so that all take the same.
@@ -305,7 +325,7 @@ class Rank:
         start = attempts(run_dir)
         return Saver(
             self.directory,
-            run_dir / SAVE,
+            run_dir,
             keep=fault.keep,
             about={
                 "config": fixed(self.config.to_dict()),
@@ -315,29 +335,9 @@ class Rank:
                 "workers": self.ranks.world.size,
             },
             events=self.events,
-            patience=self.patience,
-            courier=self._courier(),
+            patience=self.storage_timeout,
+            courier=Courier.of(self.config, self.events, run_dir / SENDING),
             is_current=lambda: attempts(run_dir) == start,
-        )
-
-    def _courier(self) -> Courier | None:
-        mirror = Mirror.of(self.config)
-        if mirror is None:
-            return None
-        sending = self.job.run_dir / SENDING
-        return Courier(mirror, self.config.fault.keep, self.events, sending)
-
-    def _checkpoints(
-        self, saver: Saver, records: Records, last: int, rows: RowState | None
-    ) -> Checkpoints:
-        return Checkpoints(
-            saver,
-            self.directory,
-            self.control,
-            records,
-            every=self.config.fault.checkpoint_every,
-            last=last,
-            rows=rows,
         )
 
     def _ddp(self) -> dict[str, Any]:

@@ -7,11 +7,8 @@ belongs to: the manifest of a checkpoint, or ``selected.json``. Read and written
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import numpy as np
 
 from raygnn.graph.atomic import sync
 from raygnn.runs.files import open_regular
+from raygnn.training.writing import Hashed, nothing
 
 _NAME = re.compile(r"rows-\d{1,9}-\d{1,9}\.bin")
 _PIECE = 1 << 26  # bytes that are read or written at once
@@ -96,27 +94,32 @@ def name_of(rank: int, number: int) -> str:
 
 
 def write_rows(
-    path: Path, ntype: str, ids: np.ndarray, arrays: Mapping[str, np.ndarray]
+    path: Path,
+    ntype: str,
+    ids: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
+    moved: Callable[[], None] = nothing,
 ) -> RowFile:
     """Write a file, durably.
 
     Args:
         ids: ``[n]``.
         arrays: float32 ``[n, dim]`` each.
+        moved: called whenever the storage has taken something.
 
     Raises:
         OSError: it cannot be written.
     """
-    digest, size = hashlib.sha256(), 0
     with open(path, "wb") as file:
+        hashed = Hashed(file, moved)
         for each, dtype in ((ids, "<i8"), *((array, "<f4") for array in arrays.values())):
             for start, stop in _pieces(len(each), np.dtype(dtype).itemsize * each[:1].size):
-                piece = np.ascontiguousarray(each[start:stop], dtype)
-                file.write(piece.data)
-                digest.update(piece.data)
-                size += piece.nbytes
+                hashed.write(np.ascontiguousarray(each[start:stop], dtype).data)
+                if hashed.error is not None:
+                    raise hashed.error
     sync(path)
-    return RowFile(path.name, ntype, len(ids), tuple(arrays), size, digest.hexdigest())
+    sha = hashed.sha.hexdigest()
+    return RowFile(path.name, ntype, len(ids), tuple(arrays), hashed.bytes, sha)
 
 
 def read_rows(
@@ -143,17 +146,6 @@ def read_rows(
                     at = file.rows * (8 + 4 * dim * number) + 4 * dim * start
                     arrays[name] = _read(content, at, (stop - start) * dim, "<f4").reshape(-1, dim)
             yield ids, arrays
-
-
-def move(source: Path, names: Sequence[str], target: Path) -> None:
-    """Move files from a directory, which goes, to another on the same storage.
-
-    Raises:
-        OSError: that cannot be done.
-    """
-    for name in names:
-        os.rename(source / name, target / name)
-    shutil.rmtree(source, ignore_errors=True)
 
 
 def _read(content: Any, at: int, count: int, dtype: str) -> np.ndarray:

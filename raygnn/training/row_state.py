@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-import threading
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +15,33 @@ import numpy as np
 import torch
 
 from raygnn.errors import DataError
+from raygnn.graph.available_memory import memory
 from raygnn.runs.files import insist
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.embeddings import ROW, Embeddings
 from raygnn.training.checkpoint import rows_of
 from raygnn.training.row_files import RowFile, RowFiles, name_of, read_rows, write_rows
+from raygnn.training.writing import Write
+
+_APART = 0.2  # seconds between looks whether all ranks have written theirs
 
 
-@dataclass
 class RowState:
-    """What is written of a rank's learned rows, and read again.
+    """Writes a rank's learned rows in the background, and reads them again.
 
     Args:
         control: the collectives of the thread that trains.
-        patience: seconds that writing may take.
+        patience: seconds for which storage may take nothing, or refuse what a run cannot do
+            without.
     """
 
-    embeddings: Embeddings
-    control: Exchange
-    patience: float
-
-    def __post_init__(self) -> None:
-        self._thread: threading.Thread | None = None
+    def __init__(self, embeddings: Embeddings, control: Exchange, patience: float):
+        self.embeddings = embeddings
+        self.control = control
+        self.patience = patience
+        self._write: Write[list[RowFile]] | None = None
+        self._directory = Path()
+        self._steps = 0
 
     @classmethod
     def of(
@@ -57,35 +63,93 @@ class RowState:
             rows.read(state.parent, files)
         return rows
 
-    def write(self, directory: Path, *, rows_only: bool = False) -> RowFiles:
-        """Write the rows of all ranks to a directory of its own, which is made. Collective; rows
-        do not change meanwhile, and no copy of them is made.
+    @property
+    def pending(self) -> bool:
+        """Whether rows are to be collected; the same on all ranks."""
+        return self._write is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._write is not None and self._write.busy
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the storage has taken nothing of this rank."""
+        return 0.0 if self._write is None else self._write.silence
+
+    def has_room(self) -> bool:
+        """Whether a copy of this rank's rows leaves half of the free memory, as its share of what
+        all ranks on the node copy at the same time."""
+        arrays = (a for t in self.embeddings.rows for a in self.embeddings.arrays(t).values())
+        size = sum(a.numel() * a.element_size() for a in arrays)
+        neighbours = min(self.control.world.size, os.cpu_count() or 1)
+        _, free = memory()
+        return free is None or 2 * size * neighbours <= free
+
+    def begin(self, directory: Path, *, copy: bool, again: float, rows_only: bool = False) -> None:
+        """Begin to write this rank's rows to a directory, which is made; `collect` ends it.
 
         Args:
+            copy: so that rows may change meanwhile; the copy goes when they are written.
+            again: seconds to try again while the storage is full or away.
             rows_only: without what only training needs.
+        """
+        arrays = {
+            ntype: {
+                name: tensor.numpy().copy() if copy else tensor.numpy()
+                for name, tensor in self.embeddings.arrays(ntype).items()
+                if name == ROW or not rows_only
+            }
+            for ntype in self.embeddings.rows
+        }
+        self._directory, self._steps = directory, self.embeddings.steps
+        self._write = Write(
+            lambda moved: insist(lambda: self._put(directory, arrays, moved), again), "raygnn-rows"
+        )
+
+    def collect(self) -> RowFiles:
+        """The files of all ranks, which have written them. Collective.
 
         Raises:
-            OSError: a rank could not, or took too long; the same on all ranks.
+            OSError: a rank could not; the same on all ranks, and nothing of the rows is left.
         """
+        assert self._write is not None
+        write, self._write = self._write, None
         said: dict[str, Any]
         try:
-            # those of a run that is through are not tried again at the next checkpoint
-            again = self.patience / 2 if rows_only else 0.0
-            made = self._in_time(lambda: insist(lambda: self._write(directory, rows_only), again))
-            said = {"files": [vars(file) for file in made]}
+            said = {"files": [vars(file) for file in write.result()]}
         except OSError as error:
-            said = {"failed": f"{error.strerror or error} (rank {self.control.world.rank})"}
+            reason = f"{error.strerror or error} (rank {self.control.world.rank})"
+            said = {"failed": [error.errno, reason]}
         text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
         size = self.control.world.size
         received = self.control.counts(np.full((size, 1), len(text)))
         pieces = self.control.pieces([[text]] * size, received)
         heard = [json.loads(bytes(piece.numpy())) for (piece,) in pieces]
         if failed := [each["failed"] for each in heard if "failed" in each]:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise OSError(failed[0])
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise OSError(*failed[0])
         files = [file for each in heard for file in each["files"]]
-        rows = self.embeddings
-        return RowFiles.parse({"dim": rows.dim, "steps": rows.steps, "files": files})
+        return RowFiles.parse({"dim": self.embeddings.dim, "steps": self._steps, "files": files})
+
+    def write(self, directory: Path) -> RowFiles:
+        """Write the rows of all ranks, without what only training needs, however slow the storage
+        is; nothing may change them meanwhile. Collective.
+
+        Raises:
+            OSError: a rank could not, or its storage took nothing for too long; the same on all
+                ranks.
+        """
+        self.begin(directory, copy=False, again=self.patience, rows_only=True)
+        while True:
+            state = torch.tensor([self.busy, self.silence >= self.patience], dtype=torch.int64)
+            busy, stalled = self.control.sum(state).tolist()
+            if not busy:
+                return self.collect()
+            if stalled:
+                raise TimeoutError(errno.ETIMEDOUT, f"it took nothing for {self.patience:g} s")
+            time.sleep(_APART)
 
     def read(self, directory: Path, files: RowFiles) -> None:
         """Take the rows of this rank's nodes, whoever wrote them, and the optimizer's state, if it
@@ -146,41 +210,18 @@ class RowState:
                 remedy="put back the file that training wrote",
             ) from error
 
-    def _write(self, directory: Path, rows_only: bool) -> list[RowFile]:
-        directory.mkdir(parents=True, exist_ok=True)
-        made = []
-        for number, ntype in enumerate(self.embeddings.rows):
-            arrays = {
-                name: tensor.numpy()
-                for name, tensor in self.embeddings.arrays(ntype).items()
-                if name == ROW or not rows_only
-            }
-            name = name_of(self.control.world.rank, number)
-            ids = self.embeddings.ids[ntype]
-            made.append(write_rows(directory / name, ntype, ids, arrays))
-        return made
-
-    def _in_time(self, act: Callable[[], list[RowFile]]) -> list[RowFile]:
-        """What it returns, or an error if storage that hangs keeps it longer than we wait.
-
-        What such a thread writes later, nobody takes for rows: no manifest speaks of it.
-        """
-        if self._thread is not None and self._thread.is_alive():
-            raise TimeoutError("the last one is still being written")
-        done: list[list[RowFile]] = []
-        failed: list[OSError] = []
-
-        def run() -> None:
-            try:
-                done.append(act())
-            except OSError as error:
-                failed.append(error)
-
-        self._thread = threading.Thread(target=run, name="raygnn-rows", daemon=True)
-        self._thread.start()
-        self._thread.join(self.patience)
-        if failed:
-            raise failed[0]
-        if not done:
-            raise TimeoutError(f"it takes more than {self.patience:g} s")
-        return done[0]
+    def _put(
+        self,
+        directory: Path,
+        arrays: Mapping[str, Mapping[str, np.ndarray]],
+        moved: Callable[[], None],
+    ) -> list[RowFile]:
+        moved()
+        directory.mkdir(exist_ok=True)
+        rank = self.control.world.rank
+        return [
+            write_rows(
+                directory / name_of(rank, number), ntype, self.embeddings.ids[ntype], own, moved
+            )
+            for number, (ntype, own) in enumerate(arrays.items())
+        ]

@@ -29,7 +29,8 @@ from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.events import SCALING, Events
 from raygnn.training import checkpoint, nodes
-from raygnn.training.job import SAVE, STOP
+from raygnn.training.job import STOP
+from raygnn.training.save_requests import Request
 
 log = logging.getLogger("raygnn")
 
@@ -68,8 +69,8 @@ class Scaling(FixedScalingPolicy):
         self._settling: float | None = None  # since when there is less than for the most
         self._next_look = 0.0
         self._more = 0  # room that the last look found while the ranks ran
-        self._asked: float | None = None  # when the ranks were asked for a checkpoint
-        self._before = ""  # the newest one then
+        self._request: Request | None = None  # for a checkpoint
+        self._asked = 0.0  # when it was made
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start as many as fit, or wait.
@@ -78,7 +79,8 @@ class Scaling(FixedScalingPolicy):
             TrainingError: there has been no room for long enough, or the driver wants the end.
         """
         whole: Any = super().make_decision_for_non_running_worker_group()
-        self._more, self._asked = 0, None
+        self._more = 0
+        self._withdraw()
         if Group.held is None and self._fewest == self._most:
             return whole  # the first start, which Ray waits for, and the driver looks at
         room, now = self._room(), time.monotonic()
@@ -111,7 +113,7 @@ class Scaling(FixedScalingPolicy):
             worker_group_state, worker_group_status
         )
         size, now = len(worker_group_state.workers), time.monotonic()
-        if size >= self._most or (self._asked is None and now < self._next_look):
+        if size >= self._most or (self._request is None and now < self._next_look):
             return nothing
         self._next_look = now + _LOOK
         room, before = self._room(), self._more
@@ -142,17 +144,17 @@ class Scaling(FixedScalingPolicy):
     def _saved(self, now: float) -> bool:
         """Whether the ranks have written the checkpoint that they are asked for here. If they do
         not in time, they go on as many as they are: more are not worth what would be lost."""
-        request, newest = self._run_dir / SAVE, checkpoint.newest(self._run_dir / "checkpoints")
         with suppress(OSError):
-            if self._asked is None:
-                request.touch()
-                self._asked, self._before = now, newest
+            if self._request is None:
+                self._request, self._asked = Request(self._run_dir), now
                 self._tell(f"there is room for {self._more} workers: first a checkpoint")
                 return False
-            if request.exists() and now - self._asked < _SAVING:
+            saved = self._request.answer
+            if saved is None and now - self._asked < _SAVING:
                 return False
             self._withdraw()
-            if newest > self._before:
+            if saved:
+                newest = checkpoint.newest(self._run_dir / "checkpoints")
                 self._tell(f"a start of all with {self._more} workers, from {newest}")
                 return True
             self._tell("no checkpoint came, so all go on as they are")
@@ -160,10 +162,9 @@ class Scaling(FixedScalingPolicy):
         return False
 
     def _withdraw(self) -> None:
-        if self._asked is not None:
-            self._asked = None
-            with suppress(OSError):
-                (self._run_dir / SAVE).unlink(missing_ok=True)
+        if self._request is not None:
+            self._request.withdraw()
+            self._request = None
 
     def _why(self) -> str:
         """The ranks that were lost, after a semicolon each."""

@@ -5,8 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.execution.failure_handling import (
+    DefaultFailurePolicy,
+    FailureDecision,
+)
 
 from raygnn.training.scaling import Group, Scaling
+
+
+class Failures(DefaultFailurePolicy):
+    """Starts no ranks again where a rank says that a new start would meet its failure, too: also
+    where it could record that nowhere, on a disk that is full."""
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        failures = getattr(training_failed_error, "worker_failures", {})
+        if any(getattr(failure, "final", False) for failure in failures.values()):
+            return FailureDecision.RAISE
+        return super().make_decision(training_failed_error)
 
 
 class LeanTrainer(TorchTrainer):
@@ -25,7 +40,11 @@ class LeanTrainer(TorchTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         return super()._initialize_and_run_controller(
-            **{**arguments, "scaling_policy": self.policy}
+            **{
+                **arguments,
+                "scaling_policy": self.policy,
+                "failure_policy": Failures(self.run_config.failure_config),
+            }
         )
 
     def _create_default_callbacks(self) -> list[Any]:

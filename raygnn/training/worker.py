@@ -48,6 +48,8 @@ def train_loop(job: Job) -> None:
 
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
+    if job.lost:
+        return  # what lies there is not this run's
     earlier = faults.recorded(job.run_dir)
     with faults.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
         if any(failure.final for failure in earlier):
@@ -77,9 +79,7 @@ def recorded(job: Job, rank: int, size: int, earlier: list[faults.Failure]) -> I
         timeout=job.config.comm.timeout.seconds,
         own=_own_packages(job.config),
     )
-    watch = threading.Thread(
-        target=_watch, args=(job.run_dir / STOP, recorder), name="raygnn-watch", daemon=True
-    )
+    watch = threading.Thread(target=_watch, args=(job, recorder), name="raygnn-watch", daemon=True)
     watch.start()
     try:
         yield
@@ -95,13 +95,19 @@ def recorded(job: Job, rank: int, size: int, earlier: list[faults.Failure]) -> I
     recorder.close()
 
 
-def _watch(stop: Path, recorder: blackbox.Recorder) -> None:
-    """End this process when the driver asks for it, whatever collective it waits in.
+def _watch(job: Job, recorder: blackbox.Recorder) -> None:
+    """End this process when the driver asks for it, whatever collective it waits in, or when the
+    run directory is gone.
 
     Only this thread does, so nothing that goes wrong with the records may end it.
     """
     said = False
-    while not _asked(stop):
+    patience, there = job.config.fault.storage_timeout.seconds, time.monotonic()
+    while not _asked(job.run_dir / STOP):
+        lost, now = job.lost, time.monotonic()
+        there = now if lost is None else there
+        if lost == "replaced" or now - there >= patience:
+            os._exit(1)
         try:
             recorder.watch()
         except Exception:
@@ -135,7 +141,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     import ray.train.lightning
     import ray.train.torch
 
-    from raygnn.runs.files import insist, json_text, write_atomic
+    from raygnn.runs.files import insist, json_text, storage_errors, write_atomic
     from raygnn.sampling.exchange import World
     from raygnn.training.predicting import Predicting
     from raygnn.training.rank import Rank, Runtime
@@ -157,7 +163,8 @@ def _run(job: Job, rank: int, size: int) -> None:
     result = kind(job, runtime).run()
     if rank == 0:
         patience = job.config.fault.storage_timeout.seconds
-        insist(lambda: write_atomic(job.run_dir / RESULT, json_text(result)), patience)
+        with storage_errors(job.run_dir):
+            insist(lambda: write_atomic(job.run_dir / RESULT, json_text(result)), patience)
 
 
 def _await_partition(directory: AnyPath, timeout: float) -> None:

@@ -78,12 +78,14 @@ class Faulty(DglSage):
 
     Args:
         how: a key of `FAULTS` or `ON_ALL`; "data" fails while a batch is prepared, "storage"
-            fills the file system of ``run``.
+            fills the file system of ``run`` and leaves a file for each process outside of it.
     """
 
     def __init__(self, in_features: int, out_features: int, how: str, run: str = ""):
         super().__init__(in_features, out_features)
         self.how, self.run, self.calls = how, run, 0
+        if how == "storage":
+            (Path(run).parents[1] / f"made-{os.getpid()}").touch()
         if how == "data" and dist.get_rank() == ODD:
             _break_sampling()
 

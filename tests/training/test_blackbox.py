@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
@@ -29,7 +31,9 @@ from raygnn.training import blackbox, faults, worker
 from raygnn.training.blackbox import flight, memory, stacks
 from raygnn.training.blackbox.phases import Phases, Waiting, describe
 from raygnn.training.blackbox.recorder import PREFETCH_THREAD, Recorder
+from raygnn.training.job import STOP
 from tests.ranks import run_ranks
+from tests.training.conftest import job
 
 
 @pytest.fixture
@@ -403,13 +407,14 @@ def test_whatever_goes_wrong_with_the_records_stop_is_honoured(
         def watch(self) -> None:
             self.looks += 1
             if self.looks == 3:
-                (tmp_path / "STOP").touch()
+                (tmp_path / STOP).touch()
             raise ValueError("of some library")
 
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(worker, "_WATCH", 0.0)
-    worker._watch(tmp_path / "STOP", Broken())  # type: ignore[arg-type]
+    there: Any = SimpleNamespace(run_dir=tmp_path, lost=None, config=load_config(job(tmp_path)))
+    worker._watch(there, Broken())  # type: ignore[arg-type]
     assert ended == [1]
     assert len([r for r in caplog.records if r.exc_info]) == 1
 

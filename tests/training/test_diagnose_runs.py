@@ -110,11 +110,18 @@ def test_a_full_storage(small_disk: Path, tmp_path: Path) -> None:
             staging={"path": str(tmp_path / "stage")},
             cluster={"allow": ["disk_space"], "probe_timeout": "1m"},
             model={"kind": MODEL, "args": {"how": "storage", "run": str(small_disk / "test")}},
-            fault={"max_failures": 0, "storage_timeout": "1s"},
+            fault={"max_failures": 3, "storage_timeout": "1s"},
         )
     )
-    found = fail(config)
-    assert (found.cause.kind, found.cause.rank) == ("storage", 0)  # who writes the metrics
+    with pytest.raises(TrainingError) as caught:
+        raygnn.train(config, display=False)
+    error = caught.value
+    assert (error.exit_code, error.rank) == (4, 0)  # who writes the metrics
+    assert "the disk or the quota is full: No space left on device" in error.what
+    assert str(config.run_dir) in str(error.where)
+    assert "free space or raise the quota there" in str(error.remedy)
+    assert len(list(tmp_path.glob("made-*"))) == 2  # ranks, which were not started again
+    assert diagnose_copy(config).cause.kind == "storage"
 
 
 @SLOW

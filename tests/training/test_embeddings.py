@@ -284,7 +284,7 @@ def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:
 
 def _full(exchange: Exchange, job: Job) -> dict[str, Any]:
     """Rank 1's storage is full at the second checkpoint."""
-    write, calls = RowState._write, []
+    write, calls = RowState._put, []
 
     def fail(self: RowState, *args: Any) -> Any:
         calls.append(1)
@@ -292,7 +292,7 @@ def _full(exchange: Exchange, job: Job) -> dict[str, Any]:
             raise OSError(28, "No space left on device")
         return write(self, *args)
 
-    RowState._write = fail  # type: ignore[method-assign]
+    RowState._put = fail  # type: ignore[method-assign]
     return Rank(job, runtime(exchange)).run()
 
 
@@ -305,13 +305,13 @@ def test_storage_that_is_full_costs_a_checkpoint(
     wanted = {**options(2), "fault": {"checkpoint_every": 4}}
     wanted["train"] |= {"max_steps": 12}
     run = train_on_ranks(make_job(**wanted))
-    assert run.summary["checkpoints"] == {"saved": 2, "failed": 1}
+    assert run.summary["checkpoints"] == {"saved": 2, "failed": 1, "skipped": 0}
     there = sorted(path.name for path in (run.path / "checkpoints").iterdir())
     assert there == ["selected-rows", "selected.json", "selected.pt"] + [
         f"step-{step:010d}" for step in (4, 12)
     ]
     events = (run.path / "logs" / "events.jsonl").read_text()
-    assert "learned rows: No space left on device (rank 1)" in events
+    assert "the disk or the quota is full: No space left on device (rank 1)" in events
 
 
 def _poison(exchange: Exchange, job: Job) -> dict[str, Any]:

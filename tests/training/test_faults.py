@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.train import FailureConfig
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2.api.exceptions import WorkerGroupError
 
 from raygnn.errors import LONGEST_TEXT, LONGEST_TRACE, DataError, TrainingError
+from raygnn.runs.files import storage_errors
 from raygnn.training import blackbox, faults, worker
 from raygnn.training.faults import describe
 from raygnn.training.job import Job
+from raygnn.training.launch import explain
+from raygnn.training.trainer import Failures
 from tests.training.conftest import JobFactory, train_on_ranks
 
 
@@ -95,3 +104,25 @@ def test_a_model_cannot_end_a_rank_unheard(how: str, evaluates: bool, make_job: 
     with pytest.raises(RuntimeError, match=f"{kind}: enough was raised in the model") as caught:
         train_on_ranks(config)
     assert "unfit.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "final"),
+    [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, True), (errno.EIO, False)],
+)
+def test_storage_that_stays_full_is_not_tried_by_another_start(
+    number: int, final: bool, tmp_path: Path
+) -> None:
+    """Even where nothing could be recorded of it."""
+    with pytest.raises(TrainingError) as caught, storage_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert os.strerror(number) in caught.value.what
+    assert caught.value.where == str(tmp_path)
+    error = pickle.loads(pickle.dumps(_described(caught.value)))
+    assert (error.final, error.where) == (final, f"rank 1, {tmp_path}")
+    other = TrainingError("RuntimeError: Connection closed by peer", rank=0)
+    failures = WorkerGroupError("two workers failed", {0: other, 1: error})
+    wanted = FailureDecision.RAISE if final else FailureDecision.RETRY
+    assert Failures(FailureConfig(max_failures=3)).make_decision(failures) is wanted
+    if final:
+        assert explain(failures, []) is error

@@ -18,9 +18,10 @@ from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint
-from raygnn.training.job import SAVE, SENDING
+from raygnn.training.job import SENDING
 from raygnn.training.mirror import Courier, Mirror
 from raygnn.training.resume import find_start
+from raygnn.training.save_requests import Request
 from raygnn.training.saving import Saver
 from tests.training.conftest import JobFactory, about, train_on_ranks
 
@@ -125,14 +126,14 @@ def test_a_mirror_that_is_away_is_told_once(
     courier = Courier(Mirror(tmp_path / "there", "test"), 2, events, tmp_path / SENDING)
     saving = Saver(
         tmp_path / "here",
-        tmp_path / SAVE,
+        tmp_path,
         keep=2,
         about={},
         events=events,
         patience=30.0,
         courier=courier,
     )
-    (tmp_path / SAVE).touch()
+    request = Request(tmp_path)
     for step in (7, 8, 9):
         if step == 9:
             (tmp_path / "there").unlink()
@@ -140,7 +141,7 @@ def test_a_mirror_that_is_away_is_told_once(
         saving.finish(30)
         saving.finish_sending(30)
     assert (saving.saved, saving.failed) == (3, 0)
-    assert not (tmp_path / SAVE).exists()
+    assert request.answer is True
     away, again = (tmp_path / EVENTS).read_text().splitlines()
     assert json.loads(away)["text"].startswith("step-0000000007 is not in ")
     assert json.loads(again)["text"].startswith("step-0000000009 is in ")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from raygnn.runs.display import NullDisplay
-from raygnn.training import nodes, preemption
-from raygnn.training.job import SAVE
+from raygnn.training import nodes, preemption, save_requests
 from raygnn.training.preemption import Preemption
 
 
@@ -46,9 +45,9 @@ def watch(
 
 
 def asked(run_dir: Path) -> bool:
-    found = (run_dir / SAVE).exists()
-    (run_dir / SAVE).unlink(missing_ok=True)
-    return found
+    names = save_requests.pending(run_dir)
+    save_requests.answer(run_dir, names, saved=True)
+    return bool(names)
 
 
 def test_a_notice_is_answered_twice(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,10 @@ import torch
 
 from raygnn.config.load import load_config
 from raygnn.runs.events import EVENTS, Events
-from raygnn.training import callbacks, checkpoint, weights
+from raygnn.training import callbacks, checkpoint, save_requests, weights
 from raygnn.training.guard import Guard
-from raygnn.training.job import SAVE
 from raygnn.training.row_files import RowFiles, write_rows
+from raygnn.training.save_requests import SAVE, Request
 from raygnn.training.saving import Saver
 from tests.training.conftest import JobFactory, about, job, train_on_ranks
 
@@ -33,7 +33,19 @@ CONFIG = load_config(job(Path("runs")))
 def saver(directory: Path, **options: Any) -> Saver:
     options = {"keep": 9, "patience": 30.0, **options}
     events = Events(directory / EVENTS)
-    return Saver(directory, directory / SAVE, about=about(CONFIG), events=events, **options)
+    return Saver(directory, directory, about=about(CONFIG), events=events, **options)
+
+
+def save(saving: Saver, directory: Path, step: int, *weights: torch.Tensor, **options: Any) -> None:
+    """Write a checkpoint, or fail to."""
+    saving.save_checkpoint(state(step, *weights), directory, options)
+    wait(saving)
+
+
+def wait(saving: Saver) -> None:
+    """Until it has written what it writes."""
+    assert saving._write is not None
+    assert saving._write.wait(30)
 
 
 def state(step: int, weights: torch.Tensor | None = None) -> dict[str, Any]:
@@ -84,48 +96,16 @@ def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     weights.add_(1)
     assert checkpoint.newest(tmp_path) == ""
     go.set()
-    assert saving.wait(30)
+    wait(saving)
     found, _ = checkpoint.find(tmp_path, CONFIG)
     assert found is not None
     assert torch.load(found.state)["state_dict"]["w"].tolist() == [0, 1, 2, 3]
 
 
-def test_storage_that_hangs_does_not_hold_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go, write = threading.Event(), checkpoint.write
-
-    def held(*args: Any) -> None:
-        assert go.wait(30)
-        write(*args)
-
-    monkeypatch.setattr(checkpoint, "write", held)
-    saving = saver(tmp_path, patience=0.1)
-    for step in (1, 2):
-        saving.save_checkpoint(state(step), tmp_path)
-    assert (saving.saved, saving.failed) == (0, 1)
-    (tmp_path / SAVE).touch()
-    saving.save_checkpoint(state(2), tmp_path)
-    assert not (tmp_path / SAVE).exists()  # answered: it could not be
-    go.set()
-    assert saving.wait(30)
-    saving.save_checkpoint(state(3), tmp_path)
-    assert saving.wait(30)
-    assert [p.name[-1] for p in sorted(tmp_path.glob("step-*"))] == ["1", "3"]
-    assert saving.failed == 2
-    said, again = told(tmp_path)
-    assert said.startswith("the checkpoint of step 2 was not written: the last one takes more")
-    assert again == "checkpoints are written again, from step 1 on"
-
-
 def test_a_start_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
     """A rank that was asleep, or cut off, while the run went on without it."""
-    saving = saver(tmp_path)
-    saving.save_checkpoint(state(5), tmp_path)
-    assert saving.wait(30)
-    old = saver(tmp_path, is_current=lambda: False)
-    old.save_checkpoint(state(3), tmp_path)
-    assert old.wait(30)
+    save(saver(tmp_path), tmp_path, 5)
+    save(saver(tmp_path, is_current=lambda: False), tmp_path, 3)
     assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-0000000005"]
     assert "a later start of the run has taken over" in told(tmp_path)[0]
 
@@ -135,8 +115,7 @@ def test_those_that_were_put_aside_come_back(
 ) -> None:
     saving = saver(tmp_path)
     for step in (3, 5):
-        saving.save_checkpoint(state(step), tmp_path)
-        assert saving.wait(30)
+        save(saving, tmp_path, step)
     rename = os.rename
 
     def failing(source: Any, target: Any) -> None:
@@ -145,8 +124,7 @@ def test_those_that_were_put_aside_come_back(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", failing)
-    saving.save_checkpoint(state(3), tmp_path)
-    assert saving.wait(30)
+    save(saving, tmp_path, 3)
     assert saving.failed == 1
     there = sorted(path.name for path in tmp_path.glob("*step*"))
     assert there == ["step-0000000003", "step-0000000005"]
@@ -204,13 +182,11 @@ def test_no_room(how: str, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=1m") as disk:
         large = torch.zeros(100_000)
         saving = saver(disk, keep=1)
-        saving.save_checkpoint(state(1, large), disk)
-        assert saving.wait(30)
+        save(saving, disk, 1, large)
         filler = fill(disk) if how == "full" else None
         if filler is None:
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        saving.save_checkpoint(state(2, large), disk)
-        assert saving.wait(30)
+        save(saving, disk, 2, large)
         assert (saving.saved, saving.failed) == (1, 1)
         assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000001"]
         found, rejected = checkpoint.find(disk, CONFIG)
@@ -220,17 +196,55 @@ def test_no_room(how: str, tmp_path: Path) -> None:
             subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
         else:
             filler.unlink()
-        saving.save_checkpoint(state(3, large), disk)
-        assert saving.wait(30)
+        save(saving, disk, 3, large)
         assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000003"]
         Events.flush(saving._events)
-        reason = {"full": "No space left on device", "read-only": "Read-only file system"}[how]
+        reason = {
+            "full": "the disk or the quota is full: No space left on device (free space",
+            "read-only": "it cannot be written: Read-only file system (make it writable",
+        }[how]
         said, again = told(disk)
         assert again == "checkpoints are written again, from step 3 on"
-        assert said == (
-            f"the checkpoint of step 2 was not written: {reason}; training goes on, and a failure "
-            "now would take it back to step-0000000001"
+        assert said.startswith(f"the checkpoint of step 2 was not written: {disk}: {reason}")
+        assert said.endswith(
+            "; training goes on, and a failure now would take it back to step-0000000001"
         )
+
+
+def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
+    """No later one makes up for it."""
+    with mounted(tmp_path / "small", "size=1m") as disk:
+        large = torch.zeros(100_000)
+        filler = fill(disk)
+        saving = saver(disk, patience=0.2)
+        save(saving, disk, 1, large, last=True)
+        assert (saving.saved, saving.failed) == (0, 1)
+        saving = saver(disk, patience=60.0)
+        request = Request(disk)
+        saving.save_checkpoint(state(1, large), disk, {"last": True})
+        assert not saving._write.wait(0.5)  # type: ignore[union-attr]
+        assert request.answer is None
+        filler.unlink()
+        wait(saving)
+        assert (saving.saved, saving.failed) == (1, 0)
+        assert request.answer is True
+        assert checkpoint.newest(disk) == "step-0000000001"
+        saving._events.flush()
+        # what the first one said waited in its process
+        assert not [line for line in told(disk) if "training goes on" in line]
+
+
+def test_what_the_last_one_says(tmp_path: Path) -> None:
+    saving = saver(tmp_path / "gone" / "checkpoints", patience=0.0)
+    saving._events = Events(tmp_path / EVENTS)
+    request = Request(tmp_path)
+    saving._run_dir = tmp_path
+    save(saving, tmp_path, 4, last=True)
+    (said,) = told(tmp_path)
+    assert said.startswith("the checkpoint of step 4 was not written: ")
+    assert "it cannot be written: No such file or directory (make it writable" in said
+    assert said.endswith("; it was the last one, so --resume would go on from the beginning")
+    assert request.answer is False
 
 
 def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +253,8 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
 
     def ask(self: Guard, trainer: Any, *args: Any) -> None:
         if trainer.global_step == 3 and trainer.global_rank == 0:
-            (config.run_dir / SAVE).touch()
+            (config.run_dir / SAVE).touch()  # as a batch system does
+            Request(config.run_dir)
         begin(self, trainer, *args)
 
     monkeypatch.setattr(Guard, "on_train_batch_start", ask)
@@ -253,8 +268,9 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint, "write", slow)
     run = train_on_ranks(config)
     assert [p.name[-1] for p in sorted(run.path.glob("checkpoints/step-*"))] == ["4", "8"]
-    assert not (run.path / SAVE).exists()
-    assert run.summary["checkpoints"] == {"saved": 2, "failed": 0}
+    assert not save_requests.pending(run.path)
+    assert len(list(run.path.glob(".saved-*"))) == 1
+    assert run.summary["checkpoints"] == {"saved": 2, "failed": 0, "skipped": 0}
 
 
 def test_a_disk_that_is_full_for_a_while(

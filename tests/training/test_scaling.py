@@ -16,9 +16,9 @@ from raygnn.config.load import load_config
 from raygnn.config.train import TrainConfig
 from raygnn.errors import TrainingError
 from raygnn.tasks.optimizer import make_optimizer
-from raygnn.training import nodes
+from raygnn.training import nodes, save_requests
 from raygnn.training import scaling as module
-from raygnn.training.job import SAVE, STOP, Job, ranks
+from raygnn.training.job import STOP, Job, ranks
 from raygnn.training.launch import explain
 from raygnn.training.nodes import Lost
 from raygnn.training.scaling import Group, Scaling
@@ -78,7 +78,11 @@ class Policy:
     @property
     def asks(self) -> bool:
         """Whether the ranks are asked for a checkpoint."""
-        return (self.run_dir / SAVE).exists()
+        return bool(save_requests.pending(self.run_dir))
+
+    def answer(self, saved: bool) -> None:
+        """As the ranks do when they have written it, or could not."""
+        save_requests.answer(self.run_dir, save_requests.pending(self.run_dir), saved=saved)
 
 
 @pytest.fixture
@@ -150,7 +154,7 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     assert policy.runs(30) is None
     assert policy.asks
     (policy.run_dir / "checkpoints" / "step-0000000004").mkdir(parents=True)
-    (policy.run_dir / SAVE).unlink()  # as the ranks do when they have written it
+    policy.answer(True)
     assert policy.runs(3) == 2
     assert policy.started() == 2
     assert policy.runs(300) is None
@@ -172,21 +176,26 @@ def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
     """Ranks that do not save, or cannot, go on as they are, and are asked again much later."""
     policy = asking(make)
     if answer:  # it could not be written
-        (policy.run_dir / SAVE).unlink()
+        policy.answer(False)
     assert policy.runs(100) is None
     assert not policy.asks
     while not policy.asks:
         assert policy.runs(30) is None
     (policy.run_dir / "checkpoints" / "step-0000000008").mkdir(parents=True)
-    (policy.run_dir / SAVE).unlink()
+    policy.answer(True)
     assert policy.runs(30) == 2
 
 
 def test_room_that_goes_again_is_left_alone(make: Any) -> None:
+    """Its request goes, and nobody else's: an interrupt waits for its own."""
     policy = asking(make)
+    other = save_requests.Request(policy.run_dir)
     policy.room = 1
     assert policy.runs(200) is None
-    assert not policy.asks
+    assert len(save_requests.pending(policy.run_dir)) == 1
+    assert other.answer is None
+    policy.answer(True)
+    assert other.answer is True
 
 
 def test_the_end_of_the_command_ends_the_wait(make: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,33 @@ def test_a_fault_on_one_rank_is_the_cause_that_is_shown(make_job: JobFactory) ->
     assert log.count("ERROR raygnn: failed") == 2  # the same again ends it, with starts left
 
 
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_run_directory_that_goes_in_mid_run(how: str, make_job: JobFactory) -> None:
+    """Nobody is told that the run is done, and nothing is written to what lies there instead."""
+    config = make_job(
+        model={"kind": f"{MODELS}:Slow"}, train={"epochs": 99}, fault={"storage_timeout": 2}
+    )
+    place, kept = config.run_dir, config.run_dir.with_name("kept")
+
+    def take_away() -> None:
+        deadline = time.monotonic() + 120
+        while not (place / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        place.rename(kept)
+        if how == "replaced":
+            place.mkdir()
+
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    with pytest.raises(TrainingError, match=f"the run directory was {how}") as caught:
+        train(config)
+    thread.join()
+    assert (caught.value.exit_code, caught.value.where) == (4, str(place))
+    assert "put it back where it was" in str(caught.value.remedy)
+    assert [*place.glob("*")] == []
+    assert raygnn.open_run(kept).status == "killed"  # whoever finds it can tell, and resume it
+
+
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_the_cause(make_job: JobFactory) -> None:
     """Not the connection that the other rank loses by it."""
@@ -124,7 +153,7 @@ def test_what_the_model_does_not_take_is_said(make_job: JobFactory) -> None:
     logs = [(config.run_dir / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
     failed = [log.count("ERROR raygnn: failed") for log in logs]
     assert max(failed) == 1  # a new start would not mend it; the first to fail ends the other
-    assert all("INFO raygnn: not started again" in log for log in logs)
+    assert raygnn.open_run(config.run_dir).summary["starts"] == 1
 
 
 def test_preflight_refuses(make_job: JobFactory) -> None:

@@ -1,0 +1,112 @@
+"""Writing at whatever speed the storage has: slow is no error, taking no bytes for long is one."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+_PIECE = 1 << 20  # bytes that are written at once; storage that takes them is alive
+_SYNCED = 8  # pieces that are made durable at once, so that no single sync takes long
+
+
+def nothing() -> None:
+    """For whoever does not watch the progress."""
+
+
+class Write(Generic[T]):
+    """Something that is written in a thread of its own.
+
+    Args:
+        act: writes it; calls its argument whenever the storage has taken something.
+        name: of the thread.
+    """
+
+    def __init__(self, act: Callable[[Callable[[], None]], T], name: str):
+        self._act = act
+        self._result: T | None = None
+        self._error: Exception | None = None
+        self._moved()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the storage has taken nothing; 0 when it is over."""
+        return time.monotonic() - self._at if self.busy else 0.0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; whether that came."""
+        self._thread.join(seconds)
+        return not self.busy
+
+    def result(self) -> T:
+        """What ``act`` returned, or raised; it must be over."""
+        assert not self.busy
+        if self._error is not None:
+            raise self._error
+        result: Any = self._result
+        return result
+
+    def _moved(self) -> None:
+        self._at = time.monotonic()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._act(self._moved)
+        except Exception as error:
+            self._error = error
+
+
+class Hashed(io.RawIOBase):
+    """Writes to a file in pieces, durably, and knows the SHA-256 of what was written to it,
+    whatever became of that.
+
+    torch's writer, which is C++, takes no exceptions: the first one is kept, and nothing is
+    written after it.
+
+    Args:
+        moved: called after each piece.
+    """
+
+    def __init__(self, file: IO[bytes], moved: Callable[[], None] = nothing):
+        self._file = file
+        self._moved = moved
+        self._unsynced = 0
+        self.sha = hashlib.sha256()
+        self.bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if not view.nbytes:
+            return 0
+        view = view.cast("B")
+        for start in range(0, len(view), _PIECE):
+            self._put(view[start : start + _PIECE])
+        return len(view)
+
+    def _put(self, piece: memoryview) -> None:
+        if self.error is None:
+            try:
+                self._file.write(piece)
+                self._unsynced += len(piece)
+                if self._unsynced >= _SYNCED * _PIECE:
+                    self._file.flush()
+                    os.fdatasync(self._file.fileno())
+                    self._unsynced = 0
+                self._moved()
+            except OSError as error:
+                self.error = error
+        self.sha.update(piece)
+        self.bytes += len(piece)
