@@ -36,13 +36,14 @@ define test_instructions
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all lint docs bench test-matrix test-oldest test-newest test-instructions clean
+.PHONY: help setup train test test-all mutants lint docs bench test-matrix test-oldest test-newest test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
 	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
 	@echo "make test         the fast tests"
 	@echo "make test-all     all tests"
+	@echo "make mutants      plants mistakes, and sees that the tests find each"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
@@ -77,6 +78,10 @@ test: setup
 
 test-all: setup
 	$(call tests,.venv)
+
+# ONLY=sampler takes those whose name or file has that in it.
+mutants: setup
+	$(BIN)/python -m tests.mutants.run --jobs $(JOBS) --only "$(ONLY)"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -73,6 +73,8 @@ def _deal(exchange: Exchange, place: Any) -> list[dict[str, Any]]:
         buys = parts["buys"]
         ends = edges.rows(buys.seeds.numpy(), [])[0]
         real = {name: int(part.weight.sum()) for name, part in parts.items()}
+        for name, part in parts.items():
+            assert part.window == deal.plan.seeds_in_window(name, 1, step)
         for nodes in dealt.nodes.values():
             assert len(np.unique(nodes)) == len(nodes)
         for name, ntype in (("items", "item"), ("users", "user")):

@@ -28,7 +28,14 @@ def losses(run: Any) -> np.ndarray:
 def test_compressed_gradients_train_nearly_the_same(compression: str, make_job: JobFactory) -> None:
     plain, short = (
         losses(
-            train_on_ranks(make_job(name=kind, comm={"compression": kind}, model={"hidden": 64}))
+            train_on_ranks(
+                make_job(
+                    name=kind,
+                    comm={"compression": kind},
+                    model={"hidden": 64},
+                    train={"optimizer": "sgd", "lr": 0.5},  # which sees the scale of a gradient
+                )
+            )
         )
         for kind in ("none", compression)
     )

@@ -1,0 +1,1 @@
+"""Planted mistakes, each with the test that sees it."""
