@@ -89,7 +89,7 @@ class Startup:
             self.detail = ""
             return "done"
         if alive or coming:
-            self.detail = f"starting processes, {alive} of {alive + coming} workers have one"
+            self.detail = f"starting processes, {alive} of {alive + coming} workers"
             return "processes"
         controllers = [a["State"] for a in actors if a["ActorClassName"] == _CONTROLLER]
         waits = self._workers < self._most or self._pending()  # our policy asks for what there is

@@ -165,7 +165,7 @@ def test_workers_that_do_not_register(
     startup, _ = start(1)
     with pytest.raises(TrainingError, match="have not started within"):
         look(startup)
-    assert startup.detail == "starting processes, 0 of 1 workers have one"
+    assert startup.detail == "starting processes, 0 of 1 workers"
     ray.kill(actor)
 
 
