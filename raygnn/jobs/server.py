@@ -321,4 +321,11 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
         return InputError(
             f"there is no job {job!r}", where=address, remedy="raygnn runs --address lists them"
         )
-    return PreflightError(f"the job server: {said[:_SHOWN]}", where=address)
+    remedy = None
+    if "No available agent" in said:
+        remedy = (
+            "the head node's dashboard agent does not run: its port, 52365 unless it was changed, "
+            "is likely taken there; give Ray another one (ray start --head "
+            "--dashboard-agent-listen-port=PORT), and look at dashboard_agent.log in its logs"
+        )
+    return PreflightError(f"the job server: {said[:_SHOWN]}", where=address, remedy=remedy)

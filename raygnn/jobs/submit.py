@@ -29,6 +29,13 @@ from raygnn.runs.store import JOB
 
 _GRACE = 60  # seconds to end, beside those for a checkpoint
 _POLL = 1.0  # seconds between looks at the server
+# The job server runs a command in a shell, whose `python` need not be the one that Ray runs on. The
+# parent of the shell is a worker of Ray's, and the parent of that the raylet, which was told how
+# workers are started.
+_PYTHON = r"""raylet=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$PPID/status"); \
+python=$(tr '\0' '\n' < "/proc/$raylet/cmdline" \
+| sed -n 's/^--python_worker_command=\([^ ]*\).*/\1/p'); \
+[ -x "$python" ] || python=python; exec "$python" """
 _ON_STORAGE = ("storage", "partition.path", "fault.mirror")
 
 
@@ -159,13 +166,13 @@ def send(
                 remedy=f"raygnn stop {other.id}, or choose another name (--set name=…)",
             )
     job = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    command = ["python", "-m", "raygnn", "train", package.file]
+    command = ["-m", "raygnn", "train", package.file]
     command += ["--overwrite"] * overwrite + ["--resume"] * resume
     grace = round(config.fault.save_timeout.seconds) + _GRACE
     with tempfile.TemporaryDirectory(prefix="raygnn-submit-") as target:
         upload.pack(package.found, package.document(), package.file, Path(target))
         server.submit(
-            shlex.join(command),
+            _PYTHON + shlex.join(command),
             Path(target),
             job=job,
             # what the job server gives a job that it stops

@@ -165,11 +165,15 @@ def test_what_became_of_a_job(status: str, code: int | None, state: str, told: i
     assert (info.state, info.code) == (state, told)
 
 
-def test_a_job_named_404() -> None:
+def test_errors_of_the_server() -> None:
     failed = RuntimeError("Request failed with status code 500: job a-20260404-140404 is ill.")
     assert isinstance(server._error(failed, "http://a", "a-20260404-140404"), PreflightError)
     missing = RuntimeError("Request failed with status code 404: Job b does not exist.")
     assert isinstance(server._error(missing, "http://a", "b"), InputError)
+    agent = RuntimeError("status code 500: No available agent to submit job, please try again")
+    told = server._error(agent, "http://a", None)
+    assert "No available agent" in told.what
+    assert "--dashboard-agent-listen-port" in str(told.remedy)
 
 
 class Cut:

@@ -70,7 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(place: Path, data_dir: Path) -> Iterator[Cluster]:
-    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    """As one whose Ray was started from an environment that is not activated."""
+    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != BIN)
     share = [place, *([data_dir] if data_dir.is_relative_to("/tmp") else [])]
     with (
         hosts(2, share=share) as group,
@@ -98,14 +99,16 @@ def test_ray_job_submit(run: Any, place: Path, data_dir: Path) -> None:
     changed += ["--set", f"graph.path={data_dir / 'planetoid'}"]
     submit = ["ray", "job", "submit", "--address", SERVER, "--working-dir", "."]
     submit += ["--runtime-env", "jobs/runtime-env.yaml", "--"]
-    done = run(*submit, "python", "jobs/train.py", "jobs/cora.yaml", *changed)
+    done = run(*submit, sys.executable, "jobs/train.py", "jobs/cora.yaml", *changed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 60/60" in done.stdout
     summary = open_run(place / "runs" / "cora").summary
     assert summary["metrics"]["test/accuracy"] > 0.75
     assert {each["host"] for each in summary["ranks"]} == {"host0", "host1"}
 
-    relative = run(*submit, "python", "jobs/train.py", "jobs/cora.yaml", "--set", "storage=runs")
+    relative = run(
+        *submit, sys.executable, "jobs/train.py", "jobs/cora.yaml", "--set", "storage=runs"
+    )
     assert "storage is a relative path" in relative.stdout
     assert relative.returncode != 0
 
