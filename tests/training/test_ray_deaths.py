@@ -37,6 +37,10 @@ def command(tmp_path: Path) -> Iterator[Command]:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
     command = Command(["train", "job.yaml"], tmp_path)
     yield command
+    remove(command)
+
+
+def remove(command: Command) -> None:
     if command.process.poll() is None:
         os.killpg(command.process.pid, signal.SIGKILL)
         command.process.wait()
@@ -123,6 +127,7 @@ def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     head = subprocess.Popen([sys.executable, "-c", HEAD], env=env, text=True, **pipes)
+    command = None
     try:
         assert head.stdout is not None
         address = head.stdout.readline().strip()
@@ -147,6 +152,8 @@ def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
         assert Run(run_dir).summary["status"] == "failed"
         assert command.leaves_nothing()
     finally:
+        if command is not None:
+            remove(command)
         head.communicate("\n", timeout=120)
 
 
