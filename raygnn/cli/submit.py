@@ -33,9 +33,9 @@ def add(verbs: Any) -> None:
     submit.add_argument("--address", metavar="URL", help=_ADDRESS)
     submit.add_argument(
         "--working-dir",
-        default=".",
         metavar="DIR",
-        help="what travels with the job: modules of your own, small data (default: .)",
+        help="what travels with the job: modules of your own, small data (default: ., or the "
+        "directory of CONFIG if that lies elsewhere)",
     )
     taken = submit.add_mutually_exclusive_group()
     taken.add_argument("--overwrite", action="store_true", help="replace a run of the same name")

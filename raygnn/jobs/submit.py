@@ -70,30 +70,33 @@ class Package:
 def prepare(
     config: Source,
     overrides: Overrides | None = None,
-    working_dir: str | Path = ".",
+    working_dir: str | Path | None = None,
 ) -> Package:
     """See that a job can travel; nothing is sent or written.
 
     Args:
         config: a YAML file in ``working_dir``, a mapping, or what `raygnn.load_config` returned.
         overrides: as of `raygnn.load_config`.
-        working_dir: what travels with the job: modules of your own, small data.
+        working_dir: what travels with the job: modules of your own, small data. None = the current
+            directory, or that of the YAML file if it lies elsewhere.
 
     Raises:
         ConfigError: the configuration is wrong, or names paths that only this machine has.
         InputError: the directory is too large.
     """
-    directory = Path(os.path.abspath(working_dir))
+    directory = Path(os.path.abspath(working_dir or "."))
     job, relative = load_for_elsewhere(
         config.to_dict() if isinstance(config, Config) else config, overrides
     )
     label = str(config) if isinstance(config, (str, Path)) else "config"
     if job.file is not None and not job.file.is_relative_to(directory):
-        raise InputError(
-            f"the job is not in the working directory {directory}",
-            where=label,
-            remedy="name the directory with --working-dir",
-        )
+        if working_dir is not None:
+            raise InputError(
+                f"the job is not in the working directory {directory}",
+                where=label,
+                remedy="name a directory that holds it with --working-dir",
+            )
+        directory = job.file.parent
     _check_places(job, relative, label)
     _check_secrets(job, label)
     data = _carried(job, relative, directory, label)
@@ -115,7 +118,7 @@ def submit(
     overrides: Overrides | None = None,
     *,
     address: str | None = None,
-    working_dir: str | Path = ".",
+    working_dir: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
 ) -> SubmittedJob:

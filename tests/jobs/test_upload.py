@@ -173,10 +173,12 @@ def test_the_default_storage_is_relative(work: Path) -> None:
         prepare("job.yaml")
 
 
-def test_a_job_from_elsewhere(work: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(JOB)
+def test_a_job_from_elsewhere(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert prepare(work / "job.yaml").found.directory == work
     with pytest.raises(InputError, match="not in the working directory"):
-        prepare("../job.yaml")
+        prepare(work / "job.yaml", working_dir=".")
 
 
 def test_a_mapping(work: Path) -> None:
