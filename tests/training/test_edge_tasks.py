@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from raygnn.graph.partition import ensure_partition
 from raygnn.runs.run import Run
 from raygnn.training.inputs import PartitionInput
 from raygnn.training.job import Goal
-from raygnn.training.predict import _ids
+from raygnn.training.predict import _names
 from tests.graphs import partitioned
 from tests.training.conftest import JobFactory, edges_of, job, train_on_ranks
 from tests.training.test_predict import ask
@@ -313,7 +314,8 @@ def test_triples_without_features(tmp_path: Path) -> None:
         goals: ClassVar = {"": Goal(None, target)}
         input = PartitionInput(read_meta(meta.directory), None)
 
-    ids: Any = _ids(Planned(), "", None, "edge")  # type: ignore[arg-type]
+    asked: Any = SimpleNamespace(task="", weights=SimpleNamespace(words=None), one=config)
+    ids = _names(Planned(), asked, None, "edge")  # type: ignore[arg-type]
     frame = ask(run, config, 2).to_pandas()
     named = [
         tuple(ids[column].take(pa.array(frame[column]))[i].as_py() for column in order)
