@@ -42,9 +42,12 @@ def memory_plan(job: Job, workers: int) -> dict[str, float]:
 
 
 def weight_bytes(job: Job, workers: int) -> float:
-    """Of a worker's weights, gradients and optimizer state, in a step; see docs/sharding.md."""
+    """Of a worker's weights, gradients and optimizer state, in a step; see docs/sharding.md. Of
+    the weights alone where nothing is trained."""
     config, state = job.config, _state_numbers(job.config)
     number = 2 if config.precision == "bf16" else 4
+    if not config.trains:
+        return parameters(config, job.partition) * number
     copies = {
         "none": 2 + state,
         "optimizer": 2 + state / workers,
@@ -89,7 +92,7 @@ def _state_numbers(config: Config) -> int:
 
 
 def _row_bytes(config: Config, facts: PartitionFacts) -> float:
-    """Of all learned rows with the state of their optimizer."""
+    """Of all learned rows, and where they are trained the state of their optimizer."""
     embedding = config.model.embedding
     if embedding is None:
         return 0.0
@@ -99,4 +102,5 @@ def _row_bytes(config: Config, facts: PartitionFacts) -> float:
         names: Mapping[str, object] = {**config.model.categories}
         inputs = any(name in columns for name in (*config.model.feature_names, *names))
         rows += number if embedding.covers(ntype, inputs) else 0
-    return 4.0 * rows * embedding.dim * (3 if embedding.optimizer == "adam" else 2)
+    state = (2 if embedding.optimizer == "adam" else 1) if config.trains else 0
+    return 4.0 * rows * embedding.dim * (1 + state)

@@ -159,9 +159,12 @@ def memory_fits(job: Job) -> Iterator[Finding]:
     held = need - uses[SHARE]
     told = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
     remedy = REMEDIES[max(uses, key=lambda use: uses[use])]
+    # a graph that is yet to be partitioned is in memory now, and goes before training begins
+    freed = 0 if job.partition.directory else job.partition.bytes
     for node in job.holding:
         if node.memory is None or node.memory_available is None:
             continue
+        available = min(node.memory, node.memory_available + freed)
         if fewer > node.memory >= need:
             yield Finding(
                 "memory_fits",
@@ -172,13 +175,13 @@ def memory_fits(job: Job) -> Iterator[Finding]:
                 nodes=(node.node,),
                 values={"need": fewer, "memory": node.memory},
             )
-        values = {"need": need, "memory": node.memory, "available": node.memory_available}
-        if need > node.memory or held > node.memory_available:
+        values = {"need": need, "memory": node.memory, "available": available}
+        if need > node.memory or held > available:
             yield Finding(
                 "memory_fits",
                 "error",
                 f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "
-                f"{size(node.memory_available)} are available",
+                f"{size(available)} are available",
                 remedy,
                 nodes=(node.node,),
                 values=values,
@@ -187,7 +190,7 @@ def memory_fits(job: Job) -> Iterator[Finding]:
             yield Finding(
                 "memory_fits",
                 "warn",
-                f"{told} take {size(need)}, only {size(node.memory_available)} of memory are free",
+                f"{told} take {size(need)}, only {size(available)} of memory are free",
                 "stop other programs there, or add nodes",
                 nodes=(node.node,),
                 values=values,

@@ -328,6 +328,12 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
         lambda: make_job(make_config(model__hidden=150_000)),
         *("memory_fits", "error", ["optimizer state (6.4 GiB)", "6.0 GiB are available"]),
     ),
+    "weights larger than what is free while the graph is in memory": (
+        lambda: make_job(
+            make_config(model__hidden=150_000), partition=make_partition(directory="", bytes=GIB)
+        ),
+        *("memory_fits", "warn", ["take 7.4 GiB, only 7.0 GiB of memory are free"]),
+    ),
     "learned rows larger than memory": (
         lambda: make_job(
             make_config(model__embedding__dim=10**6),
@@ -388,6 +394,13 @@ SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
 
 SILENT: dict[str, Callable[[], Job]] = {
     "one node": make_job,
+    "predictions, which need no gradients and no optimizer": lambda: make_job(
+        make_config(model__hidden=150_000).asking()
+    ),
+    "predictions by learned rows, which need no optimizer": lambda: make_job(
+        make_config(model__embedding__dim=150_000).asking(),
+        partition=make_partition(columns=make_columns(feat=None)),
+    ),
     "as many seeds as a batch": lambda: make_job(
         partition=make_partition(splits={"train": 1024, "val": 1, "test": 1})
     ),
