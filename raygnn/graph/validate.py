@@ -157,7 +157,9 @@ def _check_labels(data: GraphData, ntype: str) -> None:
             "Labels are one integer (a class, -1 where unknown) or one float32 (a number, NaN "
             "where unknown) for each node.",
         )
-    bad = _first((label < -1) | (label >= max(frame.num, 1)))
+    # words of other tables may be more than there are nodes here
+    classes = max(frame.num, len(data.names.get(key, ())), 1)
+    bad = _first((label < -1) | (label >= classes))
     if bad is not None:
         raise _error(
             data,

@@ -54,6 +54,16 @@ def load(
     return load_graph(graph, needs_masks=False, trains=False)
 
 
+def test_fewer_nodes_than_classes(tmp_path: Path) -> None:
+    """A class may have a number that is as large as the table, or larger."""
+    classes = {"class": ["a", "b", "c"], "fold": ["train"] * 3}
+    old = trained(tmp_path / "old", users=classes)
+    users = {"name": ["u2"], "age": [1.0], "income": [1.0], "class": ["c"], "fold": [None]}
+    bought = {"name": ["u2"], "sku": [1001], "amount": [1.0], "at": [3]}
+    data = load(tmp_path / "new", old, users=users, bought=bought)
+    assert data.nodes["user"].data["label"].tolist() == [2]
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize(
     ("before", "now"),
