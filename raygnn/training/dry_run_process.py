@@ -28,7 +28,6 @@ from raygnn.runs.diagnose.frames import frames, own_modules
 from raygnn.runs.files import write_atomic
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
-from raygnn.sampling.inputs import SCALE
 from raygnn.training.dry_run import LIMIT, OUTCOME, Request
 from raygnn.training.job import Job
 from raygnn.training.plane import open_plane
@@ -38,7 +37,7 @@ from raygnn.training.ranks import Ranks
 _NODES = 32  # of each type
 _DEGREE = 8  # in-edges of each node, of each edge type
 _BATCH = 8  # seeds
-_WHOLE = 4  # arrays of whole numbers that are no classes hold those below
+_WHOLE = 2  # arrays of whole numbers that are no classes hold those below
 
 _REMEDY = (
     "correct the model there: forward is given the features and as many DGL blocks as "
@@ -141,7 +140,6 @@ def small_graph(request: Request) -> GraphData:
     """
     facts, rng = request.facts, np.random.default_rng(0)
     classes = _classes(request)
-    weight = request.config.sampling.edge_weight
     nodes = {}
     for ntype in facts.nodes:
         columns = {n: c[0] for n, c in facts.columns.get(ntype, {}).items() if c}
@@ -152,8 +150,6 @@ def small_graph(request: Request) -> GraphData:
         dst = np.repeat(np.arange(_NODES), _DEGREE)
         src, count = rng.integers(0, _NODES, len(dst)), len(dst)
         data = {n: _array(rng, count, n, c, classes.get((etype, n))) for n, c in arrays.items()}
-        if weight in data:
-            data[weight] = abs(data[weight])
         edges[etype] = EdgeFrame(src, dst, data)
     return GraphData("small", nodes, edges, reverses=dict(facts.reverses))
 
@@ -184,8 +180,8 @@ def _array(
         return rng.integers(0, 2, shape).astype(bool)
     if re.match("u?int", dtype):
         return rng.integers(0, _WHOLE, shape).astype(dtype)
-    numbers = torch.from_numpy(rng.standard_normal(shape))
-    numbers = numbers.abs() if name.endswith(SCALE) else numbers
+    # from 0 to 1, since a model may index a table by them, and weights are not negative
+    numbers = torch.from_numpy(rng.random(shape))
     return numbers.bfloat16() if dtype == "bfloat16" else numbers.numpy().astype(dtype)
 
 

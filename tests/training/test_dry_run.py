@@ -85,6 +85,7 @@ def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) 
             {"tasks": {"kind": {"kind": "node_classification"}, "links": LINKS}},
         ),
         (f"{UNFIT}:Fit", {"graph": {"typed": True}}),
+        (f"{UNFIT}:Indexed", {}),
     ],
 )
 def test_a_model_that_works(

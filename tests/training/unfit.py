@@ -62,6 +62,17 @@ class BlockData(Fit):
         return super().forward(blocks, x) * blocks[0].edata["weight"].mean()
 
 
+class Indexed(Fit):
+    """Has a learned row for each of two numbers that a column of the features may hold."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features)
+        self.rows = nn.Embedding(2, in_features)
+
+    def forward(self, blocks: Any, x: Tensor) -> Tensor:
+        return super().forward(blocks, x + self.rows(x[:, 0].long()))
+
+
 class Fp32Alone(Fit):
     def forward(self, blocks: Any, x: Tensor) -> Tensor:
         return super().forward(blocks, x) + x.new_zeros(1) @ torch.zeros(1)
