@@ -107,6 +107,7 @@ def write(
 
     def attempt() -> None:
         moved()
+        directory.mkdir(exist_ok=True)
         draft.mkdir(exist_ok=True)
         _fill(draft, state, {**about, "step": step}, moved)
         if not is_current():
@@ -114,7 +115,6 @@ def write(
         _publish(draft, final)
 
     try:
-        directory.mkdir(exist_ok=True)
         insist(attempt, patience)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)

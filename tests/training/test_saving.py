@@ -234,6 +234,18 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
         assert not [line for line in told(disk) if "training goes on" in line]
 
 
+def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
+    """Storage that is away when it is due comes back in time."""
+    parent = tmp_path / "mount"
+    saving = saver(parent / "checkpoints", patience=60.0)
+    saving._events = Events(tmp_path / EVENTS)
+    saving.save_checkpoint(state(1), parent, {"last": True})
+    assert not saving._write.wait(0.5)  # type: ignore[union-attr]
+    parent.mkdir()
+    wait(saving)
+    assert checkpoint.newest(parent / "checkpoints") == "step-0000000001"
+
+
 def test_what_the_last_one_says(tmp_path: Path) -> None:
     saving = saver(tmp_path / "gone" / "checkpoints", patience=0.0)
     saving._events = Events(tmp_path / EVENTS)
