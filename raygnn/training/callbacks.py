@@ -235,8 +235,9 @@ class Checkpoints(pl.Callback):
         path = checkpoint.state_at(self._directory, step)
         options = {"rows": self._rows is not None, "last": last}
         trainer.save_checkpoint(path, storage_options=options)
-        if not copy:  # the rows must not change before they are written
-            self._wait(None)
+        # rows that are not copied must not change before they are written
+        if self._rows is not None and not copy and not self._wait(None):
+            self._rows.abandon()
 
     def _wait(self, grace: float | None) -> bool:
         """Wait until nothing is being written, on no rank; whether that is so. No longer than

@@ -42,6 +42,7 @@ class RowState:
         self._write: Write[list[RowFile]] | None = None
         self._directory = Path()
         self._steps = 0
+        self._abandoned = False
 
     @classmethod
     def of(
@@ -104,21 +105,31 @@ class RowState:
             for ntype in self.embeddings.rows
         }
         self._directory, self._steps = directory, self.embeddings.steps
+        self._abandoned = False
         self._write = Write(
             lambda moved: insist(lambda: self._put(directory, arrays, moved), again), "raygnn-rows"
         )
+
+    def abandon(self) -> None:
+        """Let rows change that are written without a copy: `collect` will raise."""
+        self._abandoned = True
 
     def collect(self) -> RowFiles:
         """The files of all ranks, which have written them. Collective.
 
         Raises:
-            OSError: a rank could not; the same on all ranks, and nothing of the rows is left.
+            OSError: a rank could not, or the rows were abandoned; the same on all ranks, and
+                nothing of the rows is left.
         """
         assert self._write is not None
         write, self._write = self._write, None
         said: dict[str, Any]
         try:
-            said = {"files": [vars(file) for file in write.result()]}
+            files = write.result()
+            if self._abandoned:
+                reason = "training went on before the learned rows were written"
+                raise TimeoutError(errno.ETIMEDOUT, reason)
+            said = {"files": [vars(file) for file in files]}
         except OSError as error:
             reason = f"{error.strerror or error} (rank {self.control.world.rank})"
             said = {"failed": [error.errno, reason]}
@@ -130,8 +141,8 @@ class RowState:
         if failed := [each["failed"] for each in heard if "failed" in each]:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise OSError(*failed[0])
-        files = [file for each in heard for file in each["files"]]
-        return RowFiles.parse({"dim": self.embeddings.dim, "steps": self._steps, "files": files})
+        listed = [file for each in heard for file in each["files"]]
+        return RowFiles.parse({"dim": self.embeddings.dim, "steps": self._steps, "files": listed})
 
     def write(self, directory: Path) -> RowFiles:
         """Write the rows of all ranks, without what only training needs, however slow the storage
@@ -221,7 +232,7 @@ class RowState:
         rank = self.control.world.rank
         return [
             write_rows(
-                directory / name_of(rank, number), ntype, self.embeddings.ids[ntype], own, moved
+                directory / name_of(rank, number), ntype, self.embeddings.ids[ntype], columns, moved
             )
-            for number, (ntype, own) in enumerate(arrays.items())
+            for number, (ntype, columns) in enumerate(arrays.items())
         ]

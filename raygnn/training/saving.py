@@ -141,7 +141,7 @@ class Saver(TorchCheckpointIO):
             self._write.wait(seconds)
         if self.busy:
             self._last = True
-            what = "it was still being written at the end, and the storage took nothing"
+            what = "it was still being written at the end"
             self._tell_failure(self._step, TimeoutError(what))
 
     def answer_rest(self) -> None:
@@ -197,7 +197,8 @@ class Saver(TorchCheckpointIO):
         self.failed += 1
         reached = checkpoint.newest(self._directory) or "the beginning"
         if isinstance(error, TimeoutError):
-            what, remedy = str(error), "see what holds up that storage, or change storage"
+            what = error.strerror or str(error)
+            remedy = "see what holds up that storage, or change storage"
         elif isinstance(error, OSError):
             what, remedy = storage_trouble(error)
         else:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raygnn.config.duration import Duration
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange, World
+from raygnn.tasks.embeddings import ROW
 from raygnn.training import callbacks, checkpoint, writing
 from raygnn.training.callbacks import Checkpoints
 from raygnn.training.job import Job
@@ -25,6 +29,7 @@ from tests.training import conftest
 from tests.training.conftest import JobFactory, runtime, train_on_ranks
 from tests.training.plain_embeddings import rows_in
 from tests.training.test_embeddings import options
+from tests.training.test_saving import saver, state, told
 
 PATIENCE = 1.0  # seconds for which storage may take nothing
 
@@ -100,10 +105,48 @@ def test_storage_that_takes_nothing(make_job: JobFactory, monkeypatch: pytest.Mo
     run = train_on_ranks(make_job(**wanted(storage_timeout=PATIENCE)))
     assert run.summary["checkpoints"]["saved"] == 0
     assert checkpoint.newest(run.path / "checkpoints") == ""
-    told = events(run)
-    assert "the checkpoint of step 12 was not written" in told
-    assert "it has taken nothing for 1 s" in told
-    assert "it was the last one, so --resume would go on from the beginning" in told
+    said = events(run)
+    assert "the checkpoint of step 12 was not written" in said
+    assert "it has taken nothing for 1 s" in said
+    assert "it was the last one, so --resume would go on from the beginning" in said
+
+
+def test_rows_that_change_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage took nothing for too long, and there was no room for a copy: no checkpoint has the
+    rows of a later step."""
+    again = threading.Event()
+    slow_down(monkeypatch, "rows-", lambda: again.wait(60))
+    monkeypatch.setattr(RowState, "has_room", lambda self: False)
+    table, control, saving = torch.zeros(64, 4), Exchange(World(0, 1)), saver(tmp_path)
+    embeddings: Any = SimpleNamespace(
+        rows={"_N": 64}, ids={"_N": np.arange(64)}, dim=4, steps=4, arrays=lambda _: {ROW: table}
+    )
+    rows = RowState(embeddings, control, 0.1)
+    records: Any = SimpleNamespace(begin_pause=lambda: 0.0, end_pause=lambda began: None)
+    callback = Checkpoints(
+        saving, tmp_path, control, records, every=4, last=99, rows=rows, patience=0.1
+    )
+    trainer: Any = SimpleNamespace(
+        global_step=0,
+        save_checkpoint=lambda path, storage_options: saving.save_checkpoint(
+            state(4), path, storage_options
+        ),
+    )
+    callback.on_train_start(trainer, None)  # type: ignore[arg-type]
+    trainer.global_step = 4
+    callback.on_train_batch_end(trainer)
+    table.add_(1)
+    again.set()
+    assert rows._write is not None
+    assert rows._write.wait(60)
+    callback.finish()
+    assert not [*tmp_path.glob("*step-*")]
+    assert (saving.saved, saving.failed) == (0, 1)
+    assert (
+        "training went on before the learned rows were written (rank 0) (see" in told(tmp_path)[0]
+    )
 
 
 class Storage:
