@@ -28,13 +28,13 @@ def of_directory(directory: str | None) -> list[psutil.Process]:
     """All that a local Ray has started, by the directory that it was given."""
     if directory is None:
         return []
-    found = []
+    processes = []
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):  # it has gone
                 if any(directory in word for word in child.cmdline()):
-                    found += [child, *child.children(recursive=True)]
-    return found
+                    processes += [child, *child.children(recursive=True)]
+    return processes
 
 
 def see_off(processes: list[psutil.Process]) -> None:
@@ -54,17 +54,20 @@ class Children:
     """The core processes of a Ray that this process has started."""
 
     def __init__(self, directory: str):
-        self._processes = [p for p in of_directory(directory) if p.name() in _ROLES]
-        self._roles = {process.pid: _ROLES[process.name()] for process in self._processes}
+        self._roles: dict[psutil.Process, str] = {}
+        for process in of_directory(directory):
+            with contextlib.suppress(psutil.Error):  # it has gone, as Ray's short-lived ones do
+                if (name := process.name()) in _ROLES:
+                    self._roles[process] = _ROLES[name]
 
     def death(self) -> str | None:
         """Which one has ended, and how."""
-        for process in self._processes:
+        for process, role in self._roles.items():
             try:
                 status = process.wait(0)
             except psutil.TimeoutExpired:
                 continue
-            return f"{self._roles[process.pid]} (process {process.pid}) {_ended(status)}"
+            return f"{role} (process {process.pid}) {_ended(status)}"
         return None
 
     def ask(self) -> bool:

@@ -171,6 +171,15 @@ class Port:
         self._socket = socket.create_server(self.address)
 
 
+def test_a_process_that_goes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's helpers of a moment are no reason to say that Ray did not start."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    child.wait()
+    monkeypatch.setattr(ray_processes, "of_directory", lambda directory: [process])
+    assert ray_processes.Children("").death() is None
+
+
 def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GCS may be started again; a raylet is not."""
     gcs, raylet = Port(), Port()
