@@ -111,10 +111,13 @@ class Lock:
             threading.Thread(target=self._beat, name="raygnn-lock", daemon=True).start()
 
     def release(self) -> None:
-        """Give the lock back; the file stays, empty. Harmless when not held."""
+        """Give the lock back; the file stays, empty, unless another host took the claim over.
+        Harmless when not held."""
         self._released.set()
         if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):  # another host removed the file, or storage is away
+                if _parse(os.pread(self._descriptor, 4096, 0)) == Holder.here():
+                    os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 

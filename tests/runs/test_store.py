@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -181,8 +182,8 @@ def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: gone.append(self.name))
     with RunDir.create(str(tmp_path), "a", mode="overwrite") as run:
         run.begin(CONFIG)
-    assert sorted(gone[:-1]) == ["checkpoints", "logs", "summary.json"]
-    assert gone[-1] == "config.yaml"
+        assert sorted(gone[:-1]) == ["checkpoints", "logs", "summary.json"]
+        assert gone[-1] == "config.yaml"
     assert is_run(path)
 
 
@@ -273,6 +274,31 @@ def test_a_lock_of_a_dead_process_on_another_host_gives_way(
         assert json.loads(foreign.read_text()) == Holder.here().__dict__
     with RunDir.create(str(foreign.parents[1]), "a", mode="resume") as run:
         assert not [*run.notes()]
+
+
+def test_a_claim_that_another_host_took_over_stays(tmp_path: Path) -> None:
+    """Where locks do not reach that host, which heard no sign of life of this one."""
+    claim = '{"host": "far-away", "pid": 1, "started": 5}'
+    with RunDir.create(str(tmp_path), "a") as run:
+        run.begin(CONFIG)
+        (run.path / ".lock").write_text(claim)
+    assert (run.path / ".lock").read_text() == claim
+
+
+def test_a_lock_on_storage_that_is_away_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That hides no error of the run."""
+
+    def stale(descriptor: int, size: int) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    claim = lock.Lock(tmp_path / "lock")
+    claim.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", stale)
+        claim.release()
+    assert claim._descriptor is None
 
 
 def test_a_lock_that_another_host_has_is_not_waited_for(foreign: Path) -> None:
