@@ -127,7 +127,7 @@ class _Storage:
         self._file = run.path / ".room"
         self._show = show
         self._patience = patience
-        self._there = time.monotonic()
+        self._last_seen = time.monotonic()
         self._next = 0.0
         self._told = False
 
@@ -139,8 +139,8 @@ class _Storage:
         """
         lost, now = self._run.lost, time.monotonic()
         if lost is None:
-            self._there = now
-        elif lost == "replaced" or now - self._there >= self._patience:
+            self._last_seen = now
+        elif lost == "replaced" or now - self._last_seen >= self._patience:
             self._run.check()
         if now < self._next:
             return

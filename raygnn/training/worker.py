@@ -102,11 +102,11 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
     Only this thread does, so nothing that goes wrong with the records may end it.
     """
     said = False
-    patience, there = job.config.fault.storage_timeout.seconds, time.monotonic()
+    patience, last_seen = job.config.fault.storage_timeout.seconds, time.monotonic()
     while not _asked(job.run_dir / STOP):
         lost, now = job.lost, time.monotonic()
-        there = now if lost is None else there
-        if lost == "replaced" or now - there >= patience:
+        last_seen = now if lost is None else last_seen
+        if lost == "replaced" or now - last_seen >= patience:
             os._exit(1)
         try:
             recorder.watch()
