@@ -14,7 +14,7 @@ from raygnn.runs.display import Display
 from raygnn.runs.store import RunDir
 from raygnn.training.cluster import RayCluster
 from raygnn.training.driver import begin, fit, plan_job
-from raygnn.training.job import ROWS, STOP
+from raygnn.training.job import ROWS, clean_up
 from raygnn.training.plan import count_workers
 from raygnn.training.watch import Watching
 
@@ -70,9 +70,7 @@ def run_aside(
                 error.run = str(run.path)  # there is more to be told
             raise
         finally:
-            shutil.rmtree(run.path / ".ray", ignore_errors=True)
-            if cluster.local:
-                (run.path / STOP).unlink(missing_ok=True)
+            clean_up(run, local=cluster.local)
         run.update_summary(status="done")
         yield found, run.path
 
@@ -86,9 +84,10 @@ def _cleared(run: RunDir, keep: bool) -> Iterator[None]:
         keep = True
         raise
     finally:
-        if run.begun:
+        mine = run.begun and run.lost is None
+        if mine:
             shutil.rmtree(run.path / ROWS, ignore_errors=True)
-        if run.begun and not keep:
+        if mine and not keep:
             shutil.rmtree(run.path, ignore_errors=True)
             with suppress(OSError):
                 run.path.parent.rmdir()  # if nothing else lies there

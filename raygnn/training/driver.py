@@ -5,7 +5,6 @@ The command line, the Python API and job scripts all come through here; only it 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -35,7 +34,7 @@ from raygnn.training import checkpoint, faults, follow
 from raygnn.training.advising import advice_for
 from raygnn.training.cluster import RayCluster
 from raygnn.training.inputs import read_input, table, to_look_at
-from raygnn.training.job import STOP, Job, clear
+from raygnn.training.job import Job, clean_up, clear
 from raygnn.training.launch import Launch
 from raygnn.training.loggers.process import Loggers, check_packages
 from raygnn.training.mirror import Mirror
@@ -127,9 +126,7 @@ def train(
             _note_failure(run, error)
             raise
         finally:
-            shutil.rmtree(run.path / ".ray", ignore_errors=True)
-            if cluster.local:  # whose ranks end now, if they have not
-                (run.path / STOP).unlink(missing_ok=True)
+            clean_up(run, local=cluster.local)
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
             result["advice"] = advice_for(config, run, result)

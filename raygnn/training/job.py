@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 from raygnn.runs.files import remove
-from raygnn.runs.store import lost
+from raygnn.runs.store import RunDir, lost
 from raygnn.training import save_requests
 from raygnn.training.weights import Weights
 
@@ -42,6 +43,18 @@ def clear(run_dir: Path) -> None:
     save_requests.clear(run_dir)
     for name in (RESULT, STOP, SENDING, LENGTH):
         remove(run_dir / name)
+
+
+def clean_up(run: RunDir, *, local: bool) -> None:
+    """Remove what Ray Train and the ranks have used, unless the directory is another run's by now.
+
+    Args:
+        local: on a Ray that was started for this job, whose ranks end now.
+    """
+    if run.lost is None:
+        shutil.rmtree(run.path / ".ray", ignore_errors=True)
+        if local:
+            (run.path / STOP).unlink(missing_ok=True)
 
 
 def last_start(logs: Path, rank: int) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from raygnn.config.load import load_config
 from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.store import RunDir
-from raygnn.training import follow
+from raygnn.training import aside, follow
+from raygnn.training.job import ROWS, STOP, clean_up
 from raygnn.training.loggers.process import Loggers
 from tests.training.conftest import job
 
@@ -63,6 +65,22 @@ def test_a_report_that_cannot_be_written_hides_nothing(
         run.begin({"name": "job"})
     with pytest.raises(KeyboardInterrupt), follow.reported(run, NullDisplay()):
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_is_removed_at_the_end_is_the_runs_own(run: RunDir, replaced: bool) -> None:
+    """What another command has put in its place stays."""
+    run.begin({"name": "job"})
+    if replaced:
+        shutil.rmtree(run.path)
+    (run.path / ".ray").mkdir(parents=True)
+    (run.path / ROWS).mkdir()
+    (run.path / STOP).touch()
+    with aside._cleared(run, keep=False):
+        clean_up(run, local=True)
+    names = {path.name for path in run.path.glob("*")}
+    assert names == ({".ray", ROWS, STOP} if replaced else set())
+    assert run.path.exists() is replaced
 
 
 def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
