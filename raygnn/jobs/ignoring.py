@@ -12,9 +12,10 @@ from pathspec.pattern import Pattern
 
 GIT, RAY = ".gitignore", ".rayignore"
 
-# names alone
+# names alone, in lower case
 _SECRETS = GitIgnoreSpec.from_lines(
-    [".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".envrc"]
+    ["*.env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".envrc"]
+    + ["secrets.y*ml", "secrets.json", "secrets.toml", "token.txt"]
     + [".ssh/", ".aws/", ".azure/", ".gnupg/", ".kube/", "kubeconfig", "*.kubeconfig", "gcloud/"]
     + [".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".pgpass", ".my.cnf"]
     + ["auth_token", ".vault-token", ".htpasswd", ".docker/"]
@@ -91,7 +92,7 @@ def ignored(path: Path, rules: Sequence[Rule], end: str = "") -> bool | None:
 
 def looks_secret(path: Path, rules: Iterable[Rule], end: str = "") -> bool:
     """Whether its name is one of a secret, and no ``.rayignore`` lets it travel."""
-    return _SECRETS.match_file(path.name + end) and not _let(path, rules, end)
+    return _SECRETS.match_file(path.name.lower() + end) and not _let(path, rules, end)
 
 
 def holds_key(path: Path, size: int, rules: Iterable[Rule]) -> bool:

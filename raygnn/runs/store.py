@@ -187,7 +187,7 @@ class RunDir:
         if lost := self.lost:
             raise TrainingError(
                 f"the run directory was {lost} while the run trained, so its records and "
-                "checkpoints are lost",
+                "checkpoints are no longer there",
                 where=str(self.path),
                 remedy="put it back where it was and train with --resume, or start over; leave it "
                 "in its place while its run trains",

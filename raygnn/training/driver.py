@@ -181,7 +181,7 @@ def check(config: Source, *, verbose: bool = False, display: bool = True) -> Rep
         workers = count_workers(config, cluster)
         with to_look_at(read_input(config, workers, show)) as given:
             batch = config.sampling.batch_size * workers
-            report = make_plan(config, nodes, workers, given, batch).report
+            report = make_plan(config, nodes, workers, given, batch, show).report
     if is_run(config.run_dir):
         taken = Finding(
             "name_free",
@@ -267,7 +267,7 @@ def plan_job(
         given = read_input(config, workers, show)
         if not cluster.local or config.task.of_graphs:
             given = make(config, nodes, given, show)  # so that every node can be asked about it
-        plan = make_plan(config, nodes, workers, given, global_batch)
+        plan = make_plan(config, nodes, workers, given, global_batch, show)
     verdict(plan.report.findings, config)
     return plan
 

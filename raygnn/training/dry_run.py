@@ -141,7 +141,8 @@ def _outcome(
     except subprocess.TimeoutExpired:
         return DryRun(
             "warn",
-            f"{kind} was not tried: one batch took longer than {LIMIT:g} s on this machine's CPU",
+            f"{kind} was not tried to the end: to make it and take one batch lasts longer than "
+            f"{LIMIT:g} s on this machine's CPU",
             "make sure that it works, with a small graph and train.max_steps: 2",
         )
     try:

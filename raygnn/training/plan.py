@@ -114,7 +114,9 @@ def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
     return given.made(show)
 
 
-def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_batch: int) -> Plan:
+def make_plan(
+    config: Config, nodes: Nodes, workers: int, given: Input, global_batch: int, show: Display
+) -> Plan:
     """Look at the nodes and check everything; nothing is raised for what the checks find.
 
     Raises:
@@ -128,7 +130,10 @@ def make_plan(config: Config, nodes: Nodes, workers: int, given: Input, global_b
     request = dry_run.request_of(config, given, facts, goals)
     # while the nodes are looked at
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
-        report = preflight(config, facts, nodes.look(given.meta), outcome())
+        survey = nodes.look(given.meta)
+        with nullcontext() if request is None else show.stage("trial of the model"):
+            trial = outcome()
+        report = preflight(config, facts, survey, trial)
     return Plan(
         input=given,
         report=report,

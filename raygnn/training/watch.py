@@ -150,9 +150,11 @@ class _Storage:
             self._file.unlink()
         except OSError as error:
             if not self._told:
+                meanwhile = "training goes on, records wait, and checkpoints are left out"
+                if lost is not None:
+                    meanwhile = f"unless it is back in {self._patience:g} s, the run ends"
                 self._show.note(
-                    f"{self._file.parent} cannot be written ({error.strerror}): training goes on, "
-                    "records wait, and checkpoints are left out"
+                    f"{self._file.parent} cannot be written ({error.strerror}): {meanwhile}"
                 )
             self._told = True
             with suppress(OSError):

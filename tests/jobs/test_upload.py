@@ -239,7 +239,8 @@ def test_ignore_files_above_another_repository_are_not_ours(work: Path) -> None:
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n"
 SECRETS = {
-    ".env": "", ".env.production": "", ".netrc": "", "deep/.git-credentials": "", ".pypirc": "",
+    ".env": "", "prod.env": "", "deep/Secrets.yaml": "", "ID_RSA": "", ".env.production": "",
+    ".netrc": "", "deep/.git-credentials": "", ".pypirc": "",
     ".npmrc": "", "deep/id_rsa": "", "server.pem": "", "tls/server.key": "", "kubeconfig": "",
     "credentials.json": "", "deep/my-service-account.json": "", ".ray/auth_token": "",
     "deploy": KEY, "robot.json": '{"private_key": "-----BEGIN PRIVATE KEY-----"}',
