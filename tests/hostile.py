@@ -133,7 +133,9 @@ for arguments in json.load(sys.stdin):
             code = main(arguments)
         except SystemExit as stop:
             code = stop.code
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # ru_maxrss would begin with the memory of the process that started this one
+    lines = open("/proc/self/status").readlines()
+    peak = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     print(json.dumps([code, out.getvalue(), err.getvalue(), peak]), flush=True)
 """
 

@@ -85,6 +85,7 @@ def test_job_examples_load(tmp_path: Path) -> None:
     (train,) = (yaml.safe_load(b) for b in blocks("yaml", CHECKOUT / "docs" / "optimisation.md"))
     assert {"name", "storage", "graph", "precision", *SECTIONS} == set(whole)
     whole["graph"]["path"] = str(tmp_path)
+    (tmp_path / "ind.cora.x").touch()
     config = load_config(whole)
     assert config.name == "cora-gat"
     theirs["partition"]["path"] = str(tmp_path)

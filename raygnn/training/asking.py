@@ -241,7 +241,7 @@ def _with_words(config: Config, found: weights.Weights) -> Config:
     if isinstance(config.graph, TablesGraph):
         graph = config.graph.model_copy(update={"vocabulary": found.about})
         return config.model_copy(update={"graph": graph})
-    if config.graph is None:
+    if config.graph is None and not config.task.of_graphs:
         assert found.words is not None
         assert config.partition.path is not None
         meta = read_meta(any_path(config.partition.path))
