@@ -222,3 +222,19 @@ def _one_column(exchange: Exchange) -> bool:
 
 def test_a_type_without_columns_before_the_only_one_with_any() -> None:
     assert run_ranks(2, _one_column) == [True, True]
+
+
+def test_int8_rows_are_multiplied_by_their_scale() -> None:
+    inputs = {
+        "_N": choose_inputs(
+            {"emb": torch.zeros(2, 3, dtype=torch.int8), "emb_scale": torch.zeros(2)}, ["emb"], []
+        )
+    }
+    rows = {
+        "_N": {
+            "int8:emb": torch.tensor([[1, -2, 127], [4, 0, -128]], dtype=torch.int8),
+            "scale:emb": torch.tensor([0.5, 2.0]),
+        }
+    }
+    x, _ = assemble(rows, inputs)
+    assert x["_N"].tolist() == [[0.5, -1.0, 63.5], [8.0, 0.0, -256.0]]

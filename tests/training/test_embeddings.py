@@ -274,9 +274,17 @@ def test_files_of_rows_that_are_damaged_or_gone(make_job: JobFactory) -> None:
     assert "rows-0-0.bin has changed" in rejected[0]
     manifest = place / "step-0000000005" / "manifest.json"
     said = json.loads(manifest.read_text())
-    said["rows"]["files"][0]["name"] = "../../../etc/passwd"
-    said["digest"] = checkpoint._digest({k: v for k, v in said.items() if k != "digest"})
-    manifest.write_text(json.dumps(said))
+
+    def say(files: list[dict[str, Any]]) -> None:
+        values = {**said, "rows": {**said["rows"], "files": files}}
+        digest = checkpoint._digest({k: v for k, v in values.items() if k != "digest"})
+        manifest.write_text(json.dumps({**values, "digest": digest}))
+
+    files = said["rows"]["files"]
+    say(files[1:])
+    with pytest.raises(RuntimeError, match="has no learned rows of"):
+        train_on_ranks(config, resume=True)
+    say([{**files[0], "name": "../../../etc/passwd"}, *files[1:]])
     found, rejected = checkpoint.find(place, config)
     assert found is None
     assert "manifest.json is damaged" in rejected[1]

@@ -10,6 +10,7 @@ import pytest
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import GraphData
+from raygnn.models.network import Network
 from tests.graphs import ITEM, USER, partitioned
 from tests.sampling.test_features import mixed_graph
 from tests.training.conftest import JobFactory, train_on_ranks
@@ -66,8 +67,11 @@ def test_every_kind_of_input(
     assert np.allclose(alone, by_degree, atol=close, rtol=close)
 
 
-def test_the_first_layer_combined_trains_the_same(make_job: JobFactory) -> None:
-    """With input dropout 0 the first layer is added up straight from the table."""
+def test_the_first_layer_combined_trains_the_same(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With input dropout 0 the first layer is added up straight from the table, which is what the
+    layer itself would make of its sources."""
     for kind in ("sage", "gcn"):
         found = []
         for kernels in ("torch", "dgl"):
@@ -79,5 +83,10 @@ def test_the_first_layer_combined_trains_the_same(make_job: JobFactory) -> None:
                     cluster={"workers": workers},
                 )
                 found.append(losses(config, replicated=workers == 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(Network, "first_combine", None)
+            model = {"kind": kind, "input_dropout": 0.0}
+            config = make_job(name=f"{kind}-layer", model=model, cluster={"workers": 1})
+            found.append(losses(config, replicated=True))
         for other in found[1:]:
             assert np.allclose(found[0], other, atol=1e-4, rtol=1e-4)

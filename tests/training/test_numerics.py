@@ -74,13 +74,8 @@ def test_precision(kind: str, make_job: JobFactory) -> None:
     """Each learns, in its own arithmetic: rounded, and kept, as it says."""
     curves, dtypes = {}, {}
     for precision in ("fp32", "bf16", "bf16-mixed"):
-        comm = {"compression": "bf16"} if precision == "bf16-mixed" else {}
         config = make_job(
-            name=precision,
-            precision=precision,
-            model={"kind": kind},
-            comm=comm,
-            train={"epochs": 8},
+            name=precision, precision=precision, model={"kind": kind}, train={"epochs": 8}
         )
         run = train_on_ranks(config)
         assert run.summary["metrics"]["test/accuracy"] > 0.8

@@ -142,7 +142,8 @@ def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:
                 make_job(
                     name=f"{compression}-{overlap}",
                     comm={"compression": compression, "overlap": overlap, "bucket_cap_mb": 1},
-                    model={"hidden": 512},
+                    model={"hidden": 512, "layers": 3},
+                    sampling={"fanout": [3, 3, 3]},
                     train={"max_steps": 5, "accumulate": 2},
                 )
             )

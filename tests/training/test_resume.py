@@ -47,6 +47,7 @@ def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory
     train_on_ranks(make_job(name="part", **options))
     cut(make_job(name="part").run_dir, stop)
     resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    assert resumed.summary["checkpoints"]["saved"] <= 12 - stop  # it did not begin anew
     for column in ("train/loss", "val/accuracy", "val/loss"):
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
         assert new.to_dict() == old.to_dict(), column  # to the bit
@@ -231,6 +232,13 @@ def test_changes_are_named(change: dict[str, Any]) -> None:
     assert said.startswith(f"{key} was ")
 
 
+def test_a_section_that_comes_or_goes_is_named() -> None:
+    plain = load_config(job(Path("runs")))
+    learned = load_config(job(Path("runs"), model={"embedding": {"dim": 4}}))
+    assert changes(fixed(learned.to_dict()), plain) == ["model.embedding is null and was not"]
+    assert changes(fixed(plain.to_dict()), learned) == ["model.embedding was null and is not"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -306,6 +314,19 @@ def test_damage_is_found(name: str, how: str, where: float, bit: int, tmp_path: 
     assert best.step == 2
     assert len(rejected) == 1
     assert rejected[0].startswith("step-0000000003: ")
+
+
+def test_a_manifest_that_was_edited_is_found(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    manifest = tmp_path / "step-0000000002" / "manifest.json"
+    text = manifest.read_text()
+    assert text.count('"workers": 2') == 1
+    manifest.write_text(text.replace('"workers": 2', '"workers": 3'))
+    best, rejected = checkpoint.find(tmp_path, OURS)
+    assert best is not None
+    assert best.step == 1
+    assert rejected == ["step-0000000002: manifest.json has changed since it was written"]
 
 
 def test_another_runs_is_not_taken(tmp_path: Path) -> None:
