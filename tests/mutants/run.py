@@ -130,11 +130,12 @@ def _run(root: Path, module: str, tests: list[str], cache: Path, output: Path) -
         assert file is not None
         assert Path(file).is_relative_to(root), file
     except BaseException as error:
-        print("not imported:", repr(error), flush=True)
+        print("E  ", repr(error), flush=True)
         os._exit(_NOT_IMPORTED)
     import pytest
 
     options = ["-xq", "--tb=short", "-pno:cacheprovider", f"--basetemp={root}-tmp"]
+    options += ["-Wignore::pytest.PytestAssertRewriteWarning"]  # of hypothesis, imported already
     status = pytest.main([*options, *tests])
     sys.stdout.flush()
     os._exit(status)
@@ -185,7 +186,7 @@ def main() -> int:
         print(f"{len(tests)} tests pass: {time.monotonic() - begin:.0f} s", flush=True)
         for mutant, status, output, took in run_all(trees, [(m, m.tests) for m in mutants]):
             assert mutant is not None
-            causes = _CAUSE.findall(output) or [output[-200:]]
+            causes = _CAUSE.findall(output) or [f"exit status {status}"]
             killed = status == 1 and re.search(r"\b1 failed\b", output)
             verdict = "killed" if killed and not any(map(_INVALID.match, causes)) else "LIVES"
             alive += [mutant] if verdict == "LIVES" else []
