@@ -46,7 +46,10 @@ def make_graph() -> GraphData:
 def make_config(storage: Path, parts: int = 2) -> Config:
     graph = {"format": "planted", "nodes": 1000}
     job = {"name": "a", "storage": str(storage), "graph": graph, "model": {"kind": "gcn"}}
-    return load_config({**job, "partition": {"parts": parts}, "cluster": {"workers": 1}})
+    sampling = {"batch_size": 2}  # fewer than the nodes to train on
+    return load_config(
+        {**job, "partition": {"parts": parts}, "cluster": {"workers": 1}, "sampling": sampling}
+    )
 
 
 @pytest.fixture(scope="module")
