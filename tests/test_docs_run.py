@@ -34,7 +34,6 @@ PARSED = {
     "raygnn train jobs/cora-gcn.yaml --profile": "tests/training/test_profiling.py runs it",
     "raygnn train jobs/cora-gcn.yaml --resume": "tests/training/test_command.py runs it",
     "raygnn train first.yaml --set": "another --set is run",
-    "raygnn cluster check": "needs the token of ray up; the tests in tests/clusters run it",
     "raygnn --version": "test_readme.py runs it",
     "raygnn config-schema": "test_readme.py runs it",
 }

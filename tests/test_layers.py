@@ -29,17 +29,16 @@ ALLOWED = {
         "graph.collection",
     },
     "runs": {"config"},
-    "clusters": {"config", "preflight.findings"},
     "training": {"config", "graph", "sampling", "models", "tasks", "preflight", "runs"},
     "jobs": {"config", "runs"},
-    "cli": {"clusters", "config", "graph", "jobs", "runs", "training"},
+    "cli": {"config", "graph", "jobs", "runs", "training"},
     "__main__": {"cli"},
     "__init__": {"config", "jobs", "runs", "training"},
 }
 
 # Third-party package → the only places that may import it.
 ONLY_IN = {
-    "ray": ("preflight.probe", "training", "jobs.server", "clusters.launcher"),
+    "ray": ("preflight.probe", "training", "jobs.server"),
     "dgl": ("graph.dgl",),
 }
 
@@ -61,7 +60,6 @@ LIGHT = {
     "graph.layout": HEAVY,
     "graph.partition": HEAVY,
     "preflight": HEAVY,
-    "clusters": HEAVY,
     "runs": HEAVY,
     "jobs": HEAVY,
 }

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from raygnn import __version__
-from raygnn.cli import cluster, jobs, predict, runs, submit
+from raygnn.cli import jobs, predict, runs, submit
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.runs.interrupts import pending, stoppable
 from raygnn.runs.output import OutputLost, drop_output, open_streams, say
@@ -121,6 +121,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"raygnn {__version__}")
     verbs = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (jobs, submit, runs, predict, cluster):
+    for module in (jobs, submit, runs, predict):
         module.add(verbs)
     return made

@@ -9,8 +9,7 @@ nothing in a file can build an object or use up the machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import yaml
 
@@ -21,7 +20,6 @@ MAX_VALUES = 10_000
 MAX_CHARACTERS = 1 << 20
 
 KeyPath = tuple[str | int, ...]
-Read = TypeVar("Read")
 
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+"
@@ -94,36 +92,6 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
         ConfigError: for bad syntax (with line and column), a duplicate key, a key that is not
             text, a tag, or a document that is too large or too deeply nested.
     """
-
-    def single(loader: _Loader) -> tuple[Any, dict[KeyPath, int]]:
-        node = loader.get_single_node()
-        builder = _Builder()
-        return (None if node is None else builder.build(node, (), 0)), builder.lines
-
-    return _read(text, where, single)
-
-
-def read_documents(text: str, where: str) -> list[tuple[Any, dict[KeyPath, int]]]:
-    """Parse a file of YAML documents with ``---`` between them, each as :func:`read_yaml` does.
-
-    The bounds are those of one document, for all together. Empty documents are left out.
-    """
-
-    def every(loader: _Loader) -> list[tuple[Any, dict[KeyPath, int]]]:
-        found, builder = [], _Builder()
-        while loader.check_node():
-            node = loader.get_node()
-            assert node is not None  # as check_node says
-            builder.lines = {}
-            value = builder.build(node, (), 0)
-            if value is not None:
-                found.append((value, builder.lines))
-        return found
-
-    return _read(text, where, every)
-
-
-def _read(text: str, where: str, parse: Callable[[_Loader], Read]) -> Read:
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
             f"{len(text)} characters, more than the {MAX_CHARACTERS} of any configuration",
@@ -131,7 +99,8 @@ def _read(text: str, where: str, parse: Callable[[_Loader], Read]) -> Read:
             remedy="check that this is the file you meant",
         )
     try:
-        return parse(_Loader(text))
+        node, builder = _Loader(text).get_single_node(), _Builder()
+        return (None if node is None else builder.build(node, (), 0)), builder.lines
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
