@@ -190,9 +190,9 @@ def _stop_here(args: argparse.Namespace) -> bool:
     """Stop the command that trains a run on this machine; returns whether there is one."""
     import time
 
-    from raygnn.runs.lock import holder
     from raygnn.runs.run import open_run
     from raygnn.runs.store import LOCK
+    from raygnn.util.locks import holder
 
     try:
         run = open_run(args.job, args.storage)

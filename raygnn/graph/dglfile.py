@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from raygnn.graph.dglread import (
     StoredGraph,
     open_file,
 )
+from raygnn.util.files import sync_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -232,6 +232,5 @@ class _Writer:
         self.raw(bytes(1))
 
     def done(self) -> Written:
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        sync_file(self.file)
         return Written(self.size, self.hash.hexdigest())

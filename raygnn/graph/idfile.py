@@ -7,7 +7,6 @@ An Arrow IPC file of one record batch with the column ``id``, int64 or large_str
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from raygnn.graph.dglfile import Written
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.manifest import checked
 from raygnn.graph.sources.files import update_digest
+from raygnn.util.files import sync_file
 
 _CHUNK = 1 << 22
 _COLUMN = "id"
@@ -39,8 +39,7 @@ def write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, Written]:
         with file.open("wb") as stream:
             with pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch)
-            stream.flush()
-            os.fsync(stream.fileno())
+            sync_file(stream)
         digest = hashlib.sha256()
         update_digest(digest, file)
         written[f"ids/{file.name}"] = Written(file.stat().st_size, digest.hexdigest())

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.paths import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
-from raygnn.graph.atomic import is_vacant, new_directory, publish, remove_stale, writing
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
 from raygnn.graph.remote import RemotePath, any_path
+from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
 
 if TYPE_CHECKING:
     from raygnn.config.graphs import GraphConfig
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str], object]
 
 # Fixed, so that runs with different training seeds share one partition.
+_INSTEAD = "set storage or partition.path elsewhere"
 _SEED = 0
 
 
@@ -191,7 +192,10 @@ def partition_graph(
         yield
         seconds[name] = time.perf_counter() - started
 
-    with writing("the partition", out_dir), new_directory(out_dir) as directory:
+    with (
+        storage_errors(out_dir, DataError, _INSTEAD),
+        new_directory(out_dir) as directory,
+    ):
         with stage("metis"):
             assignment = assign(data, parts, method, seed)
         with stage("assemble"):

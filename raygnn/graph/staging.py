@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -25,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.errors import DataError
-from raygnn.graph.atomic import new_directory, publish
 from raygnn.graph.staging_entry import FACTS, VERSION, Draft, Entry, open_entry
+from raygnn.util.files import new_directory, publish
+from raygnn.util.locks import try_flock, try_lock
 
 if TYPE_CHECKING:
     from raygnn.config.schema import StagingConfig
@@ -124,7 +124,7 @@ class Stage:
         """Be the only one to make or remove an entry. Raises _Busy when others take too long."""
         path = self.root / f".{name}.lock"
         deadline = time.monotonic() + wait
-        while (handle := _try_lock(path)) is None:
+        while (handle := try_lock(path)) is None:
             if time.monotonic() > deadline:
                 raise _Busy(path, wait)
             time.sleep(_POLL)
@@ -174,9 +174,7 @@ class Stage:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 handle = os.open(path / FACTS, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 held.callback(os.close, handle)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if not try_flock(handle):
                     return False
             self._remove(path)
         return True
@@ -207,22 +205,6 @@ class _Busy(DataError):
             where=str(lock.with_name(lock.name[1:].removesuffix(".lock"))),
             remedy="look what that process does, and end it if it hangs: another then takes over",
         )
-
-
-def _try_lock(path: Path) -> int | None:
-    """Lock a file, which is made if it is not there, and write this process's id into it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_nlink:  # else whoever had it has removed it
-            with contextlib.suppress(OSError):  # a full disk: what comes next will say so
-                os.ftruncate(handle, 0)
-                os.write(handle, str(os.getpid()).encode())
-            return handle
-    except BlockingIOError:
-        pass
-    os.close(handle)
-    return None
 
 
 def _delete(path: Path) -> None:

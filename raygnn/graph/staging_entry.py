@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import mmap
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from raygnn.graph.arrays import Array, element_bytes
+from raygnn.util.files import sync_file
+from raygnn.util.locks import try_flock
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,14 +127,14 @@ class Draft:
     def finish(self, made_from: Mapping[str, Any]) -> None:
         """Write what there is to say about the arrays, and put all of it on the disk."""
         for writer, (name, facts) in zip(self._writers, self._arrays.items()):
-            _to_disk(writer.stream)
+            sync_file(writer.stream)
             size = writer.stream.tell()
             assert size == facts.bytes, f"{name} got {size} of {facts.bytes} bytes"
         arrays = {name: asdict(facts) for name, facts in self._arrays.items()}
         text = json.dumps({"version": VERSION, "made_from": made_from, "arrays": arrays}, indent=1)
         with (self._directory / FACTS).open("wb") as file:
             file.write(text.encode())
-            _to_disk(file)
+            sync_file(file)
 
 
 class ArrayWriter:
@@ -148,11 +149,6 @@ class ArrayWriter:
             rows = rows.astype(self._dtype, copy=False)
         if rows.nbytes:
             self.stream.write(element_bytes(rows))
-
-
-def _to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def open_entry(path: Path) -> Entry | str | None:
@@ -170,8 +166,7 @@ def open_entry(path: Path) -> Entry | str | None:
             raise
         return f"{FACTS} is a symbolic link"
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if not os.fstat(handle).st_nlink:
+        if not try_flock(handle, shared=True) or not os.fstat(handle).st_nlink:
             raise BlockingIOError
         arrays = _read_facts(handle)
         for facts in arrays.values():

@@ -19,6 +19,7 @@ from raygnn.graph.dglfile import Written, write_graph, write_tensors
 from raygnn.graph.idfile import write_ids
 from raygnn.graph.layout import LAYOUT_VERSION, MANIFEST
 from raygnn.graph.manifest import feature, splits
+from raygnn.util.files import sync_file
 
 _MAX_THREADS = 16
 
@@ -151,8 +152,7 @@ def write_json(path: Path, values: dict[str, Any]) -> Written:
     text = json.dumps(values, indent=1).encode()
     with path.open("wb") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        sync_file(file)
     return Written(len(text), hashlib.sha256(text).hexdigest())
 
 

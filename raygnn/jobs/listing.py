@@ -5,9 +5,9 @@ from __future__ import annotations
 from raygnn.errors import RaygnnError
 from raygnn.jobs.handle import begun_by, opened
 from raygnn.jobs.server import JobInfo, JobServer
-from raygnn.runs.files import storage_path
 from raygnn.runs.listing import age, progress, row_of
 from raygnn.runs.progress import Told
+from raygnn.runs.store import storage_path
 
 _MOST = 100  # jobs
 _MOST_READ = 10  # logs of jobs

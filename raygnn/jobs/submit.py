@@ -22,10 +22,9 @@ from raygnn.jobs.handle import Handle, begun_by, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
 from raygnn.jobs.tail import states, tail
 from raygnn.runs.display import WIDTH
-from raygnn.runs.files import storage_path
 from raygnn.runs.progress import Told
 from raygnn.runs.run import Run
-from raygnn.runs.store import JOB
+from raygnn.runs.store import JOB, storage_path
 
 _GRACE = 60  # seconds to end, beside those for a checkpoint
 _POLL = 1.0  # seconds between looks at the server

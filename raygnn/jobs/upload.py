@@ -18,7 +18,7 @@ from raygnn.config import units
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.jobs import ignoring
-from raygnn.runs.files import storage_errors
+from raygnn.util.files import storage_errors
 
 MOST_BYTES = 50 * 2**20
 MOST_FILES = 10_000

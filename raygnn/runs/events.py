@@ -9,8 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from raygnn.runs.append import Appender
-from raygnn.runs.files import plain
+from raygnn.util.files import Appender, plain
 
 EVENTS = "events.jsonl"  # of rank 0
 SCALING = "scaling.jsonl"  # of what decides how many ranks there are

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from raygnn.errors import InputError
-from raygnn.runs.files import open_regular
 from raygnn.runs.store import LOGS
+from raygnn.util.files import open_regular
 
 _RANK = re.compile(r"rank-(\d{1,6})\.log")
 

@@ -18,8 +18,7 @@ from typing import Any
 from zlib import crc32
 
 from raygnn.errors import DataError
-from raygnn.runs.append import Appender
-from raygnn.runs.files import insist, open_regular, plain, storage_errors
+from raygnn.util.files import Appender, open_regular, plain, retry, storage_errors
 
 Record = dict[str, Any]
 
@@ -51,7 +50,7 @@ class MetricsWriter:
         self.waiting: OSError | None = None
         self._file = Appender(path)
         with storage_errors(path):
-            descriptor = insist(self._file.open, patience)
+            descriptor = retry(self._file.open, patience)
             end = 0 if keep is None else _bytes_until(path, keep)
             if os.fstat(descriptor).st_size > end:
                 os.ftruncate(descriptor, end)
@@ -84,7 +83,7 @@ class MetricsWriter:
         """
         try:
             with storage_errors(self.path):
-                insist(self._file.flush, seconds)
+                retry(self._file.flush, seconds)
         finally:
             self._file.close()
 

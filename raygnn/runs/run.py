@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.config.yaml_text import read_yaml
 from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.runs.files import read_json, read_regular, storage_path
-from raygnn.runs.lock import holder
 from raygnn.runs.metrics import MetricsTail, newest, read_metrics
 from raygnn.runs.ranks import RANKS, long
-from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run
+from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run, storage_path
 from raygnn.runs.verbs import run_verb
+from raygnn.util.files import read_json, read_regular
+from raygnn.util.locks import holder
 
 if TYPE_CHECKING:
     import pandas

@@ -15,18 +15,13 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
+from raygnn.config.secret import without_users
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError, TrainingError
-from raygnn.runs.files import (
-    json_text,
-    plain,
-    read_json,
-    storage_errors,
-    storage_path,
-    write_atomic,
-)
-from raygnn.runs.lock import Lock
+from raygnn.util.files import plain, read_json, storage_errors, write_atomic, write_json
+from raygnn.util.locks import Lock
 
 Mode = Literal["new", "overwrite", "resume"]
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -41,12 +36,50 @@ CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
 _TOKEN = ".run-"
+_SHOWN = 200  # characters of a path that is none
 
 # the variable with the id of the job on a cluster that this command is
 JOB = "RAYGNN_JOB"
 
 # First line of every config.yaml we write: what tells a run directory from any other.
 MARK = "# raygnn run: the configuration as it was resolved\n"
+
+
+def storage_path(storage: str | Path) -> Path:
+    """The absolute local directory that ``storage`` names: a path or a ``file://`` URI.
+
+    Raises:
+        InputError: for any other URI, and what no directory can be called.
+    """
+    text = str(storage)
+    if "://" not in text:
+        return local_path(text, "storage")
+    uri = urlsplit(text)
+    if uri.scheme != "file" or uri.netloc not in ("", "localhost") or not uri.path:
+        raise InputError(
+            f"storage {without_users(text)[:_SHOWN]!r} is neither a directory nor a file:///path",
+            where="storage",
+            remedy="give a directory that every node sees",
+        )
+    return Path(unquote(uri.path))
+
+
+def local_path(text: str, where: str) -> Path:
+    """The absolute path that a text names.
+
+    Raises:
+        InputError: it can be none; ``where`` says what it was given for.
+    """
+    try:
+        if "\0" not in text:
+            return Path(text).expanduser().absolute()
+    except RuntimeError:
+        pass  # ~name of no user
+    raise InputError(
+        f"{text[:_SHOWN]!r} is no path here",
+        where=where,
+        remedy="give a path; ~name needs a user of that name",
+    )
 
 
 def lost(path: Path, token: str) -> str | None:
@@ -97,7 +130,7 @@ class RunDir:
         self._mode = mode
         self._made: list[Path] = []
         self.token = ""
-        self._lock = Lock(path / LOCK)
+        self._lock = Lock(path / LOCK, "is writing into this run directory")
 
     @classmethod
     def create(cls, storage: str, name: str, *, mode: Mode = "new") -> RunDir:
@@ -163,7 +196,7 @@ class RunDir:
             if job := os.environ.get(JOB):
                 summary["job"] = job
             summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
-            write_atomic(self.path / SUMMARY, json_text({**summary, "status": "running"}))
+            write_json(self.path / SUMMARY, {**summary, "status": "running"})
 
     def notes(self) -> Iterator[str]:
         """What the user should know of the claim, a line each."""
@@ -206,7 +239,7 @@ class RunDir:
         """
         self.check()
         with storage_errors(self.path / SUMMARY):
-            write_atomic(self.path / SUMMARY, json_text({**self.summary, **entries}))
+            write_json(self.path / SUMMARY, {**self.summary, **entries})
 
     def write_preflight(self, report: Mapping[str, Any]) -> None:
         """Write ``preflight.json``.
@@ -215,7 +248,7 @@ class RunDir:
             TrainingError: it cannot be written.
         """
         with storage_errors(self.path / PREFLIGHT):
-            write_atomic(self.path / PREFLIGHT, json_text(dict(report)))
+            write_json(self.path / PREFLIGHT, report)
 
     def write_partition(self, facts: Mapping[str, Any]) -> None:
         """Write ``partition.json``: its ``directory``, and ``parts`` as its manifest has them.
@@ -224,7 +257,7 @@ class RunDir:
             TrainingError: it cannot be written.
         """
         with storage_errors(self.path / PARTITION):
-            write_atomic(self.path / PARTITION, json_text(dict(facts)))
+            write_json(self.path / PARTITION, facts)
 
     @property
     def metrics_file(self) -> Path:

@@ -14,12 +14,10 @@ from raygnn.config.load import load_config
 from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
-from raygnn.graph.atomic import is_vacant
 from raygnn.graph.layout import read_meta
 from raygnn.graph.remote import any_path
 from raygnn.graph.sources import scaling
 from raygnn.runs.display import Display
-from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.store import CHECKPOINTS, PARTITION, RunDir
@@ -32,6 +30,7 @@ from raygnn.training.launch import Launch
 from raygnn.training.plan import Plan
 from raygnn.training.showing import display_of
 from raygnn.training.watch import News
+from raygnn.util.files import is_vacant, read_json
 
 _PLACE = ".predicting"  # in the storage; no run can have this name
 _POLL = 0.2  # seconds

@@ -28,11 +28,10 @@ from raygnn import __version__
 from raygnn.config.resume import changes
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
-from raygnn.graph.atomic import sync
-from raygnn.runs.files import LARGEST_JSON, insist, json_text, read_regular
 from raygnn.training.digests import difference
 from raygnn.training.row_files import RowFile, RowFiles
 from raygnn.training.writing import Hashed, nothing
+from raygnn.util.files import LARGEST_JSON, json_text, read_regular, retry, sync
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
@@ -115,7 +114,7 @@ def write(
         _publish(draft, final)
 
     try:
-        insist(attempt, patience)
+        retry(attempt, patience)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise

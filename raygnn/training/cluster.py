@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import logging
 import os
@@ -27,10 +26,11 @@ from typing import IO, Any
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine, nvml
-from raygnn.runs.files import open_regular
 from raygnn.runs.interrupts import taken
 from raygnn.training import ray_processes
 from raygnn.training.reach import Knock
+from raygnn.util.files import open_regular
+from raygnn.util.locks import try_flock
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
@@ -347,7 +347,7 @@ def _own_directory() -> tuple[str, IO[str]]:
     directory = tempfile.mkdtemp(prefix=_PREFIX)  # short: it is part of socket paths
     draft = Path(directory, f"{_OWNER}.tmp")
     owned = open(draft, "w")  # noqa: SIM115
-    fcntl.flock(owned, fcntl.LOCK_EX)
+    try_flock(owned.fileno())
     draft.rename(Path(directory, _OWNER))
     return directory, owned
 
@@ -359,8 +359,8 @@ def _sweep() -> None:
         with contextlib.suppress(OSError), open_regular(owner) as file:
             if os.fstat(file.fileno()).st_uid != os.getuid():
                 continue
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is in use
-            shutil.rmtree(owner.parent, ignore_errors=True)
+            if try_flock(file.fileno()):  # else it is in use
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _remove(directory: str) -> None:

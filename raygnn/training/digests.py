@@ -6,7 +6,7 @@ import hashlib
 import stat
 from pathlib import Path
 
-from raygnn.runs.files import open_regular
+from raygnn.util.files import open_regular
 
 
 def sha256(path: Path) -> str:

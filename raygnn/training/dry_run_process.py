@@ -25,7 +25,6 @@ from raygnn.models.user import ClassError
 from raygnn.preflight.facts import Column
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.diagnose.frames import frames, own_modules
-from raygnn.runs.files import write_atomic
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
 from raygnn.training.dry_run import LIMIT, OUTCOME, Request
@@ -33,6 +32,7 @@ from raygnn.training.job import Job
 from raygnn.training.plane import open_plane
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks
+from raygnn.util.files import write_atomic
 
 _NODES = 32  # of each type
 _DEGREE = 8  # in-edges of each node, of each edge type

@@ -10,11 +10,11 @@ from raygnn.config.model import ModelConfig
 from raygnn.config.task import TaskConfig
 from raygnn.config.types import MODEL_FAMILIES
 from raygnn.errors import DataError, InputError
-from raygnn.runs.files import read_json, replacing, storage_errors
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.store import CHECKPOINTS
 from raygnn.training import weights
 from raygnn.training.predict import free_file
+from raygnn.util.files import read_json, replacing, storage_errors
 
 if TYPE_CHECKING:
     from os import PathLike

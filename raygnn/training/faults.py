@@ -25,8 +25,8 @@ from raygnn.errors import (
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.events import EVENTS, LOGGERS, SCALING
-from raygnn.runs.files import json_text, write_atomic
 from raygnn.training.nodes import Lost
+from raygnn.util.files import write_json
 
 _LONGEST = 4000  # characters of an error's text
 
@@ -172,7 +172,7 @@ def record_driver(
         "lost": {str(each.rank): {"host": each.host, "why": each.why} for each in lost},
     }
     with contextlib.suppress(OSError):
-        write_atomic(run_dir / "logs" / DRIVER, json_text(facts))
+        write_json(run_dir / "logs" / DRIVER, facts)
 
 
 def clear(run_dir: Path) -> None:

@@ -21,9 +21,9 @@ from raygnn.errors import DataError
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
 from raygnn.runs.diagnose.state import DONE, FAILURE, STATE, State, file_of, read_state
 from raygnn.runs.display import Display
-from raygnn.runs.files import write_atomic
 from raygnn.training import checkpoint, faults, signals
 from raygnn.training.job import attempts, last_start
+from raygnn.util.files import write_atomic
 
 _EVERY = 1.0  # seconds between looks; a rank gives a sign of life about as often
 _FRESH = 3.0  # seconds for which a sign shows that storage works

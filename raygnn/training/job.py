@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
-from raygnn.runs.files import remove
 from raygnn.runs.store import RunDir, lost
 from raygnn.training import save_requests
 from raygnn.training.weights import Weights
+from raygnn.util.files import remove
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath

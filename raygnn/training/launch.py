@@ -17,7 +17,6 @@ from raygnn.runs.diagnose.causes import REMEDIES
 from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.state import STATE, file_of, read_state
 from raygnn.runs.display import Display
-from raygnn.runs.files import read_json
 from raygnn.training import blackbox, faults, nodes, save_requests
 from raygnn.training.blackbox import memory
 from raygnn.training.cluster import RayCluster, patience
@@ -25,6 +24,7 @@ from raygnn.training.job import RESULT, SENDING, STOP, Job, attempts
 from raygnn.training.save_requests import Request
 from raygnn.training.startup import Startup
 from raygnn.training.worker import train_loop
+from raygnn.util.files import read_json
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer

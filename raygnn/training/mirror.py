@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 from raygnn.config.schema import Config
 from raygnn.config.uri import Uri
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.atomic import sync
 from raygnn.runs.events import Events
 from raygnn.training.checkpoint import MANIFEST, NAME, STATE, files_of, put_aside
+from raygnn.util.files import sync
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -14,12 +14,12 @@ from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta
 from raygnn.runs.display import Display
-from raygnn.runs.files import replacing, storage_errors
 from raygnn.runs.run import Run
 from raygnn.training.asking import Asked, ask
 from raygnn.training.job import ROWS, SPLITS
 from raygnn.training.plan import Plan
 from raygnn.training.wanted import read_wanted
+from raygnn.util.files import replacing, storage_errors
 
 if TYPE_CHECKING:
     from os import PathLike

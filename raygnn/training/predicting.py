@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from raygnn.errors import DataError, InputError
-from raygnn.runs.files import storage_errors
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.training import blackbox, weights, words
 from raygnn.training.job import ROWS, Job
@@ -16,6 +15,7 @@ from raygnn.training.rank import Runtime
 from raygnn.training.ranks import Ranks
 from raygnn.training.row_state import RowState
 from raygnn.training.rows import Format, write_rows
+from raygnn.util.files import storage_errors
 
 
 class Predicting:

@@ -12,8 +12,8 @@ import lightning.pytorch as pl
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from raygnn.runs.files import write_atomic
 from raygnn.training.records import Records
+from raygnn.util.files import write_atomic
 
 PROFILE = "profile"  # in the run directory
 

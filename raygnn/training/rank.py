@@ -20,7 +20,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from raygnn.config.resume import fixed
 from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.events import EVENTS, Events
-from raygnn.runs.files import insist, json_text, storage_errors, write_atomic
 from raygnn.runs.metrics import MetricsWriter
 from raygnn.runs.ranks import RANKS
 from raygnn.runs.store import METRICS
@@ -46,6 +45,7 @@ from raygnn.training.row_state import RowState
 from raygnn.training.saving import Saver
 from raygnn.training.sharding import Sharding
 from raygnn.training.stragglers import Stragglers
+from raygnn.util.files import json_text, retry, storage_errors, write_atomic
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ class Rank:
             TrainingError: it was so for too long.
         """
         with storage_errors(self.job.run_dir):
-            return insist(act, self.patience)
+            return retry(act, self.patience)
 
     def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
         """The state to go on from, and its step: rank 0 chooses, so that all take the same.

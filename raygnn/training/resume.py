@@ -11,13 +11,13 @@ from typing import Any
 from raygnn.config.resume import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, RaygnnError
-from raygnn.runs.files import storage_errors
 from raygnn.runs.run import Run
 from raygnn.runs.store import Mode, RunDir, is_run
 from raygnn.training import checkpoint
 from raygnn.training.checkpoint import Checkpoint
 from raygnn.training.mirror import Mirror
 from raygnn.training.plan import Plan
+from raygnn.util.files import storage_errors
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.graph.atomic import sync
-from raygnn.runs.files import open_regular
 from raygnn.training.writing import Hashed, nothing
+from raygnn.util.files import open_regular, sync
 
 _NAME = re.compile(r"rows-\d{1,9}-\d{1,9}\.bin")
 _PIECE = 1 << 26  # bytes that are read or written at once

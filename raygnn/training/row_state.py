@@ -16,12 +16,12 @@ import torch
 
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
-from raygnn.runs.files import insist
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.embeddings import ROW, Embeddings
 from raygnn.training.checkpoint import rows_of
 from raygnn.training.row_files import RowFile, RowFiles, name_of, read_rows, write_rows
 from raygnn.training.writing import Write
+from raygnn.util.files import retry
 
 _APART = 0.2  # seconds between looks whether all ranks have written theirs
 
@@ -107,7 +107,7 @@ class RowState:
         self._directory, self._steps = directory, self.embeddings.steps
         self._abandoned = False
         self._write = Write(
-            lambda moved: insist(lambda: self._put(directory, arrays, moved), again), "raygnn-rows"
+            lambda moved: retry(lambda: self._put(directory, arrays, moved), again), "raygnn-rows"
         )
 
     def abandon(self) -> None:

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from raygnn.runs.files import replacing
 from raygnn.training.job import SPLITS
+from raygnn.util.files import replacing
 
 _VALUES = 2**22  # of outputs in a chunk: 16 MiB
 _MOST, _FEWEST = 2**16, 2**10  # rows of a chunk

@@ -13,12 +13,12 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from raygnn.runs.events import Events
-from raygnn.runs.files import storage_trouble
 from raygnn.training import checkpoint, save_requests
 from raygnn.training.checkpoint import state_at
 from raygnn.training.mirror import Courier
 from raygnn.training.row_files import RowFiles
 from raygnn.training.writing import Write
+from raygnn.util.files import storage_trouble
 
 log = logging.getLogger("raygnn")
 

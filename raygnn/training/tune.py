@@ -10,7 +10,6 @@ from typing import Any
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.display import Display
-from raygnn.runs.files import json_text, write_atomic
 from raygnn.runs.metrics import MetricsTail, Record
 from raygnn.runs.store import RunDir
 from raygnn.training.aside import run_aside
@@ -22,6 +21,7 @@ from raygnn.training.plan import Plan
 from raygnn.training.search import NUMERICS, apply
 from raygnn.training.showing import display_of
 from raygnn.training.watch import News
+from raygnn.util.files import write_json
 
 _PLACE = ".tuning"  # in the storage; no run can have this name
 _RESULT = "tuning.json"
@@ -103,7 +103,7 @@ def tune(
         ],
         path=place / _RESULT,
     )
-    write_atomic(tuned.path, json_text(tuned.to_dict()))
+    write_json(tuned.path, tuned.to_dict())
     _show(show, config, tuned)
     return tuned
 

@@ -19,8 +19,6 @@ import torch
 from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
 from raygnn.errors import GuardError
-from raygnn.runs.append import Appender
-from raygnn.runs.files import plain
 from raygnn.runs.ranks import STEP
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
@@ -32,6 +30,7 @@ from raygnn.training.records import Closing, Counters, Records
 from raygnn.training.reduction import Reduction
 from raygnn.training.search import Settings, Trial, apply, axes, is_exact, search
 from raygnn.training.stragglers import Stragglers
+from raygnn.util.files import Appender, plain
 
 _FIRST = 8  # steps of the trial that shows how long one takes
 _WINDOWS = 4  # that are measured, after one that is not

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raygnn.errors import InputError
-from raygnn.runs.files import storage_errors
+from raygnn.util.files import storage_errors
 
 _REMEDY = "give ids that the graph has: numbers from 0, or of tables what they call the nodes"
 

@@ -13,7 +13,6 @@ from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
 from raygnn.runs.events import EVENTS, LOGGERS, SCALING
-from raygnn.runs.files import read_json
 from raygnn.runs.metrics import MetricsTail
 from raygnn.runs.store import RunDir
 from raygnn.training import checkpoint, faults
@@ -27,6 +26,7 @@ from raygnn.training.loggers.process import Loggers
 from raygnn.training.plan import Plan
 from raygnn.training.preemption import Preemption
 from raygnn.training.startup import Startup
+from raygnn.util.files import read_json
 
 # shows a job until it is over; returns the parts
 Watching = Callable[[Config, Plan, RunDir, Display, Launch, MetricsTail], int]

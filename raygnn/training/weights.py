@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.errors import DataError, InputError
-from raygnn.graph.atomic import sync
-from raygnn.runs.files import json_text, open_regular, read_json, write_atomic
 from raygnn.training.checkpoint import check_archive
 from raygnn.training.checkpoint import save as save_tensors
 from raygnn.training.digests import difference, sha256
 from raygnn.training.row_files import RowFiles
+from raygnn.util.files import open_regular, read_json, sync, write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,7 +104,7 @@ def save(
     if rows is not None:
         about["rows"] = rows.to_dict()
     about |= _schema(model)
-    write_atomic(directory / ABOUT, json_text({**about, "raygnn": __version__}))
+    write_json(directory / ABOUT, {**about, "raygnn": __version__})
     sync(directory)
 
 

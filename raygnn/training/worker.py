@@ -141,11 +141,11 @@ def _run(job: Job, rank: int, size: int) -> None:
     import ray.train.lightning
     import ray.train.torch
 
-    from raygnn.runs.files import insist, json_text, storage_errors, write_atomic
     from raygnn.sampling.exchange import World
     from raygnn.training.predicting import Predicting
     from raygnn.training.rank import Rank, Runtime
     from raygnn.training.tuning import Tuning
+    from raygnn.util.files import retry, storage_errors, write_json
 
     gc.enable()
     log.info("imports took %.1f s", time.perf_counter() - start)
@@ -164,7 +164,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     if rank == 0:
         patience = job.config.fault.storage_timeout.seconds
         with storage_errors(job.run_dir):
-            insist(lambda: write_atomic(job.run_dir / RESULT, json_text(result)), patience)
+            retry(lambda: write_json(job.run_dir / RESULT, result), patience)
 
 
 def _await_partition(directory: AnyPath, timeout: float) -> None:

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from raygnn.runs.files import json_text
 from raygnn.runs.store import RunDir
+from raygnn.util.files import json_text
 
 STEP = {
     "wait": 2e-3,

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from raygnn.errors import InputError, TrainingError
-from raygnn.runs import lock, store
-from raygnn.runs.files import json_text, storage_errors, storage_path, write_atomic
-from raygnn.runs.lock import Holder
+from raygnn.runs import store
 from raygnn.runs.run import open_run
-from raygnn.runs.store import RunDir, is_run
+from raygnn.runs.store import RunDir, is_run, storage_path
+from raygnn.util import locks
+from raygnn.util.files import json_text, storage_errors, write_atomic
+from raygnn.util.locks import Holder
 
 CONFIG = {"name": "a", "train": {"lr": 0.1}}
 
@@ -239,7 +240,7 @@ def test_a_lock_that_is_just_being_taken_is_busy(tmp_path: Path) -> None:
 @pytest.fixture
 def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lock file of a run that a process on another host has."""
-    monkeypatch.setattr(lock, "_LOOK", 0.01)
+    monkeypatch.setattr(locks, "_LOOK", 0.01)
     path = finished(tmp_path) / ".lock"
     path.write_text('{"host": "far-away", "pid": 1, "started": 5}')
     return path
@@ -267,7 +268,7 @@ def test_a_lock_of_a_live_process_on_another_host_is_kept(foreign: Path) -> None
 def test_a_lock_of_a_dead_process_on_another_host_gives_way(
     foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_SILENCE", 0.1)
+    monkeypatch.setattr(locks, "_SILENCE", 0.1)
     with RunDir.create(str(foreign.parents[1]), "a", mode="resume") as run:
         (note,) = run.notes()
         assert "process 1 on far-away" in note
@@ -293,7 +294,7 @@ def test_a_lock_on_storage_that_is_away_is_given_back(
     def stale(descriptor: int, size: int) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    claim = lock.Lock(tmp_path / "lock")
+    claim = locks.Lock(tmp_path / "lock")
     claim.acquire()
     with monkeypatch.context() as patch:
         patch.setattr(os, "ftruncate", stale)
@@ -310,12 +311,12 @@ def test_a_lock_that_another_host_has_is_not_waited_for(foreign: Path) -> None:
 
 
 def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_BEAT", 0.01)
-    monkeypatch.setattr(lock, "_LOOK", 0.01)
+    monkeypatch.setattr(locks, "_BEAT", 0.01)
+    monkeypatch.setattr(locks, "_LOOK", 0.01)
     with RunDir.create(str(tmp_path), "a") as run:
         run.begin(CONFIG)
         assert run._lock._beats()
-    monkeypatch.setattr(lock, "_SILENCE", 0.1)
+    monkeypatch.setattr(locks, "_SILENCE", 0.1)
     assert not run._lock._beats()
 
 

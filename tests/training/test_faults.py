@@ -15,12 +15,12 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from raygnn.errors import LONGEST_TEXT, LONGEST_TRACE, DataError, TrainingError
-from raygnn.runs.files import storage_errors
 from raygnn.training import blackbox, faults, worker
 from raygnn.training.faults import describe
 from raygnn.training.job import Job
 from raygnn.training.launch import explain
 from raygnn.training.trainer import Failures
+from raygnn.util.files import storage_errors
 from tests.training.conftest import JobFactory, train_on_ranks
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.atomic import sync
 from raygnn.graph.collection.columns import ColumnWriter, finite_rows
 from raygnn.graph.collection.data import (
     VERSION,
@@ -27,6 +26,7 @@ from raygnn.graph.collection.data import (
 from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.sources.many import GraphSet
 from raygnn.graph.sources.normalize import normalize
+from raygnn.util.files import sync
 
 _ALIKE = "save all graphs with the same types and arrays"
 

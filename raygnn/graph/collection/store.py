@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.config.graphs import ManyGraphs
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.atomic import is_vacant, new_directory, publish, remove_stale, sync, writing
 from raygnn.graph.collection.data import MANIFEST, VERSION, CollectionMeta, read_collection
 from raygnn.graph.collection.pack import pack
 from raygnn.graph.sources import gin, shards
 from raygnn.graph.sources.files import check_file, out_of_memory, update_digest
 from raygnn.graph.sources.many import GraphSet
+from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors, sync
 
 if TYPE_CHECKING:
     from raygnn.config.schema import Config
 
 Progress = Callable[[str], object]
 
+_INSTEAD = "set storage or partition.path elsewhere"
 _PARSED = 40  # times its text a file as GIN's takes in memory, about
 _SUFFIXES = (".bin", ".dgl")
 
@@ -78,7 +79,10 @@ class MissingCollection:
         if progress is not None:
             progress("pack")
         several = len(self.files) > 1
-        with writing("the collection of graphs", place), new_directory(place) as directory:
+        with (
+            storage_errors(place, DataError, _INSTEAD),
+            new_directory(place) as directory,
+        ):
             try:
                 manifest = pack(
                     (self._open(file, several) for file in self.files),

@@ -18,9 +18,9 @@ from typing import Any
 from raygnn.errors import DataError
 from raygnn.runs.diagnose.frames import own_modules
 from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
-from raygnn.runs.files import LARGEST_JSON, read_regular
 from raygnn.runs.run import Run
 from raygnn.runs.store import CONFIG, LOGS, PREFLIGHT, SUMMARY, is_run
+from raygnn.util.files import LARGEST_JSON, read_regular
 
 _LARGEST = 8 * 2**20  # bytes of a log that are read
 _LARGEST_RECORD = 4 * 2**20  # bytes of a black box and its like; a larger one is not ours

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raygnn.errors import DataError
-from raygnn.runs.files import read_regular
+from raygnn.util.files import read_regular
 
 SIZE = 1024  # bytes of the file
 TRAINING, PREFETCH, LIFE, WORDS = 128, 192, 256, 384  # where parts begin; the first, at 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from raygnn.errors import InputError
-from raygnn.runs.files import local_path, storage_errors, write_atomic
 from raygnn.runs.report.source import Source
 from raygnn.runs.run import Run
-from raygnn.runs.store import REPORT
+from raygnn.runs.store import REPORT, local_path
+from raygnn.util.files import storage_errors, write_atomic
 
 
 def write_report(run: Run, out: str | Path | None = None) -> Path:

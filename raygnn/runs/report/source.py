@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from raygnn.errors import DataError
 from raygnn.runs.events import EVENTS, LOGGERS, SCALING, TOLD
-from raygnn.runs.files import open_regular, read_json
 from raygnn.runs.metrics import Record, parse
 from raygnn.runs.ranks import RANKS, number
 from raygnn.runs.run import Run
 from raygnn.runs.store import LOGS, METRICS, PARTITION, PREFLIGHT
+from raygnn.util.files import open_regular, read_json
 
 # bytes of a file's records that are looked at; of more, every so many lines
 _MOST, MOST_OF_RANKS = 32 * 2**20, 16 * 2**20

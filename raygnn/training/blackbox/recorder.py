@@ -33,8 +33,8 @@ from raygnn.runs.diagnose.state import (
     pack_words,
     read_state,
 )
-from raygnn.runs.files import write_atomic
 from raygnn.training.blackbox import flight, memory, stacks
+from raygnn.util.files import write_atomic
 
 PREFETCH_THREAD = "raygnn-prefetch"
 

@@ -13,8 +13,8 @@ from typing import IO, Any, ClassVar, Literal
 
 import yaml
 
-from raygnn.runs.files import read_json, write_atomic
 from raygnn.runs.run import Run
+from raygnn.util.files import read_json, write_atomic
 
 DIRECTORY = "loggers"
 Status = Literal["done", "failed", "interrupted"]

@@ -1,8 +1,8 @@
-"""The lock of a run directory: one command at a time trains into it.
+"""Advisory locks on files, which the kernel drops with the process that holds them.
 
-The file holds who has it (host, pid, start of that process), or nothing. ``flock`` makes taking
-it atomic, and the kernel drops it with the process; the content tells other hosts and readers,
-and keeps the lock where a filesystem has no ``flock``, or one that other hosts do not see.
+A `Lock` also works between hosts. Its file holds who has it (host, pid, start of that process), or
+nothing. ``flock`` makes taking it atomic; the content tells other hosts and readers, and keeps the
+lock where a filesystem has no ``flock``, or one that other hosts do not see.
 
 What can be had of ``flock`` does not tell which of these it is. So the holder also moves the file's
 time every few seconds, and the claim of another host is stale when that has stopped.
@@ -30,6 +30,53 @@ _LOOK = 1.0  # seconds between looks for one
 _NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host has that id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def try_flock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open file; whether that could be had at once.
+
+    Args:
+        shared: lock it for as many as want it in the same way.
+
+    Raises:
+        OSError: its filesystem has no such locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file of this host for this process, whose id is written into it; made if missing.
+
+    Returns:
+        A descriptor that keeps the lock until it is closed; None where another process has it.
+
+    Raises:
+        OSError: the file cannot be made, or is a symbolic link.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # without a link, it was removed by the process that held it
+    if try_flock(descriptor) and os.fstat(descriptor).st_nlink:
+        with contextlib.suppress(OSError):  # a full disk: what comes next will say so
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 @dataclass(frozen=True)
 class Holder:
     """A process that holds a lock; ``started`` tells it from a later one with the same pid."""
@@ -51,33 +98,31 @@ class Holder:
         """Whether the process runs. One on another host cannot be asked and counts as alive."""
         if not self.local:
             return True
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return _started(self.pid) == self.started
+        return is_alive(self.pid) and _started(self.pid) == self.started
 
 
 def holder(path: Path) -> Holder | None:
     """Who holds the lock file; None when it is free, its holder is dead, or there is no file."""
     try:
-        found = _parse(path.read_bytes())
+        process = _parse(path.read_bytes())
     except OSError:
         return None
-    return found if found and found.alive() else None
+    return process if process and process.alive() else None
 
 
 class Lock:
     """A lock that is held from :meth:`acquire` until :meth:`release` or the process's end.
 
+    Args:
+        does: what its holder does, for the error that others get: "is writing into …".
+
     Attributes:
         stale: the process of another host whose claim gave way, if one did.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, does: str = "is using this directory"):
         self.path = path
+        self._does = does
         self.stale: Holder | None = None
         self._descriptor: int | None = None
         self._released = threading.Event()
@@ -94,9 +139,9 @@ class Lock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 taken = not _flock(descriptor)
-                found = _parse(os.pread(descriptor, 4096, 0))
-                if taken or (found and found.alive() and (found.local or self._beats())):
-                    raise self._busy(found)
+                last = _parse(os.pread(descriptor, 4096, 0))
+                if taken or (last and last.alive() and (last.local or self._beats())):
+                    raise self._busy(last)
                 if not _same_file(descriptor, self.path):
                     os.close(descriptor)  # removed with its directory meanwhile: look again
                     continue
@@ -106,7 +151,7 @@ class Lock:
                 os.close(descriptor)
                 raise
             self._descriptor = descriptor
-            self.stale = found if found and not found.local else None
+            self.stale = last if last and not last.local else None
             self._released.clear()
             threading.Thread(target=self._beat, name="raygnn-lock", daemon=True).start()
 
@@ -136,27 +181,20 @@ class Lock:
                 return True
         return False
 
-    def _busy(self, found: Holder | None) -> InputError:
-        if found is None:
-            who, remedy = "another process", "wait for it, or choose another name"
-        elif found.host == socket.gethostname():
-            who, remedy = f"process {found.pid}", "wait for it, stop it, or choose another name"
-        else:
-            who = f"process {found.pid} on {found.host}"
-            remedy = "wait for it, stop it there, or choose another name"
-        return InputError(
-            f"{who} is writing into this run directory",
-            where=str(self.path.parent),
-            remedy=remedy,
-        )
+    def _busy(self, other: Holder | None) -> InputError:
+        who, remedy = "another process", "wait for it, or choose another name"
+        if other is not None:
+            elsewhere = "" if other.local else f" on {other.host}"
+            who = f"process {other.pid}{elsewhere}"
+            stop = "stop it there" if elsewhere else "stop it"
+            remedy = f"wait for it, {stop}, or choose another name"
+        return InputError(f"{who} {self._does}", where=str(self.path.parent), remedy=remedy)
 
 
 def _flock(descriptor: int) -> bool:
     """Whether the lock could be had; a filesystem without ``flock`` always gives it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_flock(descriptor)
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise

@@ -1,0 +1,351 @@
+"""Files that are written whole or not at all, and errors of the storage in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Protocol, TypeVar
+
+from raygnn.errors import DataError, RaygnnError, TrainingError
+from raygnn.util.locks import is_alive
+
+LARGEST_JSON = 64 * 2**20  # bytes
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_LASTING = {*_FULL, errno.EROFS}  # what a new start would meet again
+_RETRY_EVERY = 1.0  # seconds
+
+T = TypeVar("T")
+
+
+def storage_trouble(error: OSError, instead: str = "change storage") -> tuple[str, str]:
+    """What is wrong with storage, in our words, and what to do about it.
+
+    Args:
+        instead: what else the user can do than to mend that place.
+    """
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        what = f"the disk or the quota is full: {reason}"
+        return what, f"free space or raise the quota there, or {instead}"
+    return f"it cannot be written: {reason}", f"make it writable for this user, or {instead}"
+
+
+@contextmanager
+def storage_errors(
+    path: Path, kind: type[RaygnnError] = TrainingError, instead: str = "change storage"
+) -> Iterator[None]:
+    """Turn an :class:`OSError` about ``path`` into an error of ``kind`` in our words.
+
+    A :class:`TrainingError` of storage that is full or read-only is final.
+
+    Args:
+        instead: see :func:`storage_trouble`.
+    """
+    try:
+        yield
+    except OSError as error:
+        what, remedy = storage_trouble(error, instead)
+        ours = kind(what, where=str(path), remedy=remedy)
+        if isinstance(ours, TrainingError):
+            ours.final = error.errno in _LASTING
+        raise ours from error
+
+
+def retry(act: Callable[[], T], seconds: float) -> T:
+    """Call ``act`` until it succeeds, for at most so many seconds in which storage is full or away.
+
+    Raises:
+        OSError: of the last try.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return act()
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(min(_RETRY_EVERY, seconds))
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace the file by ``text`` (UTF-8): a reader sees the old or the new content, whole.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left behind then.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file by the value as :func:`json_text` has it.
+
+    Raises:
+        OSError: see :func:`write_atomic`.
+    """
+    write_atomic(path, json_text(value))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, to write, that takes the place of ``path`` when the block has ended.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left behind then, nor if the block raises.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(temporary, "wb", opener=_no_link) as file:
+            yield file
+            sync_file(file)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def sync_file(file: IO[Any]) -> None:
+    """Make what was written to an open file durable."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Make a file's contents, or a directory's list of files, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove whatever it is, if it is there.
+
+    Raises:
+        TrainingError: it cannot be removed.
+    """
+    with storage_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+class Appender:
+    """Adds bytes to a file in order; what the storage does not take waits for the next call.
+
+    The file is opened when it is first needed. Nothing else may write to it meanwhile.
+
+    Attributes:
+        waiting: bytes that are not in the file yet.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._descriptor: int | None = None
+        self.waiting = b""
+
+    def open(self) -> int:
+        """The descriptor of the file.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        if self._descriptor is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o644)
+        return self._descriptor
+
+    def add(self, data: bytes) -> None:
+        """Add bytes, and write all there are.
+
+        Raises:
+            OSError: not all could be written.
+        """
+        self.waiting += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits.
+
+        Raises:
+            OSError: not all could be written.
+        """
+        while self.waiting:
+            self.waiting = self.waiting[os.write(self.open(), self.waiting) :]
+
+    def close(self) -> None:
+        """Close the file; what waits is given up."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def json_text(value: Any) -> str:
+    """JSON as we write it: two spaces, UTF-8 as it is, no NaN (a null stands for it)."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Plain JSON types: scalars of numpy and torch unwrapped, non-finite numbers as None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, to read.
+
+    Raises:
+        OSError: it cannot be read, or is a FIFO, a device or a directory, of which none is
+            opened: that could wait for ever.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    # it may have been replaced since
+    return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def read_regular(path: Path, most: int, *, cut: bool = False) -> bytes:
+    """The file's content, at most ``most`` bytes of it.
+
+    Args:
+        cut: take the first ``most`` bytes of a larger file instead of refusing it.
+
+    Raises:
+        OSError: it is larger, or for the reasons of :func:`open_regular`.
+    """
+    with open_regular(path) as file:
+        if not cut and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+        return file.read(most)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file, ``{}`` when there is no file.
+
+    Raises:
+        DataError: when the file is unreadable, larger than 64 MiB, or holds no JSON object.
+    """
+    try:
+        value = json.loads(read_regular(path, LARGEST_JSON))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"not readable as JSON: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise DataError(f"not a JSON object but a {type(value).__name__}", where=str(path))
+    return value
+
+
+class Directory(Protocol):
+    """A directory of a local or a remote file system."""
+
+    def exists(self) -> bool: ...
+
+    def is_dir(self) -> bool: ...
+
+    def iterdir(self) -> Iterable[Any]: ...
+
+
+def is_vacant(place: Directory) -> bool:
+    """Whether something can be put there: nothing, or an empty directory, is in the way.
+
+    Raises:
+        DataError: it cannot be looked at.
+    """
+    try:
+        return not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    except OSError as error:
+        raise DataError(
+            f"cannot be looked at: {error.strerror or error}",
+            where=str(place),
+            remedy="correct the path, or the permissions of its directories",
+        ) from error
+
+
+@contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """A temporary directory beside ``target``, to be handed to :func:`publish`; else removed.
+
+    Its name is ``.<target>.tmp-<pid>-<random>``. Those that killed processes of this host left
+    are removed first. Where nothing comes of it, directories above that were made for it go, too.
+    """
+    made = [path for path in target.parents if not path.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale(target)
+    name = f"{_prefix(target)}{os.getpid()}-{_host()}{secrets.token_hex(4)}"
+    temporary = target.parent / name
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # something lies in it
+            for path in made:
+                path.rmdir()
+
+
+def publish(temporary: Path, target: Path) -> bool:
+    """Make a finished directory durable and visible as ``target``, in one step.
+
+    The files in it must be on disk already. Returns False, and changes nothing, if a directory
+    with something in it is there (another process was first).
+    """
+    for directory in (path for path in temporary.rglob("*") if path.is_dir()):
+        sync(directory)
+    sync(temporary)
+    try:
+        os.rename(temporary, target)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    sync(target.parent)
+    return True
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.tmp-"
+
+
+def _host() -> str:
+    """Tells processes whose ids may be compared: the host and, in containers, the namespace."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return hashlib.sha256(f"{socket.gethostname()} {namespace}".encode()).hexdigest()[:8]
+
+
+def remove_stale(target: Path) -> None:
+    """Remove what processes of this host that were killed left of their work on ``target``."""
+    name = re.compile(rf"{re.escape(_prefix(target))}(\d+)-{_host()}[0-9a-f]{{8}}")
+    for path in target.parent.iterdir():
+        if (match := name.fullmatch(path.name)) and not is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
