@@ -36,10 +36,10 @@ from machine import load, setting, table  # noqa: E402
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.graph.dgl import dgl  # noqa: E402
 from raygnn.graph.partition import ensure_partition  # noqa: E402
-from raygnn.sampling.deal import OneDeal  # noqa: E402
 from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.sampling.loader import BatchLoader, BatchMaker  # noqa: E402
 from raygnn.sampling.plan import SeedPlan  # noqa: E402
+from raygnn.sampling.seeds import TaskSeeds  # noqa: E402
 from raygnn.tasks.task import Task  # noqa: E402
 from raygnn.training.job import Job  # noqa: E402
 from raygnn.training.node_plane import NodePlane  # noqa: E402
@@ -90,7 +90,7 @@ def prepare(directory: Path) -> tuple[BatchMaker, Task, Any]:
     plane = NodePlane.open(job, Ranks.join(config, World(0, 1), torch.device("cpu")))
     task = plane.task()
     maker = plane.batches(task)
-    assert isinstance(maker.deal, OneDeal)
+    assert isinstance(maker.deal, TaskSeeds)
     plan = VirtualPlan(1100 * FAR, BATCH, real=maker.deal.seeds.num)
     assert plan.steps_per_epoch > FAR
     graph = dgl().rand_graph(100_000, 2_000_000)

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from bench_engine import CHECKOUT, PORT, WORK
 
 from raygnn.sampling import kernels
-from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.lists import Lists, Parcel, swap
+from raygnn.sampling.exchange import Exchange, Ragged, RaggedByRank, World, exchange_ragged
 from tests.hosts import hosts
 
 _TALK = 20  # all-to-alls of one size
@@ -48,15 +47,15 @@ def time_route() -> float:
     """ns per id of lists of ten, sent to no one and put back in another order."""
     exchange = Exchange(World(0, 1))
     rng = np.random.default_rng(0)
-    lists = Lists(np.arange(0, 200_001, 10), rng.integers(0, 1 << 30, 200_000))
+    lists = Ragged(np.arange(0, 200_001, 10), rng.integers(0, 1 << 30, 200_000))
     cuts = np.array([0, len(lists.indptr) - 1])
     owner = rng.integers(0, 2, len(lists.indptr) - 1)
 
     def once() -> None:
         order = np.argsort(owner, kind="stable")
-        questions = Parcel(Lists.of_one(lists.ids[: len(order)][order]), cuts)
-        swap(exchange, [questions], np.dtype(np.int32))
-        (found,) = swap(exchange, [Parcel(lists, cuts)], np.dtype(np.int32))
+        questions = RaggedByRank(Ragged.of_one(lists.ids[: len(order)][order]), cuts)
+        exchange_ragged(exchange, [questions], np.dtype(np.int32))
+        (found,) = exchange_ragged(exchange, [RaggedByRank(lists, cuts)], np.dtype(np.int32))
         found.lists.take(order)
 
     return _fastest(once) / len(lists.ids)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raygnn.config.load import load_config
 from raygnn.sampling.exchange import World
-from raygnn.sampling.prefetch import Prefetcher
+from raygnn.sampling.loader import Prefetcher
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.training.job import Job
 from raygnn.training.node_plane import NodePlane

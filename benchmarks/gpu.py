@@ -40,16 +40,12 @@ from raygnn.models.kernels import native
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Batch
-from raygnn.sampling.deal import OneDeal
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.fanout import resolve_fanouts
-from raygnn.sampling.features import FEATURES, FeatureStore
-from raygnn.sampling.inputs import Inputs
-from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import SeedPlan
-from raygnn.sampling.prefetch import Prefetcher
+from raygnn.sampling.features import FEATURES, FeatureStore, Inputs
+from raygnn.sampling.loader import BatchMaker, Prefetcher
+from raygnn.sampling.plan import SeedPlan, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import NodeSeeds
+from raygnn.sampling.seeds import NodeSeeds, TaskSeeds
 
 HIDDEN, FANOUT, BATCH, WARMUP, PREFETCH = 256, (15, 10), 1000, 5, 2
 TOLERANCE = 1e-4
@@ -109,7 +105,7 @@ def maker(graph: Graph, dtype: torch.dtype, combine: str | None) -> BatchMaker:
     exchange, shard = Exchange(world), graph.shard
     tables = {DEFAULT_NTYPE: {FEATURES: graph.features.to(dtype)}}
     return BatchMaker(
-        deal=OneDeal(
+        deal=TaskSeeds(
             SeedPlan(num_seeds=len(graph.train), global_batch=BATCH, seed=0, accumulate=1),
             NodeSeeds(DEFAULT_NTYPE, graph.train, graph.labels[graph.train]),
             world,

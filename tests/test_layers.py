@@ -47,7 +47,8 @@ HEAVY = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 # Layers that must not load what is heavy, so that a mistake is reported at once.
 LIGHT = {
     "errors": HEAVY,
-    "util": (*HEAVY, "pydantic", "rich", "pandas"),
+    "util": (*HEAVY, "pydantic", "rich", "pandas", "numba"),
+    "sampling.plan": (*HEAVY, "numba"),
     "config": (*HEAVY, "numpy", "scipy", "pandas", "pyarrow", "numba"),
     "cli": (*HEAVY, "numpy", "pydantic", "rich"),
     "__init__": (*HEAVY, "numpy", "pydantic", "rich"),
@@ -134,7 +135,7 @@ def test_light_modules_load_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize("file", MODULES, ids=module_name)
 def test_files_stay_short(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 400
+    assert len(file.read_text().splitlines()) <= 600
 
 
 @pytest.mark.parametrize(

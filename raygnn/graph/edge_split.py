@@ -14,7 +14,6 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.edge_target import NONE, TEST, TRAIN, VAL, EdgeSplit
-from raygnn.graph.keyed import mix, uniform
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.manifest import checked
 from raygnn.graph.topology import (
@@ -24,6 +23,7 @@ from raygnn.graph.topology import (
     read_original,
     read_original_edges,
 )
+from raygnn.util.hashing import mix, uniform
 
 
 class Splitter:

@@ -13,11 +13,13 @@ import numpy as np
 from numba import njit, uint64
 
 from raygnn.graph.partjson import IntArray
+from raygnn.util import hashing
 
 IndexArray = np.ndarray[Any, Any]  # int32 where that is wide enough, int64 elsewhere
 
 _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
-_SALT = 0x9E3779B97F4A7C15
+
+_mix = njit(inline="always")(hashing.mix)
 
 
 def index_type(limit: int) -> type[np.int32] | type[np.int64]:
@@ -69,14 +71,6 @@ def _scatter(keys, cursor, order):  # type: ignore[no-untyped-def]
         cursor[keys[i]] += 1
 
 
-@njit(inline="always")
-def _mix(value):  # type: ignore[no-untyped-def]
-    """splitmix64's finalizer."""
-    value = (value ^ (value >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return value ^ (value >> uint64(31))
-
-
 @njit(**_COMPILE)
 def is_symmetric(indptr, ids):  # type: ignore[no-untyped-def]
     """Whether lists are those of a symmetric graph without loops and multiple edges, sorted.
@@ -93,9 +87,9 @@ def is_symmetric(indptr, ids):  # type: ignore[no-untyped-def]
                 return False
             last = other
             if row < other:
-                total += _mix(_mix(uint64(row) + uint64(_SALT)) + uint64(other))
+                total += _mix(_mix(uint64(row)) + uint64(other))
             else:
-                total -= _mix(_mix(uint64(other) + uint64(_SALT)) + uint64(row))
+                total -= _mix(_mix(uint64(other)) + uint64(row))
     return total == uint64(0)
 
 

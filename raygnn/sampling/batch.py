@@ -17,10 +17,11 @@ from torch import Tensor
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.dgl import dgl, require
-from raygnn.sampling.routes import Routes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from raygnn.sampling.exchange import RowRoutes
 
 # models know the graph, and DGL, through this module alone
 __all__ = [
@@ -237,7 +238,7 @@ class Batch(Share):
     pairs: Tensor | None = None
     relation: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
-    routes: Routes | None = None
+    routes: RowRoutes | None = None
     parts: dict[str, Part] = field(default_factory=dict)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 
 from raygnn.graph.shard import Shard
-from raygnn.sampling.convert import Ids, as_ids
-from raygnn.sampling.fanout import Fanout
+from raygnn.sampling.exchange import Ids, as_ids
+from raygnn.sampling.plan import Fanout
 
 Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
 

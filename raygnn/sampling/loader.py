@@ -1,35 +1,52 @@
-"""From a step number to a batch, and from batches to the iterable that Lightning trains on."""
+"""From a step number to a batch, and from batches to the iterable that Lightning trains on.
+
+Batches are made in one background thread while the model trains: exactly those that will be
+consumed, in order, so that the thread's collectives match those of the other ranks. Whatever goes
+wrong in it is raised where the batch is awaited, on the rank itself and, through the failure
+broadcast, on those that would wait for it for ever.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import queue
+import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from raygnn.errors import InputError
+from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
-from raygnn.sampling.alarm import Alarm
 from raygnn.sampling.batch import Batch, Block, Share
-from raygnn.sampling.deal import Deal, Dealt
-from raygnn.sampling.fanout import Fanout
-from raygnn.sampling.features import FeatureStore, Rows, degree_column
-from raygnn.sampling.inputs import Inputs, assemble
-from raygnn.sampling.plan import Steps
-from raygnn.sampling.prefetch import Note, Prefetcher, silent
-from raygnn.sampling.routes import Routes, count_once, find_routes
+from raygnn.sampling.exchange import FailureBroadcast, RowRoutes, count_nodes_once, route_rows
+from raygnn.sampling.features import FeatureStore, Inputs, Rows, assemble, degree_column
+from raygnn.sampling.plan import Fanout, Steps
 from raygnn.sampling.sampler import Frontier, NeighborSampler
+from raygnn.sampling.seeds import AssignedSeeds, SeedAssigner
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T", bound=Share, covariant=True)
+
+log = logging.getLogger("raygnn")
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Share, covariant=True)
+
+Note = Callable[..., None]  # told what a thread does: ``note(phase, epoch=…, step=…)``
 
 
-class Maker(Protocol[T]):
+def silent(phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
+    """A `Note` that nobody reads."""
+
+
+class Maker(Protocol[S]):
     """What makes the batches of one rank; collective. `BatchMaker`, or that of whole graphs."""
 
     @property
@@ -40,7 +57,7 @@ class Maker(Protocol[T]):
         """Stands for the data and their splits: the same on all ranks, and after a resume."""
         ...
 
-    def __call__(self, epoch: int, step: int) -> T: ...
+    def __call__(self, epoch: int, step: int) -> S: ...
 
     def accumulating(self, batches: int) -> Self:
         """The same, of whose batches so many make an optimizer step together."""
@@ -64,7 +81,7 @@ class BatchMaker:
         note: told ``"sample"`` and ``"features"``.
     """
 
-    deal: Deal
+    deal: SeedAssigner
     sampler: NeighborSampler
     store: FeatureStore
     fanouts: Sequence[Fanout]
@@ -114,8 +131,8 @@ class BatchMaker:
         )
 
     def _blocks(
-        self, start: Dealt, epoch: int, step: int
-    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], Routes | None, tuple[float, float]]:
+        self, start: AssignedSeeds, epoch: int, step: int
+    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], RowRoutes | None, tuple[float, float]]:
         """Blocks, rows of the input nodes, combined rows, the ways of learned ones, and both clocks
         as sampling was done."""
         when = {"epoch": epoch, "step": step}
@@ -128,7 +145,7 @@ class BatchMaker:
             self.note("features")
             routes = None
             if learned := {t: inputs[t] for t in self.learned}:
-                routes = find_routes(learned, self.store.bounds, self.store.exchange)
+                routes = route_rows(learned, self.store.bounds, self.store.exchange)
             return blocks, self.store.gather(inputs), {}, routes, sampled
         assert not self.learned
         blocks, nodes, draws = self.sampler.sample_open(
@@ -153,14 +170,14 @@ class BatchMaker:
             return blocks
         hops = {t: [block.num_dst[t] for block in reversed(blocks)] for t in frontier}
         ids = {t: nodes[: hops[t][-1]] for t, nodes in frontier.items()}
-        counted = count_once(ids, hops, self.store.bounds, self.store.exchange)
+        counted = count_nodes_once(ids, hops, self.store.bounds, self.store.exchange)
         return [
             replace(block, counted={t: rows[: block.num_dst[t]] for t, rows in counted.items()})
             for block in blocks
         ]
 
 
-class BatchLoader(Generic[T]):
+class BatchLoader(Generic[S]):
     """The training batches of one rank, resumable at any step.
 
     The position is where the *next* batch to train on stands; batches that were prepared ahead
@@ -181,12 +198,12 @@ class BatchLoader(Generic[T]):
 
     def __init__(
         self,
-        make: Maker[T],
+        make: Maker[S],
         *,
         prefetch: int,
         limit: int,
         across: bool = True,
-        alarm: Alarm | None = None,
+        alarm: FailureBroadcast | None = None,
         note: Note | None = None,
         pin: torch.device | None = None,
     ):
@@ -197,15 +214,15 @@ class BatchLoader(Generic[T]):
         self._alarm = alarm
         self._limit = limit
         self._across = across
-        self._batches: Generator[T, None, None] | None = None  # from the position on
-        self._prefetcher: Prefetcher[T] | None = None
+        self._batches: Generator[S, None, None] | None = None  # from the position on
+        self._prefetcher: Prefetcher[S] | None = None
         self.epoch = 0
         self.step = 0
 
     def __len__(self) -> int:
         return self._make.plan.steps_per_epoch
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[S]:
         """The batches of the rest of this epoch, or of the next one at the end of one."""
         # a generator: nothing happens before the first batch is asked for, since Lightning makes
         # one iterator too many before it restores the position
@@ -222,14 +239,14 @@ class BatchLoader(Generic[T]):
             self.step += 1
             yield batch
 
-    def _from(self, number: int) -> Generator[T, None, None]:
+    def _from(self, number: int) -> Generator[S, None, None]:
         length = len(self)
         last = self._limit
         if not self._across:
             last = min(last, (number // length + 1) * length)
         numbers = range(number, last)
 
-        def made(number: int) -> T:
+        def made(number: int) -> S:
             batch = self._make(*divmod(number, length))
             return batch if self._pin is None else batch.pinned(self._pin)
 
@@ -293,3 +310,112 @@ class BatchLoader(Generic[T]):
                 )
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]
+
+
+# Training goes first where the two share a core: what is prepared ahead fills the time in which a
+# rank waits for the others, so that the ranks' steps are more alike.
+_NICE = 4
+_POLL = 0.5  # seconds between looks at whether the other side is still there
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: BaseException
+
+
+class _End:
+    pass
+
+
+class Prefetcher(Generic[T]):
+    """Iterates ``make(step)`` over ``steps``, up to ``depth`` ahead of the consumer.
+
+    With depth 0 everything happens in the caller's thread. Closing (or dropping) the iterator
+    ends the thread after the batch it is making.
+
+    Args:
+        alarm: rung when a batch can not be made, and looked at while one is awaited.
+        note: told ``"queue"`` when the thread waits for room.
+
+    Attributes:
+        failure: what the thread died of, as soon as it has; raised when its turn comes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], T],
+        steps: Iterable[int],
+        depth: int,
+        alarm: FailureBroadcast | None = None,
+        note: Note | None = None,
+    ):
+        self._make = make
+        self._steps = steps
+        self._depth = depth
+        self._alarm = alarm
+        self._note = note or silent
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        if self._depth == 0:
+            yield from map(self._make, self._steps)
+            return
+        ready: queue.Queue[T | _Failure | _End] = queue.Queue(maxsize=self._depth)
+        stop = threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(ready, stop), name="raygnn-prefetch", daemon=True
+        )
+        thread.start()
+        try:
+            while True:
+                item = self._await_next(ready, thread)
+                if isinstance(item, _End):
+                    return
+                if isinstance(item, _Failure):
+                    raise item.error
+                yield item
+        finally:
+            stop.set()
+
+    def _await_next(
+        self, ready: queue.Queue[T | _Failure | _End], thread: threading.Thread
+    ) -> T | _Failure | _End:
+        while True:
+            try:
+                return ready.get(timeout=_POLL)
+            except queue.Empty:
+                if self._alarm is not None:
+                    self._alarm.check()
+                if not thread.is_alive() and ready.empty():
+                    raise RuntimeError("the prefetch thread ended without a batch") from None
+
+    def _run(self, ready: queue.Queue[T | _Failure | _End], stop: threading.Event) -> None:
+        def put(item: T | _Failure | _End) -> bool:
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=_POLL)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        os.nice(_NICE)  # this thread's alone, on Linux
+        try:
+            for step in self._steps:
+                made = self._make(step)
+                self._note("queue")
+                if not put(made):
+                    return
+        except BaseException as error:
+            if not isinstance(error, Exception):  # which would end the process in silence
+                ended = RuntimeError(f"{error_text(error)} while a batch was prepared")
+                ended.__cause__ = error
+                error = ended
+            self.failure = error
+            log.error("a batch could not be prepared", exc_info=error)
+            if self._alarm is not None:
+                with contextlib.suppress(Exception):  # the others will time out
+                    self._alarm.ring(error)
+            put(_Failure(error))
+        else:
+            put(_End())

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from raygnn.config.task import NegativesConfig
-from raygnn.graph.keyed import mix, uniform
 from raygnn.graph.shard import Shard
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.keys import derive_key
+from raygnn.util.hashing import derive_key, mix, uniform
 
 End = Literal["source", "target"]
 ENDS: tuple[End, End] = ("source", "target")

@@ -1,4 +1,4 @@
-"""Which seeds come when: pure arithmetic, no state, no memory.
+"""Which seeds come when, and how many neighbours are drawn: pure arithmetic, no state, no memory.
 
 The order of the seeds of an epoch is a permutation that is computed position by position, so
 that step 1,000,000 costs what step 0 costs and no rank has to remember anything. A global batch
@@ -8,21 +8,25 @@ the same, nor on the partition, since seeds are numbered by their original ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from raygnn.sampling import kernels
-from raygnn.sampling.convert import Ids, as_ids
-from raygnn.sampling.keys import derive_key
+from raygnn.errors import ConfigError
+from raygnn.graph.data import EdgeType, etype_str
+from raygnn.util.hashing import derive_key
+
+Fanout = Mapping[EdgeType, int]  # neighbours of one hop
+
+_OTHERS = "*"  # in a fanout, the edge types that are not named
 
 _ROUNDS = 6  # 4 give a pseudorandom permutation (Luby & Rackoff 1988); 2 more cost nothing here
 _SHUFFLED = 1000  # up to so many the rounds have too few bits to be fair; all are shuffled at once
 
 
-def permute(positions: Ids, size: int, key: int) -> np.ndarray:
+def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     """The images of ``positions`` under a keyed permutation of ``0 … size-1``.
 
     A balanced Feistel network over the next power of four, walked until the image is in range
@@ -30,19 +34,21 @@ def permute(positions: Ids, size: int, key: int) -> np.ndarray:
     all are shuffled (Fisher & Yates), which is O(size).
 
     Args:
-        positions: int64 ``[B]``, each in ``[0, size)``, on any device.
+        positions: int64 ``[B]``, each in ``[0, size)``.
         size: of the domain, at least 1.
         key: 64-bit.
 
     Returns:
         int64 ``[B]``.
     """
+    from raygnn.sampling import kernels  # a driver that checks fanouts needs no numba
+
     if size <= _SHUFFLED:
         images: np.ndarray = kernels.shuffled(size, np.uint64(derive_key(key)))
-        return images[as_ids(positions)]
+        return images[positions]
     half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
     keys = np.array([derive_key(key, r) for r in range(_ROUNDS)], np.uint64)
-    return kernels.permuted(as_ids(positions), size, half, keys)
+    return kernels.permuted(positions, size, half, keys)
 
 
 class Steps:
@@ -133,7 +139,7 @@ class SeedPlan(Steps):
 
 
 @dataclass(frozen=True)
-class SeveralPlan(Steps):
+class MultitaskPlan(Steps):
     """The seeds of several tasks, a batch of each in every step.
 
     An epoch is as long as that of the task with most batches; the others go on with their next
@@ -170,7 +176,7 @@ class SeveralPlan(Steps):
         return sum(map(self.plans[name].size, own))
 
 
-def rank_share(ids: Ids, rank: int, world: int) -> np.ndarray:
+def rank_share(ids: np.ndarray, rank: int, world: int) -> np.ndarray:
     """Which seeds of a global batch one rank computes.
 
     The batch is ordered by id and cut into ``world`` pieces whose sizes differ by at most one.
@@ -178,12 +184,59 @@ def rank_share(ids: Ids, rank: int, world: int) -> np.ndarray:
     rank has more work than another however the seeds of a batch are spread over the parts.
 
     Args:
-        ids: int64 ``[B]``, reshuffled global ids, any order, on any device.
+        ids: int64 ``[B]``, reshuffled global ids, any order.
 
     Returns:
         int64 positions in ``ids``, ``B // world`` to ``ceil(B / world)`` of them; none for some
         ranks when ``B < world``, but never for rank 0, whose buffers (such as a user's module has
         them) the others are given.
     """
-    order = np.argsort(as_ids(ids), kind="stable")
+    order = np.argsort(ids, kind="stable")
     return order[-(-rank * len(ids) // world) : -(-(rank + 1) * len(ids) // world)]
+
+
+def resolve_fanouts(
+    given: Sequence[int | Mapping[str, int]], etypes: Sequence[EdgeType]
+) -> list[Fanout]:
+    """``sampling.fanout`` for the edge types of a graph.
+
+    Args:
+        given: per hop a number for all edge types, or a number for each by its relation or
+            ``source:relation:target``; ``"*"`` stands for those not named.
+
+    Returns:
+        Per hop, edge type → neighbours; -1 = all, 0 = none.
+
+    Raises:
+        ConfigError: a name that is no edge type of the graph, or an edge type without a number.
+    """
+    return [_resolve(hop, etypes, number) for number, hop in enumerate(given)]
+
+
+def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: int) -> Fanout:
+    if isinstance(hop, int):
+        return dict.fromkeys(etypes, hop)
+    names = {name: [e for e in etypes if name in (etype_str(e), e[1])] for name in hop}
+    where = f"sampling.fanout[{number}]"
+    known = ", ".join(map(etype_str, etypes))
+    for name, meant in names.items():
+        if name != _OTHERS and not meant:
+            raise ConfigError(
+                f"{name!r} is no edge type of this graph; there are: {known}",
+                where=where,
+                remedy="name one of them, or its relation",
+            )
+    found: dict[EdgeType, int] = {}
+    # the whole name of a type is said of it alone, its relation perhaps of several
+    for name in sorted(names, key=lambda name: ":" in name):
+        found |= dict.fromkeys(names[name], hop[name])
+    for etype in etypes:
+        if etype not in found:
+            if _OTHERS not in hop:
+                raise ConfigError(
+                    f"has no number for the edge type {etype_str(etype)}",
+                    where=where,
+                    remedy=f"add it, or {_OTHERS!r} for all that are not named",
+                )
+            found[etype] = hop[_OTHERS]
+    return {etype: found[etype] for etype in etypes}

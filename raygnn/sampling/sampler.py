@@ -16,16 +16,12 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Adjacency, Block
-from raygnn.sampling.convert import Ids, as_ids
-from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import Fanout
-from raygnn.sampling.keys import derive_key
-from raygnn.sampling.lists import Lists, Parcel, swap
+from raygnn.sampling.exchange import Exchange, Ids, Ragged, RaggedByRank, as_ids, exchange_ragged
+from raygnn.sampling.plan import Fanout
+from raygnn.util.hashing import derive_key
 
 Frontier = dict[str, np.ndarray]  # node type → distinct global ids
-
-
-Draws = dict[EdgeType, Lists]
+Draws = dict[EdgeType, Ragged]
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Banned:
         found = {e: (as_ids(src), as_ids(dst)) for e, (src, dst) in self.pairs.items()}
         object.__setattr__(self, "pairs", found)  # once, however many hops there are
 
-    def of(self, etype: EdgeType, nodes: np.ndarray) -> Lists:
+    def of(self, etype: EdgeType, nodes: np.ndarray) -> Ragged:
         """The banned sources of each of ``nodes`` (distinct)."""
         src, dst = self.pairs[etype]
         order = np.argsort(nodes, kind="stable")
@@ -66,7 +62,7 @@ class Banned:
         row = order[at[known]]
         by_row = np.argsort(row, kind="stable")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(nodes)))])
-        return Lists(indptr, src[known][by_row])
+        return Ragged(indptr, src[known][by_row])
 
 
 class NeighborSampler:
@@ -226,14 +222,14 @@ class NeighborSampler:
             if not len(weight) and etype not in bans:
                 found = kernels.sample_rows(rows.indptr, rows.src, relation, *given)
             else:
-                ban = bans.get(etype, Lists.empty(len(chosen)))
+                ban = bans.get(etype, Ragged.empty(len(chosen)))
                 found = kernels.draw_rows(
                     rows.indptr, rows.src, relation, weight, *given, ban.indptr, ban.ids
                 )
             indptr, ids_drawn, relations_drawn = found
-            ids[etype] = Lists(indptr, ids_drawn)
+            ids[etype] = Ragged(indptr, ids_drawn)
             if etype in self._relations:
-                relations[etype] = Lists(indptr, relations_drawn)
+                relations[etype] = Ragged(indptr, relations_drawn)
         return Drawn(ids, relations)
 
     def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:
@@ -245,10 +241,10 @@ class NeighborSampler:
             order[ntype] = np.argsort(owner, kind="stable")
             cuts[ntype] = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=size))])
         questions = [
-            Parcel(Lists.of_one(nodes[order[t]]), cuts[t]) for t, nodes in frontier.items()
+            RaggedByRank(Ragged.of_one(nodes[order[t]]), cuts[t]) for t, nodes in frontier.items()
         ]
-        questions += [Parcel(ban.take(order[e[2]]), cuts[e[2]]) for e, ban in bans.items()]
-        asked = swap(self._exchange, questions, self._wire)
+        questions += [RaggedByRank(ban.take(order[e[2]]), cuts[e[2]]) for e, ban in bans.items()]
+        asked = exchange_ragged(self._exchange, questions, self._wire)
         here = dict(zip(frontier, asked))
         drawn = self._draw_here(
             {t: parcel.lists.ids for t, parcel in here.items()},
@@ -257,9 +253,9 @@ class NeighborSampler:
             {e: parcel.lists for e, parcel in zip(bans, asked[len(here) :])},
         )
         both = [*drawn.ids.items(), *drawn.relations.items()]
-        answers = [Parcel(lists, here[e[2]].cuts) for e, lists in both]
+        answers = [RaggedByRank(lists, here[e[2]].cuts) for e, lists in both]
         found = []
-        for (etype, _), answer in zip(both, swap(self._exchange, answers, self._wire)):
+        for (etype, _), answer in zip(both, exchange_ragged(self._exchange, answers, self._wire)):
             back = np.empty(len(order[etype[2]]), np.int64)
             back[order[etype[2]]] = np.arange(len(back))
             found.append(answer.lists.take(back))

@@ -21,12 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.config.embedding import EmbeddingConfig
-from raygnn.graph.keyed import mix
 from raygnn.sampling.batch import Batch
-from raygnn.sampling.convert import Ids, as_ids
-from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.keys import derive_key
-from raygnn.sampling.routes import Routes
+from raygnn.sampling.exchange import Exchange, Ids, RowRoutes, as_ids
+from raygnn.util.hashing import derive_key, mix
 
 ROW, BEST = "row", "best"  # names of arrays: the rows as they are, and as they were best
 
@@ -81,8 +78,8 @@ class Embeddings:
         self._decay, self._dropout = config.weight_decay, config.dropout
         self._kept: Tensor | None = None  # what dropout leaves of the rows that were sent last
         self._leaf: Tensor | None = None
-        self._routes: Routes | None = None
-        self._came: list[tuple[Routes, Tensor]] = []  # since the last step
+        self._routes: RowRoutes | None = None
+        self._came: list[tuple[RowRoutes, Tensor]] = []  # since the last step
         self.read = self.remote = 0
 
     @cached_property
@@ -219,7 +216,7 @@ class Embeddings:
         if BEST in names:
             self.best = {t: torch.empty_like(rows).detach() for t, rows in self.rows.items()}
 
-    def _fetch(self, routes: Routes, epoch: int, step: int) -> Tensor:
+    def _fetch(self, routes: RowRoutes, epoch: int, step: int) -> Tensor:
         """The rows of a batch, ``[R, dim]``: of all types one after the other, as named."""
         answer = torch.empty(sum(routes.send), self.dim)
         for ntype, rows in self.rows.items():
@@ -240,7 +237,7 @@ class Embeddings:
         return named
 
     def _summed(
-        self, ntype: str, came: list[tuple[Routes, Tensor]], scale: float
+        self, ntype: str, came: list[tuple[RowRoutes, Tensor]], scale: float
     ) -> tuple[Tensor, Tensor]:
         """The rows that were read, ascending, int64 ``[n]``, and the gradient of each, ``[n,
         dim]``: the mean over ranks of what came, as that of the parameters."""

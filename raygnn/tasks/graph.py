@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raygnn.sampling.batch import GraphBatch
-from raygnn.sampling.convert import Ids, as_ids
+from raygnn.sampling.exchange import Ids, as_ids
 from raygnn.tasks.task import Task
 
 

@@ -22,12 +22,19 @@ from raygnn.graph.shard import Shard
 from raygnn.models.edges import Encoder
 from raygnn.models.network import Network
 from raygnn.models.several import NodeModel
-from raygnn.sampling.convert import Ids, as_ids
-from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import Fanout
-from raygnn.sampling.features import FEATURES, FeatureStore, Rows, Table, degree_column, with_room
-from raygnn.sampling.inputs import Inputs, assemble
+from raygnn.sampling.exchange import Exchange, Ids, as_ids
+from raygnn.sampling.features import (
+    FEATURES,
+    FeatureStore,
+    Inputs,
+    Rows,
+    Table,
+    assemble,
+    degree_column,
+    with_room,
+)
 from raygnn.sampling.kernels import ALL
+from raygnn.sampling.plan import Fanout
 from raygnn.sampling.sampler import Frontier, NeighborSampler
 
 CHUNK_EDGES = 1_000_000  # of one chunk, at most

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from raygnn.config.task import RANK_METRICS
 from raygnn.models.decoders import Decoder
-from raygnn.sampling.edges import Edges
 from raygnn.sampling.negatives import ENDS
+from raygnn.sampling.seeds import Edges
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and a few times that in passing
 _NODES = 1 << 18  # on a device at a time

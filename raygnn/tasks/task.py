@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from raygnn.config.train import TrainConfig
 from raygnn.errors import TrainingError, error_text
 from raygnn.sampling.batch import Batch, Part, Share
-from raygnn.sampling.keys import derive_key
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain
 from raygnn.tasks.schedule import with_schedules
+from raygnn.util.hashing import derive_key
 
 # what Lightning would take for the end of the data, for Ctrl-C, or for the end of the process
 EXITS = (StopIteration, KeyboardInterrupt, SystemExit)

@@ -22,12 +22,10 @@ from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.edges import EdgeModel
 from raygnn.models.registry import build_edge_model
 from raygnn.models.several import EdgeHead
-from raygnn.sampling.deal import OneDeal
-from raygnn.sampling.edges import Edges, EdgeSeeds, in_order
 from raygnn.sampling.features import FEATURES, FeatureStore, with_room
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.negatives import ENDS, End, make_negatives
-from raygnn.sampling.seeds import known
+from raygnn.sampling.seeds import Edges, EdgeSeeds, TaskSeeds, in_order, known
 from raygnn.tasks.edge import EdgeTask, LinkTask
 from raygnn.tasks.link_losses import make_link_loss
 from raygnn.tasks.losses import make_loss
@@ -163,7 +161,7 @@ class EdgePlane(PartitionPlane):
         deal, own, share = self.seeds()
         return self.make_batches(task.model.encoder, deal, own, share)
 
-    def seeds(self) -> tuple[OneDeal, dict[str, np.ndarray], int]:
+    def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """See `NodePlane`."""
         config, edges = self.config.task, self.edges
         own = self._chosen("train")

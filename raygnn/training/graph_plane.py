@@ -21,9 +21,8 @@ from raygnn.graph.sample import Sample, Samples
 from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
 from raygnn.sampling.batch import GraphBatch
-from raygnn.sampling.collate import Collate, find_pattern, get
-from raygnn.sampling.graphs import GraphBatchMaker
-from raygnn.sampling.inputs import Inputs, choose_inputs
+from raygnn.sampling.collate import Collate, GraphBatchMaker, find_pattern, get
+from raygnn.sampling.features import Inputs, choose_inputs
 from raygnn.tasks.graph import GraphTask, graph_outputs
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure

@@ -35,7 +35,7 @@ from raygnn.preflight.partition import (
     partition_facts,
 )
 from raygnn.runs.display import Display
-from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.plan import resolve_fanouts
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath, PartitionMeta

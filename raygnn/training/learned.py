@@ -10,7 +10,7 @@ import torch
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.graph.shard import Shard
-from raygnn.sampling.inputs import Inputs, Learned
+from raygnn.sampling.features import Inputs, Learned
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.training.precision import PRECISIONS
 from raygnn.training.ranks import Ranks

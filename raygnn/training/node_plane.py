@@ -14,11 +14,10 @@ from raygnn.models.direct import Direct
 from raygnn.models.network import Network
 from raygnn.models.registry import build_model
 from raygnn.models.several import NodeHead
-from raygnn.sampling.deal import OneDeal
-from raygnn.sampling.fanout import resolve_fanouts
-from raygnn.sampling.inputs import row_width
+from raygnn.sampling.features import row_width
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.seeds import gather_seeds, owned_nodes
+from raygnn.sampling.plan import resolve_fanouts
+from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.node import NodeTask
@@ -142,7 +141,7 @@ class NodePlane(PartitionPlane):
         deal, own, share = self.seeds()
         return self.make_batches(task.model, deal, own, share)
 
-    def seeds(self) -> tuple[OneDeal, dict[str, np.ndarray], int]:
+    def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """What deals them, and ``own`` and ``share`` of `make_batches`. Collective.
 
         Raises:

@@ -25,14 +25,12 @@ from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
 from raygnn.sampling.cache import Scores, choose, degrees, inclusion
-from raygnn.sampling.deal import Deal, OneDeal
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import Fanout, resolve_fanouts
-from raygnn.sampling.features import FeatureStore
-from raygnn.sampling.inputs import Inputs, build_store, choose_inputs
+from raygnn.sampling.features import FeatureStore, Inputs, build_store, choose_inputs
 from raygnn.sampling.loader import BatchMaker
+from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import Seeds
+from raygnn.sampling.seeds import SeedAssigner, Seeds, TaskSeeds
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.task import Task
@@ -234,7 +232,7 @@ class PartitionPlane:
             learned=learned,
         )
 
-    def dealer(self, seeds: Seeds) -> OneDeal:
+    def dealer(self, seeds: Seeds) -> TaskSeeds:
         """What deals the seeds of this task.
 
         Raises:
@@ -247,10 +245,10 @@ class PartitionPlane:
                 where=str(self.job.partition),
                 remedy=f"check {f'tasks.{name}' if name else 'task'}.target and the masks",
             )
-        return OneDeal(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
+        return TaskSeeds(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
 
     def make_batches(
-        self, model: nn.Module, deal: Deal, own: Mapping[str, np.ndarray], share: int
+        self, model: nn.Module, deal: SeedAssigner, own: Mapping[str, np.ndarray], share: int
     ) -> BatchMaker:
         """What makes the training batches. Collective.
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import Config
 from raygnn.models.norm import BatchNorm
-from raygnn.sampling.alarm import Alarm
-from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
 from raygnn.tasks.task import Task
 
 
@@ -85,13 +84,13 @@ class Ranks:
         deep = self.config.comm.debug or self.config.guard.mode == "deep"
         return deep and self.world.size > 1
 
-    def alarm(self) -> Alarm:
+    def alarm(self) -> FailureBroadcast:
         """What tells ranks of each other's failures."""
         store = None
         if self.world.size > 1:
             store = dist.distributed_c10d._get_default_store()
             store = dist.PrefixStore("raygnn/alarm", store)
-        return Alarm(self.world, store)
+        return FailureBroadcast(self.world, store)
 
     def group(self, backend: str) -> dist.ProcessGroup:
         """A process group of all ranks; one that compares if `compared`. Collective."""

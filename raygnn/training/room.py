@@ -10,7 +10,7 @@ from raygnn.config.schema import Config
 from raygnn.graph.available_memory import memory
 from raygnn.graph.mapped import large_pages
 from raygnn.graph.shard import Shard
-from raygnn.sampling.inputs import Inputs, row_width
+from raygnn.sampling.features import Inputs, row_width
 from raygnn.training.precision import PRECISIONS
 
 _ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most

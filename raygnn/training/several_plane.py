@@ -13,9 +13,9 @@ from raygnn.config.types import NO_LAYERS
 from raygnn.errors import ConfigError, InputError
 from raygnn.models.registry import build_model
 from raygnn.models.several import Several
-from raygnn.sampling.deal import SeveralDeal
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import SeveralPlan
+from raygnn.sampling.plan import MultitaskPlan
+from raygnn.sampling.seeds import MultitaskSeeds
 from raygnn.tasks.several import SeveralTask
 from raygnn.tasks.task import Task
 from raygnn.training.edge_plane import EdgePlane
@@ -83,8 +83,8 @@ class SeveralPlane(PartitionPlane):
             for ntype, ids in own.items():
                 nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
         plans = {name: deal.plan for name, deal in deals.items()}
-        plan = SeveralPlan(plans, self.config.train.accumulate)
-        return self.make_batches(task.model.encoder, SeveralDeal(plan, deals), nodes, share)
+        plan = MultitaskPlan(plans, self.config.train.accumulate)
+        return self.make_batches(task.model.encoder, MultitaskSeeds(plan, deals), nodes, share)
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from raygnn.errors import DataError
 from raygnn.graph.shard import Shard
 from raygnn.graph.validate import check_weights
-from raygnn.sampling.inputs import SCALE, Inputs, row_width
+from raygnn.sampling.features import SCALE, Inputs, row_width
 
 
 def check_scales(shard: Shard, inputs: Mapping[str, Inputs]) -> None:

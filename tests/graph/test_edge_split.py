@@ -14,8 +14,8 @@ from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.edge_target import NONE, TEST, TRAIN, VAL, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.shard import NUMBER, SPLIT, Shard
-from raygnn.sampling.edges import Edges
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.seeds import Edges
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 

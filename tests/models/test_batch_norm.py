@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor, nn
 
 from raygnn.models.norm import BatchNorm, merged, moments, repeated
-from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.routes import count_once
+from raygnn.sampling.exchange import Exchange, count_nodes_once
 from tests.ranks import run_ranks
 
 WIDTH = 3
@@ -150,7 +149,7 @@ def frontiers(rank: int, bounds: dict[str, np.ndarray]) -> tuple[Any, Any]:
 
 def counts(exchange: Exchange, bounds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     ids, hops = frontiers(exchange.world.rank, bounds)
-    return {t: c.numpy() for t, c in count_once(ids, hops, bounds, exchange).items()}
+    return {t: c.numpy() for t, c in count_nodes_once(ids, hops, bounds, exchange).items()}
 
 
 @pytest.mark.parametrize("world", [1, 3])

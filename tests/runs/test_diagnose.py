@@ -44,7 +44,7 @@ TRACE = """Traceback (most recent call last):
     raise ValueError
 ValueError: {what}
 """
-PREPARES = '  File "/src/raygnn/sampling/prefetch.py", line 97, in _run\n'
+PREPARES = '  File "/src/raygnn/sampling/loader.py", line 97, in _run\n'
 # of Ray 2.60, whose memory monitor was told a low threshold
 MONITOR = (
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: "

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from raygnn.errors import TrainingError
-from raygnn.sampling.alarm import Alarm
-from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.prefetch import Prefetcher
+from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
+from raygnn.sampling.loader import Prefetcher
 from tests.ranks import run_ranks
 
 LONGEST = 12.0  # seconds; the group's own timeout is 30
@@ -21,7 +20,7 @@ LONGEST = 12.0  # seconds; the group's own timeout is 30
 def train(exchange: Exchange, culprit: int, alarmed: bool) -> tuple[str, float]:
     """Batches are made together; one rank raises between two collectives."""
     store = dist.PrefixStore("alarm", dist.distributed_c10d._get_default_store())
-    alarm = Alarm(exchange.world, store) if alarmed else None
+    alarm = FailureBroadcast(exchange.world, store) if alarmed else None
 
     def make(step: int) -> int:
         if step == 5 and exchange.world.rank == culprit:
@@ -63,7 +62,7 @@ def test_without_an_alarm_the_others_wait() -> None:
 
 def test_an_alarm_is_quiet_until_it_rings(tmp_path: Path) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 2)
-    own, other = (Alarm(World(rank, 2), store) for rank in range(2))
+    own, other = (FailureBroadcast(World(rank, 2), store) for rank in range(2))
     own.check()
     other.ring(KeyError("x"))
     other.check()  # whoever rang raises what it met itself

@@ -10,7 +10,7 @@ import pytest
 from raygnn.graph.layout import PartitionMeta
 from raygnn.sampling.cache import choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks

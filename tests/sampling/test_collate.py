@@ -9,7 +9,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_NTYPE
 from raygnn.graph.sample import Sample
 from raygnn.sampling.collate import Collate
-from raygnn.sampling.inputs import Inputs
+from raygnn.sampling.features import Inputs
 
 
 def graph(y: float) -> Sample:

@@ -23,16 +23,11 @@ from raygnn.graph.shard import Shard
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.cache import inclusion
-from raygnn.sampling.convert import as_ids
-from raygnn.sampling.edges import Edges, EdgeSeeds
-from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import resolve_fanouts
-from raygnn.sampling.features import FeatureStore
-from raygnn.sampling.inputs import Inputs, build_store
-from raygnn.sampling.plan import permute, rank_share
-from raygnn.sampling.routes import find_routes
+from raygnn.sampling.exchange import Exchange, as_ids, route_rows
+from raygnn.sampling.features import FeatureStore, Inputs, build_store
+from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
-from raygnn.sampling.seeds import NodeSeeds
+from raygnn.sampling.seeds import Edges, EdgeSeeds, NodeSeeds
 from raygnn.tasks.embeddings import first_rows
 from raygnn.tasks.inference import Inference
 from tests.elsewhere import PLACES, Elsewhere, elsewhere
@@ -116,7 +111,7 @@ def rows(ids: Any) -> Tensor:
 
 
 def routes(shard: Shard, exchange: Exchange, put: Put) -> Any:
-    found = find_routes(everywhere(shard, put), shard.bounds, exchange)
+    found = route_rows(everywhere(shard, put), shard.bounds, exchange)
     return vars(found)
 
 
@@ -136,8 +131,6 @@ LOOK_UPS: dict[str, LookUp] = {
     "numbered nodes": lambda s, e, put: NodeSeeds(ITEM, put(NODES), torch.ones(6)).ids(
         put(np.array([5, 1]))
     ),
-    "shares of a batch": lambda s, e, put: rank_share(put(NODES), e.world.rank, e.world.size),
-    "an order of seeds": lambda s, e, put: permute(put(NODES), 200, 7),
     "chances to be read": lambda s, e, put: inclusion(
         s, {ITEM: put(NODES)}, 3, resolve_fanouts([2], s.etypes), replace=False
     ),

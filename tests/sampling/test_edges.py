@@ -12,15 +12,12 @@ import torch
 from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.edge_target import TRAIN, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
-from raygnn.sampling.deal import OneDeal
-from raygnn.sampling.edges import Edges, EdgeSeeds, in_order
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import resolve_fanouts
-from raygnn.sampling.inputs import Inputs, build_store
+from raygnn.sampling.features import Inputs, build_store
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import SeedPlan
+from raygnn.sampling.plan import SeedPlan, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import Turn
+from raygnn.sampling.seeds import Edges, EdgeSeeds, SeedSlice, TaskSeeds, in_order
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -54,7 +51,7 @@ def epoch(
     seeds = EdgeSeeds(edges, positions, exclude=exclude, reverse=reverse)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     make = BatchMaker(
-        deal=OneDeal(SeedPlan(seeds.num, 64, seed=3), seeds, exchange.world),
+        deal=TaskSeeds(SeedPlan(seeds.num, 64, seed=3), seeds, exchange.world),
         sampler=(sampler := Noting(shard, exchange, seed=1)),
         store=build_store(shard, exchange, inputs, dtype=torch.float32),
         fanouts=resolve_fanouts([5, 5], shard.etypes),
@@ -139,7 +136,7 @@ def test_steps_are_the_same_for_any_ranks_and_parts(typed: bool, tmp_path: Path)
 def banned(exchange: Exchange, meta: PartitionMeta) -> tuple[Any, Any]:
     shard = shard_of(exchange, meta, replicated=False, split=EdgeSplit(BUYS))
     seeds = EdgeSeeds(Edges(shard, exchange, BUYS), exclude="reverse")
-    start = seeds.start(Turn(np.arange(8), np.arange(8), 0, 0))
+    start = seeds.start(SeedSlice(np.arange(8), np.arange(8), 0, 0))
     assert start.banned is not None
     assert start.pairs is not None
     nodes = [start.nodes[t][start.pairs[i].numpy()] for i, t in enumerate((USER, ITEM))]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raygnn.errors import ConfigError
-from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.plan import resolve_fanouts
 from tests.graphs import TYPED
 
 ALSO, BUYS, BOUGHT_BY, HAS = TYPED

@@ -14,9 +14,17 @@ from raygnn.graph.layout import PartitionMeta
 from raygnn.models.linear import join
 from raygnn.sampling.cache import choose, degrees
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.fanout import resolve_fanouts
-from raygnn.sampling.features import FEATURES, BufferRing, FeatureStore, with_room
-from raygnn.sampling.inputs import Inputs, assemble, build_store, choose_inputs
+from raygnn.sampling.features import (
+    FEATURES,
+    BufferRing,
+    FeatureStore,
+    Inputs,
+    assemble,
+    build_store,
+    choose_inputs,
+    with_room,
+)
+from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from tests.graphs import ITEM, TAG, USER, everyones, partitioned, shard_of, typed_graph
 from tests.ranks import run_ranks

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.sampling import primitives
+from raygnn.sampling import kernels
 from raygnn.sampling.kernels import (
     draw_rows,
     hash_slots,
@@ -18,7 +18,7 @@ from raygnn.sampling.kernels import (
     scale_rows,
     take_lists,
 )
-from raygnn.sampling.keys import mix
+from raygnn.util.hashing import mix_int
 
 
 def csc(degrees: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -258,7 +258,7 @@ def test_locate(data: st.DataObject) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_mix_is_one_function(value: int) -> None:
-    assert mix(value) == int(primitives.mix(np.uint64(value)))
+    assert mix_int(value) == int(kernels.mix(np.uint64(value)))
 
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=40), st.integers(1, 300))

@@ -12,9 +12,9 @@ from raygnn.config.task import NegativesConfig
 from raygnn.graph.data import EdgeType
 from raygnn.graph.edge_target import TRAIN, EdgeSplit
 from raygnn.graph.layout import PartitionMeta
-from raygnn.sampling.edges import Edges
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import Negatives, make_negatives
+from raygnn.sampling.seeds import Edges
 from tests.graphs import ITEM, USER, everyones, partitioned, shard_of, typed_graph
 from tests.ranks import run_ranks
 

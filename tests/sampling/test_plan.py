@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.sampling.keys import derive_key
 from raygnn.sampling.plan import SeedPlan, permute, rank_share
 from raygnn.sampling.seeds import known, owned_nodes
+from raygnn.util.hashing import derive_key
 
 SIZES = st.integers(1, 5000)
 KEYS = st.integers(0, 2**64 - 1)

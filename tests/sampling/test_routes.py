@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.routes import find_routes
+from raygnn.sampling.exchange import Exchange, route_rows
 from tests.ranks import run_ranks
 
 COUNTS = {"a": 41, "b": 7}
@@ -30,7 +29,7 @@ def _everything(exchange: Exchange) -> None:
         # distinct, in any order; now and then none
         ids = {t: rng.permutation(n)[: rng.integers(0, n + 1)] for t, n in COUNTS.items()}
         sent = exchange.sent_bytes
-        routes = find_routes(ids, bounds, exchange)
+        routes = route_rows(ids, bounds, exchange)
         assert routes.num == {t: len(each) for t, each in ids.items()}
         assert sum(routes.receive) == sum(map(len, ids.values())) == len(routes.order)
         owned = {t: np.arange(b[rank], b[rank + 1]) for t, b in bounds.items()}

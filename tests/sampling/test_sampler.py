@@ -11,7 +11,7 @@ import pytest
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeFrame, EdgeType, GraphData
 from raygnn.graph.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.fanout import resolve_fanouts
+from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
 from tests.graphs import ITEM, TYPED, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.graph.edge_target import EdgeSplit
-from raygnn.sampling.deal import OneDeal, SeveralDeal
-from raygnn.sampling.edges import Edges, EdgeSeeds
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.plan import SeedPlan, SeveralPlan
-from raygnn.sampling.seeds import NodeSeeds
+from raygnn.sampling.plan import MultitaskPlan, SeedPlan
+from raygnn.sampling.seeds import Edges, EdgeSeeds, MultitaskSeeds, NodeSeeds, TaskSeeds
 from tests.graphs import partitioned, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -34,7 +32,7 @@ def test_each_task_goes_through_its_own_epochs(
 ) -> None:
     """No seed is left out or comes twice before all have come, however long the others take; and
     windows count what comes in them."""
-    plan = SeveralPlan(plans, accumulate)
+    plan = MultitaskPlan(plans, accumulate)
     assert plan.steps_per_epoch == max(p.steps_per_epoch for p in plans.values())
     steps = [(e, s) for e in range(epochs) for s in range(plan.steps_per_epoch)]
     for name, own in plans.items():
@@ -64,8 +62,8 @@ def _deal(exchange: Exchange, place: Any) -> list[dict[str, Any]]:
     }
     sizes = {"items": 8, "users": 3, "buys": 40}
     plans = {name: SeedPlan(s.num, sizes[name], seed=4) for name, s in seeds.items()}
-    deals = {name: OneDeal(plans[name], s, exchange.world) for name, s in seeds.items()}
-    deal = SeveralDeal(SeveralPlan(plans), deals)
+    deals = {name: TaskSeeds(plans[name], s, exchange.world) for name, s in seeds.items()}
+    deal = MultitaskSeeds(MultitaskPlan(plans), deals)
     found = []
     for step in range(deal.plan.steps_per_epoch):
         dealt = deal(1, step)

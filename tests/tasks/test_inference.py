@@ -18,7 +18,7 @@ from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model, needs_degree
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.inputs import Inputs, build_store
+from raygnn.sampling.features import Inputs, build_store
 from raygnn.tasks import inference
 from raygnn.tasks.inference import Inference
 from tests.graphs import (

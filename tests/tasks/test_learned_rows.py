@@ -14,8 +14,7 @@ from torch import nn
 
 from raygnn.config.embedding import EmbeddingConfig
 from raygnn.sampling.batch import Batch
-from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.routes import find_routes
+from raygnn.sampling.exchange import Exchange, World, route_rows
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from tests.ranks import run_ranks
 
@@ -59,7 +58,7 @@ def batch(ids: list[int], bounds: np.ndarray, exchange: Exchange) -> Batch:
         combined={},
         degree={},
         categories={},
-        routes=find_routes({"a": np.array(ids, np.int64)}, {"a": bounds}, exchange),
+        routes=route_rows({"a": np.array(ids, np.int64)}, {"a": bounds}, exchange),
     )
 
 

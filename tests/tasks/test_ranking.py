@@ -15,8 +15,8 @@ from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.edge_target import EdgeSplit
 from raygnn.graph.layout import PartitionMeta
 from raygnn.models.decoders import make_decoder
-from raygnn.sampling.edges import Edges
 from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.seeds import Edges
 from raygnn.tasks import ranking
 from raygnn.tasks.ranking import Ranking
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph

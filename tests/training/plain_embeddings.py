@@ -16,11 +16,11 @@ from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
-from raygnn.sampling.keys import derive_key
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.embeddings import first_rows, kept
 from raygnn.training import weights
 from raygnn.training.row_files import RowFiles, read_rows
+from raygnn.util.hashing import derive_key
 
 
 @dataclass

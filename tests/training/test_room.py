@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raygnn.sampling.inputs import Inputs
+from raygnn.sampling.features import Inputs
 from raygnn.training import room
 from raygnn.training.room import Room
 from tests.graphs import partitioned, random_graph, shard_of

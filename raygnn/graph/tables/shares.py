@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from raygnn.graph.keyed import mix, uniform
 from raygnn.graph.tables.columns import Array
 from raygnn.graph.tables.spec import RandomSplit
+from raygnn.util.hashing import mix, uniform
 
 _PIECE = 1 << 20
 

@@ -14,7 +14,8 @@ from raygnn.runs.diagnose.state import DONE
 _SILENT = 5.0  # seconds without a sign of life, of which there is one each second
 _SKEW = 3.0  # seconds that ranks may begin apart; more is their clocks' difference
 _INNER = 6  # frames of a stack that tell whether it waits
-_WAITS = ("torch/distributed/", "/raygnn/sampling/prefetch.py", "/threading.py", "/queue.py")
+_WAITS = ("torch/distributed/", "/raygnn/sampling/loader.py:_await_next")
+_QUEUES = ("/threading.py", "/queue.py")
 _BACKWARD = "_engine_run_backward"  # in which gradients are reduced
 
 
@@ -169,8 +170,10 @@ def _waits(thread: Mapping[str, Any] | None) -> bool:
     for frame in stack[:_INNER]:
         if frame.whose == "user":
             return False
-        if any(part in frame.file for part in _WAITS):
-            return ("threading" not in frame.file and "queue" not in frame.file) or _ours(stack)
+        if any(part in f"{frame.file}:{frame.function}" for part in _WAITS):
+            return True
+        if frame.file.endswith(_QUEUES):
+            return _ours(stack)
     return False
 
 
