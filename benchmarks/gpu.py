@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from machine import load, table
 from torch import Tensor
 
-from raygnn.config.graphs import PlantedGraph
+from raygnn.config.graph import PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.shard import Rows, Shard

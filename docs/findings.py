@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from raygnn.config.checks import BINDING
+from raygnn.config.rules import BINDING
 from raygnn.preflight.checks import described
 
 FILE = Path(__file__).with_name("findings.md")

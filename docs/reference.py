@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from raygnn.config.checks import BINDING
+from raygnn.config.rules import BINDING
 from raygnn.config.schema import json_schema
 from raygnn.preflight.checks import described
 

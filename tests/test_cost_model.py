@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raygnn.config.graphs import PlantedGraph
+from raygnn.config.graph import PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.layout import PartitionMeta

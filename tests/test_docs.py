@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from raygnn.config.checks import ALLOWABLE, BINDING
+from raygnn.config.rules import ALLOWABLE, BINDING
 from tests.browser import Browser
 from tests.pages import CHECKOUT
 

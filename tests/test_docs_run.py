@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raygnn.config.document import Override, read_mapping
+from raygnn.config.load import Override, read_mapping
 from tests.pages import CHECKOUT, PAGES, blocks, commands_of
 
 # raygnn's commands that are parsed only (test_readme.py), and why

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from raygnn.cli import parser
-from raygnn.config.graphs import FORMATS
+from raygnn.config.graph import FORMATS
 from raygnn.config.load import load_config
 from raygnn.config.schema import SECTIONS
 from raygnn.graph.sources import load_graph

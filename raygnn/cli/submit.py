@@ -77,7 +77,7 @@ def _of_job(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
 
 
 def _submit(args: argparse.Namespace) -> int:
-    from raygnn.config.units import size
+    from raygnn.config.places import size
     from raygnn.jobs.server import JobServer
     from raygnn.jobs.submit import prepare, send
 

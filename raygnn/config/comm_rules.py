@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from raygnn.config.checks import ALLOWABLE, BINDING
-from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import CommConfig, Config
-from raygnn.config.secret import HIDDEN
+from raygnn.config.execution import CommConfig
+from raygnn.config.places import HIDDEN
+from raygnn.config.problems import Problem, show
+from raygnn.config.schema import Config
 
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 MAX_PARTS = 1 << 20  # that a partition may have
@@ -135,28 +135,6 @@ def sharding(config: Config) -> Iterator[Problem]:
             ("comm", "backend"),
             "gloo does not move what comm.shard full keeps on GPUs",
             "set comm.backend to auto",
-        )
-
-
-def allowed(config: Config) -> Iterator[Problem]:
-    """``cluster.allow`` names checks, and none whose errors are the job's end anyway."""
-    names = dict.fromkeys(config.cluster.allow)
-    unknown = [name for name in names if name not in (*ALLOWABLE, *BINDING)]
-    if unknown:
-        near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
-        listed = f"checks are: {', '.join(sorted(ALLOWABLE))}"
-        yield Problem(
-            ("cluster", "allow"),
-            f"there is no check {', '.join(map(show, unknown))}",
-            f"did you mean {', '.join(dict.fromkeys(near))}?" if near else listed,
-        )
-    binding = [name for name in names if name in BINDING]
-    if binding:
-        yield Problem(
-            ("cluster", "allow"),
-            f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
-            "for ever",
-            "remove it, and mend what the check says",
         )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from raygnn.config.model import ModelConfig
 from raygnn.config.problems import Problem, show
-from raygnn.config.sampling import SamplingConfig
-from raygnn.config.schema import Config
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.schema import Config, SamplingConfig
+from raygnn.config.values import NO_LAYERS
 
 
 def embeddings(config: Config) -> Iterator[Problem]:

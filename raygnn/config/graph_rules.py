@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.problems import Problem, show
-from raygnn.config.user_class import class_problem
+from raygnn.config.values import class_problem
 
 
 def many_graphs(graph: ManyGraphs) -> Iterator[Problem]:

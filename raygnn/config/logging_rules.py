@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from raygnn.config.places import is_secret
 from raygnn.config.problems import Problem, show
 from raygnn.config.schema import Config
-from raygnn.config.secret import is_secret
 
 # What a logger is given by us: where the run lies, and what it goes on with after a resume.
 _OURS = {

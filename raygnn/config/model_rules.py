@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from raygnn.config.model import ModelConfig
 from raygnn.config.problems import Problem, show
 from raygnn.config.task import TaskConfig
-from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
-from raygnn.config.user_class import class_problem
+from raygnn.config.values import MODEL_FAMILIES, NO_LAYERS, class_problem
 
 ATTENTION = ("gat", "gatv2", "han")
 HEADS = (*ATTENTION, "hgt")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from raygnn.config import (
     comm_rules,
@@ -15,8 +17,7 @@ from raygnn.config import (
     task_rules,
     train_rules,
 )
-from raygnn.config.graph_rules import many_graphs
-from raygnn.config.graphs import (
+from raygnn.config.graph import (
     DglGraph,
     ManyGraphs,
     NpzGraph,
@@ -24,13 +25,61 @@ from raygnn.config.graphs import (
     PlantedGraph,
     TablesGraph,
     TriplesGraph,
+    labelled_nodes,
 )
+from raygnn.config.graph_rules import many_graphs
 from raygnn.config.model import ModelConfig
-from raygnn.config.paths import unreachable
+from raygnn.config.places import unreachable
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.sampling import SamplingConfig
-from raygnn.config.schema import Config
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.schema import Config, SamplingConfig
+from raygnn.config.values import NO_LAYERS
+
+# What they find is either no error, or one that this job may live with.
+ALLOWABLE = (
+    "nodes_answer",
+    "versions_supported",
+    "versions_uniform",
+    "code_uniform",
+    "hardware_uniform",
+    "environment_uniform",
+    "cpus_are_there",
+    "shared_memory",
+    "host_name_resolves",
+    "debug_level_safe",
+    "clocks_agree",
+    "open_files",
+    "network_reach",
+    "network_latency",
+    "network_bandwidth",
+    "bf16_is_there",
+    "gpus_are_there",
+    "gpus_are_free",
+    "model_runs",
+    "storage_visible",
+    "partition_visible",
+    "parts_agree",
+    "fold_is_unseen",
+    "splits_agree",
+    "batch_size_fits",
+    "edge_arrays_read",
+    "memory_fits",
+    "disk_space",
+    "cache_space",
+    "parts_and_workers",
+)
+
+# Of what these find the job would surely fail, or wait for ever.
+BINDING = (
+    "interfaces_there",
+    "resources_fit",
+    "devices_suit",
+    "arrays_usable",
+    "inputs_exist",
+    "embeddings_usable",
+    "nodes_to_train_on",
+    "cache_usable",
+    "name_free",
+)
 
 
 def contradictions(config: Config) -> list[Problem]:
@@ -45,10 +94,32 @@ def contradictions(config: Config) -> list[Problem]:
         *comm_rules.communication(config),
         *comm_rules.sharding(config),
         *embedding_rules.embeddings(config),
-        *comm_rules.allowed(config),
+        *allowed(config),
         *comm_rules.sizes(config),
         *logging_rules.loggers(config),
     ]
+
+
+def allowed(config: Config) -> Iterator[Problem]:
+    """``cluster.allow`` names checks, and none whose errors are the job's end anyway."""
+    names = dict.fromkeys(config.cluster.allow)
+    unknown = [name for name in names if name not in (*ALLOWABLE, *BINDING)]
+    if unknown:
+        near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
+        listed = f"checks are: {', '.join(sorted(ALLOWABLE))}"
+        yield Problem(
+            ("cluster", "allow"),
+            f"there is no check {', '.join(map(show, unknown))}",
+            f"did you mean {', '.join(dict.fromkeys(near))}?" if near else listed,
+        )
+    binding = [name for name in names if name in BINDING]
+    if binding:
+        yield Problem(
+            ("cluster", "allow"),
+            f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
+            "for ever",
+            "remove it, and mend what the check says",
+        )
 
 
 def _network(config: Config) -> Iterator[Problem]:
@@ -79,11 +150,6 @@ def _graph(config: Config) -> Iterator[Problem]:
             f"partition.path is graph.path, {partition.path}, which is input",
             "give the partition a directory of its own, or leave partition.path out",
         )
-
-
-def labelled_nodes(graph: PlantedGraph) -> int:
-    """How many nodes of a planted graph have labels: all, or the items of a typed one."""
-    return graph.nodes - graph.nodes // 5 if graph.typed else graph.nodes
 
 
 def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
@@ -330,3 +396,95 @@ def _storage(storage: Path) -> Iterator[Problem]:
         yield Problem(
             ("storage",), f"{there} is not a directory", "name a directory that can be made"
         )
+
+
+# How long, where, how watched, how fast, and what to do about what goes wrong. All else decides
+# which batches there are, what is made of them, or what a checkpoint's tensors mean. Whether the
+# data are the same, their digest says, wherever they lie and however many parts they have.
+_MAY_CHANGE = (
+    "name",
+    "storage",
+    "graph.path",
+    "graph.vocabulary",
+    "partition",
+    "model.kernels",
+    "model.recompute",
+    "sampling.batch_size",  # only with the number of workers: the global batch stays
+    "sampling.topology",
+    "sampling.cache",
+    "sampling.cache_policy",
+    "sampling.prefetch",
+    "sampling.pin_memory",
+    "sampling.eval_batch_size",
+    "staging",
+    "train.epochs",
+    "train.max_steps",
+    "train.log_every",
+    "train.eval_every",
+    "train.patience",
+    "train.min_delta",
+    "train.select",
+    "guard",
+    "comm",
+    "cluster",
+    "fault",
+    "logging",
+)
+
+_WHOLE = ("graph.args", "model.args", "model.categories")  # the user's own keys are in them
+
+
+def fixed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that must not change, dotted, with their values as JSON types.
+
+    Args:
+        config: a whole one, such as `Config.to_dict` gives.
+    """
+    found = {key: value for key, value in _leaves(config) if not _may_change(key)}
+    # which there are, and in which order: the first one selects the best weights
+    tasks = config.get("tasks")
+    return {**found, "tasks": None if tasks is None else list(tasks)}
+
+
+def changes(before: Mapping[str, Any], now: Config) -> list[str]:
+    """The keys that changed and must not, each with both values, in the order of the config.
+
+    Args:
+        before: `fixed` of the config that the run began with. Keys that it lacks, since it is of
+            an older version, are passed over.
+    """
+    after = fixed(now.to_dict())
+    return [
+        *(
+            f"{key} was {json.dumps(before[key])} and is {json.dumps(value)}"
+            for key, value in after.items()
+            if key in before and before[key] != value
+        ),
+        *(f"{key} was null and is not" for key in _filled(before, after)),
+        *(f"{key} is null and was not" for key in _filled(after, before)),
+    ]
+
+
+def _filled(empty: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
+    """Sections that are null in one, and have keys in the other; but ``graph``, which a partition
+    that is there can do without: whether the data are the same, their digest says; and ``tasks``,
+    whose names are compared."""
+    apart = "graph", "tasks"
+    return [
+        key
+        for key, value in empty.items()
+        if value is None and key not in apart and any(other.startswith(f"{key}.") for other in full)
+    ]
+
+
+def _may_change(key: str) -> bool:
+    return any(key == free or key.startswith(free + ".") for free in _MAY_CHANGE)
+
+
+def _leaves(value: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        key = f"{head}{name}"
+        if isinstance(inner, Mapping) and key not in _WHOLE:
+            yield from _leaves(inner, f"{key}.")
+        else:
+            yield key, inner

@@ -8,33 +8,34 @@ strict: neither ``"3"`` nor ``3.0`` nor ``true`` is a whole number, while ``3`` 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from raygnn.config.duration import Duration
-from raygnn.config.graphs import GraphConfig
-from raygnn.config.guard import GuardConfig
-from raygnn.config.logging import LoggingConfig
+from raygnn.config.execution import ClusterConfig, CommConfig, FaultConfig, StagingConfig
+from raygnn.config.graph import GraphConfig
 from raygnn.config.model import ModelConfig
-from raygnn.config.sampling import SamplingConfig
-from raygnn.config.secret import HIDDEN, is_secret
-from raygnn.config.section import Section
-from raygnn.config.several import Tasks
-from raygnn.config.task import TaskConfig
-from raygnn.config.train import TrainConfig
-from raygnn.config.types import (
+from raygnn.config.places import HIDDEN, is_secret
+from raygnn.config.task import TaskConfig, Tasks
+from raygnn.config.values import (
     LARGEST,
-    Address,
     AutoCount,
+    AutoFlag,
+    AutoFraction,
+    Bounds,
     Count,
-    Environment,
-    InputPath,
-    Interval,
+    Duration,
+    Fanouts,
+    Fraction,
+    JsonValues,
     Place,
     RunName,
+    Section,
+    Share,
     Storage,
-    Workers,
+    Stretch,
+    Text,
+    to_tuple,
 )
 
 
@@ -53,160 +54,223 @@ class PartitionConfig(Section):
     )
 
 
-class StagingConfig(Section):
-    """Each node's own copy of its parts, as arrays that all its workers share."""
+class SamplingConfig(Section):
+    """How minibatches are drawn."""
 
-    path: InputPath | None = Field(
-        None, description="Directory on each node; null = raygnn-<user> in its temporary directory."
+    fanout: Fanouts = Field(
+        (10, 10),
+        description="Neighbours per layer from the seeds outward; -1 = all. For a layer, also a "
+        "number for each edge type (`{buys: 5, '*': 10}`, by relation or source:relation:target; "
+        "`*` = all others).",
     )
-    max_gb: Annotated[float, Field(gt=0)] | None = Field(
+    batch_size: Count = Field(
+        512,
+        description="Seeds per worker and step; a batch stays as large as the run began with, "
+        "whatever number of workers it goes on with.",
+    )
+    eval_batch_size: Count | None = Field(
+        None, description="Seeds per worker and step when your own class is evaluated; null = 1024."
+    )
+    replace: bool = Field(False, description="Draw neighbours with replacement.")
+    edge_weight: Text | None = Field(
         None,
-        description="Largest size, GB; what was not used for longest goes first. null = half of "
-        "the disk.",
+        description="Edge array that neighbours are drawn in proportion to; null = alike. Edge "
+        "types without it draw alike.",
     )
-    resident: Literal["auto", "always", "never"] = Field(
+    topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
-        description="Whether each worker copies the feature rows that it owns into memory with "
-        "large pages, which is read faster than a mapped file; auto = if those of all workers "
-        "take at most a quarter of the free memory.",
+        description="replicated: each node holds the whole structure; partitioned: its own parts "
+        "only; auto: replicated where it fits.",
+    )
+    cache: AutoFraction = Field(
+        "auto",
+        description="Share of the remote feature rows that each worker keeps; auto = all that "
+        "a sixteenth of its node's free memory holds for all workers there.",
+    )
+    cache_policy: Literal["vip", "degree"] = Field(
+        "vip",
+        description="Which rows are kept: vip = those most likely to be asked for, by the "
+        "sampling itself; degree = those with most edges.",
+    )
+    prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
+    pin_memory: AutoFlag = Field(
+        "auto",
+        description="Put batches into memory that a GPU copies from while it computes; auto = "
+        "with GPUs.",
     )
 
 
-class CommConfig(Section):
-    """Communication between the workers."""
+class ScheduleConfig(Section):
+    """How the learning rate changes, step by step.
 
-    backend: Literal["auto", "gloo", "nccl"] = Field(
-        "auto", description="Process group; auto = nccl with GPUs, else gloo."
+    ``schedule: cosine`` is short for ``schedule: {kind: cosine}``.
+    """
+
+    kind: Literal["constant", "cosine", "step", "plateau", "one_cycle", "cyclic"] = Field(
+        "constant",
+        description="cosine: down to the floor at the end of the run; step: times gamma after "
+        "every so many steps; plateau: times factor when the validation metric stands still; "
+        "one_cycle: up and down once; cyclic: up and down again and again. `schedule: cosine` is "
+        "short for `schedule: {kind: cosine}`.",
     )
-    timeout: Duration = Field(
-        Duration(1800.0), description="Longest wait for a collective, such as 30m."
+    warmup: Stretch | None = Field(
+        None,
+        description="Steps, or share of the run, in which the rate grows linearly from near 0, or, "
+        "with lr_scaling, from that of one worker; null = none. For one_cycle the share in which "
+        "it goes up, null = 0.3.",
     )
-    bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
-    gradient_as_bucket_view: bool = Field(
-        True,
-        description="Gradients lie where they are exchanged from, which saves a copy and memory.",
+    every: Stretch | None = Field(
+        None,
+        description="Steps, or share of the run, between two drops (step; null = 0.3), or from the "
+        "lowest rate to the highest (cyclic; null = 0.1).",
     )
-    overlap: bool = Field(
-        True,
-        description="Exchange gradients while the backward pass goes on; false = all at its end.",
+    gamma: Share | None = Field(
+        None,
+        description="Factor of a drop (step; null = 0.1), or of the height of a cycle in each step "
+        "(cyclic with mode exp_range; null = 0.9999).",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+    factor: Share = Field(0.1, description="Factor of a drop (plateau).")
+    patience: Annotated[int, Field(ge=0)] = Field(
+        10, description="Evaluations without improvement that are let pass before a drop (plateau)."
+    )
+    threshold: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="An improvement is by more than this much, in the metric's unit (plateau).",
+    )
+    floor: Fraction | None = Field(
+        None,
+        description="Lowest rate, as a share of the highest (cosine, plateau, cyclic); null = 0, "
+        "or 0.1 (cyclic).",
+    )
+    mode: Literal["triangular", "triangular2", "exp_range"] = Field(
+        "triangular",
+        description="Cycles are alike, or each half as high as the one before, or lower by gamma "
+        "in each step (cyclic).",
+    )
+    momentum: Bounds | None = Field(
+        None,
+        description="[low, high] between which momentum (sgd) or the first beta (adam, adamw) goes "
+        "down while the rate goes up, and back (one_cycle, cyclic); null = it stays.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+
+class TrainConfig(Section):
+    """The optimisation."""
+
+    epochs: Count = Field(20, description="Passes over the training nodes.")
+    max_steps: Count | None = Field(None, description="Stop after this many steps; null = never.")
+    optimizer: Literal["adam", "adamw", "sgd"] = Field("adam", description="Optimiser.")
+    lr: float = Field(0.003, gt=0, description="Learning rate; with a schedule, its highest.")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="What is exchanged of gradients: all bits, half of them, or (powersgd) "
-        "products of thin matrices, where what is left out is added to the next ones.",
+        description="How the learning rate grows with the number of workers that a batch is made "
+        "for: sampling.batch_size goes into it so often.",
     )
-    powersgd_rank: Count = Field(4, description="Width of these matrices.")
-    powersgd_start: int = Field(
-        10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
+    schedule: ScheduleConfig = Field(
+        ScheduleConfig(),
+        description="How the learning rate changes, step by step.",
     )
-    shard: Literal["none", "optimizer", "full"] = Field(
-        "none",
-        description="What is shared out between the workers, where each has all of it otherwise: "
-        "optimizer = the optimiser's state; full = that, the parameters and the gradients. The "
-        "losses are the same; memory is saved for traffic.",
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay.")
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).")
+    accumulate: Count = Field(1, description="Batches whose gradients are summed into one step.")
+    clip: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Largest norm of the gradient; null = no limit."
     )
-    find_unused_parameters: bool = Field(
-        False, description="Look for parameters that got no gradient, in each step (slow)."
+    ema: Share | None = Field(
+        None,
+        description="Decay, in each step, of a moving average of the weights, which is evaluated, "
+        "selected and tested in place of them; null = none.",
     )
-    static_graph: bool = Field(False, description="Every step uses the same parameters.")
-    env: Environment = Field(
+    log_every: Count = Field(10, description="Steps between lines of metrics.jsonl.")
+    eval_every: Count = Field(1, description="Epochs between evaluations.")
+    patience: Count | None = Field(
+        None, description="Stop after this many epochs without improvement; null = never."
+    )
+    min_delta: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="What patience takes for an improvement is by more than this much, in the "
+        "metric's unit.",
+    )
+    select: Literal["best", "last"] = Field(
+        "best", description="Which weights are tested: the best on validation, or the last."
+    )
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, batches and sampling.")
+
+
+class GuardConfig(Section):
+    """That all ranks do the same: what they compare, and what happens to odd batches.
+
+    ``guard: deep`` is short for ``guard: {mode: deep}``.
+    """
+
+    mode: Literal["on", "deep", "off"] = Field(
+        "on",
+        description="on: ranks compare what they are about to do (parameters, their types, the "
+        "batch's arrays, options); deep: each collective, too, before it runs (slow); off: not.",
+    )
+    every: Count = Field(
+        100,
+        description="Steps between comparisons; the first step of every start is compared, too.",
+    )
+    nan_steps: int = Field(
+        10,
+        ge=0,
+        le=LARGEST,
+        description="Steps in a row whose gradient is not finite that all ranks leave out "
+        "together; one more fails the run.",
+    )
+    on_bad_sample: Literal["raise", "skip"] = Field(
+        "raise",
+        description="What happens when a graph of your own dataset cannot be had: the run fails, "
+        "or all ranks go on without it.",
+    )
+    bad_samples: Count = Field(
+        100, description="How many samples are left out, over a whole run, before it fails."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mode(cls, value: Any) -> Any:
+        if isinstance(value, (str, bool)):
+            value = {"mode": value}
+        if isinstance(value, dict) and isinstance(value.get("mode"), bool):
+            # what YAML 1.1 makes of on and off, where another reader than ours was used
+            value = {**value, "mode": "on" if value["mode"] else "off"}
+        return value
+
+
+LoggerName: TypeAlias = Literal["tensorboard", "csv", "mlflow", "wandb"]
+
+
+class LoggingConfig(Section):
+    """Where the records of a training go besides the run directory."""
+
+    loggers: Annotated[tuple[LoggerName, ...], BeforeValidator(to_tuple)] = Field(
+        ("tensorboard", "csv"),
+        description="Loggers that get every record: tensorboard and csv write to `loggers/` in the "
+        "run directory; mlflow and wandb need their package, and have a process each. None that "
+        "fails or hangs stops a training.",
+    )
+    mlflow: JsonValues = Field(
         {},
-        description="Environment variables for every worker; win over what raygnn chooses. What "
-        "looks like a secret, by its name or as a URI with a user, is `***` in what a run leaves.",
+        description="Arguments of Lightning's MLFlowLogger, such as `tracking_uri` and "
+        "`experiment_name`. Secrets belong into the environment of the command "
+        "(MLFLOW_TRACKING_TOKEN), not here.",
     )
-    debug: bool = Field(
-        False,
-        description="On all ranks what an investigation needs: collectives compared before they "
-        "run, NCCL's log in a file per rank, CUDA errors where they happen (slow).",
+    wandb: JsonValues = Field(
+        {},
+        description="Arguments of Lightning's WandbLogger, such as `project`, `entity` and "
+        "`offline`. Secrets belong into the environment of the command (WANDB_API_KEY), not here.",
     )
-
-
-class ClusterConfig(Section):
-    """Where the job runs."""
-
-    address: Address = Field(
-        "auto",
-        description="HOST:PORT of a Ray head node; local = start Ray here; auto = RAY_ADDRESS "
-        "if it is set, else local.",
-    )
-    workers: Workers = Field(
-        "auto",
-        description="Number of workers; auto = as many as fit; [min, max] = as many of them as "
-        "fit, again whenever nodes go or come, with batches of sampling.batch_size × max.",
-    )
-    cpus_per_worker: Count = Field(1, description="CPUs of a worker.")
-    gpus_per_worker: int = Field(0, ge=0, le=1024, description="GPUs of a worker.")
-    uniform: Literal["strict", "warn", "off"] = Field(
-        "strict",
-        description="When nodes that may hold workers differ (the checks `*_uniform` below): "
-        "refuse, warn, ignore.",
-    )
-    allow: list[str] = Field(
-        [], description="Names of checks (see below) whose errors shall not stop the job."
-    )
-    probe_timeout: Duration = Field(
-        Duration(5.0),
-        description="Longest wait for a node to say what it has, from the first node's answer on; "
-        "half a minute is waited for that one, since a Python process is started for it.",
-    )
-    num_cpus: Count | None = Field(
-        None, description="CPUs of the Ray that is started here; null = all."
-    )
-
-    @property
-    def limits(self) -> tuple[int, int] | None:
-        """Fewest and most workers; None for auto."""
-        if self.workers == "auto":
-            return None
-        return (self.workers, self.workers) if isinstance(self.workers, int) else self.workers
-
-    @property
-    def elastic(self) -> bool:
-        """Whether the number of workers may change while the job runs."""
-        return self.limits is not None and self.limits[0] < self.limits[1]
-
-
-class FaultConfig(Section):
-    """What happens when something fails."""
-
-    max_failures: int = Field(3, ge=0, le=10**6, description="Restarts before the job gives up.")
-    checkpoint_every: Interval = Field(
-        Duration(600.0),
-        description="Steps (a number) or time (such as 10m) between checkpoints; one more "
-        "comes after the last step.",
-    )
-    keep: Count = Field(3, description="Checkpoints kept.")
-    mirror: Place | None = Field(
-        None,
-        description="A second place for checkpoints, such as s3://BUCKET/DIRECTORY or whatever "
-        "else pyarrow.fs opens: each is copied to `<mirror>/<name>`, and `--resume` takes the "
-        "newest of both places, also on a machine that has never seen the run.",
-    )
-    straggler: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
-        1.5,
-        description="A rank is named as slow that, on its own, is busy for so many times the "
-        "median of the other ranks, in three windows of `train.log_every` steps in a row; null = "
-        "never.",
-    )
-    save_timeout: Duration = Field(
-        Duration(30.0),
-        description="Longest wait for a last checkpoint when a run is interrupted (Ctrl-C, "
-        "SIGTERM, `ray job stop`); a second Ctrl-C ends the wait.",
-    )
-    storage_timeout: Duration = Field(
-        Duration(60.0),
-        description="Longest wait for storage that is full or away, where a run cannot go on "
-        "without it: where it starts and where it ends. In between, records wait and checkpoints "
-        "are left out. Slow storage is waited for as long as it takes some bytes in this time.",
-    )
-    heartbeat: Duration = Field(
-        Duration(60.0),
-        description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "
-        "whatever it computes; one that gives none for so long is frozen (stopped, swapping, stuck "
-        "in the kernel or in storage): it is named and ended, and all ranks start again. 10s are "
-        "enough once another's wait for it has failed, as comm.timeout has it. A call that keeps "
-        "Python's lock looks the same, such as into native code, or an import of large libraries "
-        "from slow storage: raise it if one takes longer, or to hold a rank in a debugger.",
+    prometheus: bool = Field(
+        True,
+        description="Give Ray's metrics what a dashboard shows, `ray_raygnn_*` in Prometheus: "
+        "docs/watching.md says where Ray has them.",
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.problems import Problem
 from raygnn.config.schema import Config
 from raygnn.config.task import TaskConfig
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.values import NO_LAYERS
 
 
 def several(config: Config) -> Iterator[Problem]:

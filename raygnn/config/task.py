@@ -1,13 +1,13 @@
-"""What is learnt: the section ``task``."""
+"""The sections ``task`` and ``tasks``: what is predicted."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from raygnn.config.section import Section
-from raygnn.config.types import Count, Fraction, Text
+from raygnn.config.model import DecoderKind
+from raygnn.config.values import Count, Fraction, Section, TaskName, Text
 
 NODE_KINDS = ("node_classification", "node_regression")
 EDGE_KINDS = ("edge_classification", "edge_regression", "link_prediction")
@@ -19,6 +19,9 @@ RANK_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
 
 NUMBER_LOSSES = ("mse", "l1")
 LINK_LOSSES = ("bce", "softmax", "margin", "self_adversarial")
+
+DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
+RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
 
 
 class SplitConfig(Section):
@@ -180,3 +183,23 @@ class TaskConfig(Section):
     def chosen_loss(self) -> str:
         """The loss, of what is no class."""
         return self.loss or ("softmax" if self.of_links else "mse")
+
+
+class OneOfTasks(TaskConfig):
+    """One task of several: what ``task`` has, and what it is beside the others."""
+
+    weight: float = Field(
+        1.0, gt=0, le=10**6, description="What its loss counts for in the sum of all."
+    )
+    batch_factor: float = Field(
+        1.0,
+        gt=0,
+        le=10**6,
+        description="Its seeds of a step, as a multiple of `sampling.batch_size`.",
+    )
+    decoder: DecoderKind | None = Field(
+        None, description="Of edges: how their ends are compared; null = `model.decoder`."
+    )
+
+
+Tasks: TypeAlias = Annotated[dict[TaskName, OneOfTasks], Field(min_length=1, max_length=64)]

@@ -6,25 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raygnn.config import model_rules, several_rules
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import ModelConfig
 from raygnn.config.problems import Problem, show
 from raygnn.config.schema import Config
-from raygnn.config.section import Section
 from raygnn.config.task import (
+    DISTANCES,
     EDGE_KINDS,
     GRAPH_KINDS,
     LINK_LOSSES,
     NODE_KINDS,
     NUMBER_LOSSES,
+    RELATIONAL,
     NegativesConfig,
     SplitConfig,
     TaskConfig,
 )
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.values import NO_LAYERS, Section
 
-DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
-RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
 COMPLEX = ("complex", "rotate")  # whose vectors are of complex numbers
 
 _LINKS = ("link_prediction",)

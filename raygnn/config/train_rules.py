@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raygnn.config.problems import Problem, show
-from raygnn.config.train import ScheduleConfig, TrainConfig
+from raygnn.config.schema import ScheduleConfig, TrainConfig
 
 # Keys of a schedule that only some kinds read: a value other than the default would be ignored.
 _ONLY_FOR = {

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raygnn.config.uri import Uri
+from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
 from raygnn.graph.partjson import Fields, IntArray, find_config

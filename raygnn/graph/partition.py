@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.paths import unwritable
+from raygnn.config.places import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.data import GraphData
@@ -25,7 +25,7 @@ from raygnn.graph.remote import RemotePath, any_path
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
 
 if TYPE_CHECKING:
-    from raygnn.config.graphs import GraphConfig
+    from raygnn.config.graph import GraphConfig
     from raygnn.config.schema import Config
 
 Progress = Callable[[str], object]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from raygnn.config.types import Uri
+from raygnn.config.places import Uri
 from raygnn.errors import DataError
 
 _BUFFER = 1 << 20  # bytes asked for at once

@@ -29,7 +29,7 @@ from raygnn.util.files import new_directory, publish
 from raygnn.util.locks import try_flock, try_lock
 
 if TYPE_CHECKING:
-    from raygnn.config.schema import StagingConfig
+    from raygnn.config.execution import StagingConfig
 
 log = logging.getLogger("raygnn")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from raygnn.config.secret import without_users
+from raygnn.config.places import without_users
 from raygnn.errors import InputError, PreflightError, RaygnnError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 
 from raygnn import __version__
 from raygnn.config.load import Overrides, Source, load_for_elsewhere
+from raygnn.config.places import is_secret
 from raygnn.config.schema import Config
-from raygnn.config.secret import is_secret
 from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError, error_of
 from raygnn.jobs import upload
 from raygnn.jobs.handle import Handle, begun_by, opened, said_error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from raygnn.config import units
+from raygnn.config import places
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
 from raygnn.jobs import ignoring
@@ -71,11 +71,11 @@ class Found:
         if self.whole and self.size <= most and len(self.files) <= MOST_FILES:
             return
         largest = sorted(_shares(self.files).items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
-        shown = ", ".join(f"{name} {units.size(part)}" for name, part in largest)
-        whole = f"{'' if self.whole else 'more than '}{units.size(self.size)}"
+        shown = ", ".join(f"{name} {places.size(part)}" for name, part in largest)
+        whole = f"{'' if self.whole else 'more than '}{places.size(self.size)}"
         raise InputError(
             f"the working directory is too large to travel with a job: {whole} in "
-            f"{len(self.files):,} files, of {units.size(most)} and {MOST_FILES:,}; "
+            f"{len(self.files):,} files, of {places.size(most)} and {MOST_FILES:,}; "
             f"the largest: {shown}",
             where=str(self.directory),
             remedy=_REMEDY,
@@ -148,7 +148,7 @@ def check_unpacked(directory: Path) -> None:
     git = sum(size for name, size in found.files.items() if ".git" in Path(name).parts[:-1])
     if git:
         raise InputError(
-            f"the job's package carries a .git of {units.size(git)}",
+            f"the job's package carries a .git of {places.size(git)}",
             where=str(directory),
             remedy="name .git in a .rayignore, or submit with raygnn submit",
         )

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from raygnn.config.model import ModelConfig
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.values import NO_LAYERS
 from raygnn.errors import ConfigError
 from raygnn.models.decoders import COMPLEX, make_decoder
 from raygnn.models.direct import Direct

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from raygnn.config.model import ModelConfig
-from raygnn.config.types import MODEL_FAMILIES
+from raygnn.config.values import MODEL_FAMILIES
 from raygnn.errors import ConfigError
 from raygnn.models.graphs import GraphSchema
 from raygnn.models.network import Categories, Schema, Typed

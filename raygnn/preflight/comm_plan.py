@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.schema import Config
-from raygnn.config.secret import HIDDEN, is_secret
 from raygnn.preflight.facts import Network, NodeFacts
 
 # containers' and virtual machines' bridges, which NCCL leaves out on its own

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.graph.data import etype_str
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raygnn.config.schema import Config
-from raygnn.config.task import SplitConfig
-from raygnn.config.task_rules import RELATIONAL
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.task import RELATIONAL, SplitConfig
+from raygnn.config.values import NO_LAYERS
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
 

@@ -19,7 +19,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
-from raygnn.config.secret import is_secret
+from raygnn.config.places import is_secret
 from raygnn.graph.available_memory import first_number, lines, number, words
 from raygnn.preflight.facts import Interface, Network
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from raygnn.config.schema import Config
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.values import NO_LAYERS
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.job import Job
 

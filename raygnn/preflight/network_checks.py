@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from raygnn.config.units import size
+from raygnn.config.places import size
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.network import Link
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import raygnn
-from raygnn.config.paths import nearest, unwritable
+from raygnn.config.places import nearest_existing, unwritable
 from raygnn.config.schema import Config
 from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine, nvml
@@ -155,7 +155,7 @@ def _unusable(cache: Path) -> str | None:
 
 def _free(path: Path) -> int | None:
     try:
-        return machine.space(nearest(path))[0]
+        return machine.space(nearest_existing(path))[0]
     except OSError:
         return None
 

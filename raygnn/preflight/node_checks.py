@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from raygnn.config.units import size
+from raygnn.config.places import size
 from raygnn.preflight.findings import Finding, some
 from raygnn.preflight.job import Job
 from raygnn.preflight.memory_plan import REMEDIES, SHARE, WEIGHTS, memory_plan, weight_bytes

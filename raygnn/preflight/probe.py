@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.paths import nearest, unwritable
+from raygnn.config.places import nearest_existing, unwritable
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.preflight import machine, nvml
@@ -264,7 +264,7 @@ def _token(storage: Path) -> Iterator[str]:
     look at once, none makes or removes what another needs.
     """
     try:
-        file = nearest(storage) / f".probe-{uuid.uuid4().hex}"
+        file = nearest_existing(storage) / f".probe-{uuid.uuid4().hex}"
         file.touch()
     except OSError as error:
         why = unwritable(storage) or error.strerror

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
+from raygnn.config.places import size
 from raygnn.config.schema import Config
-from raygnn.config.units import size
 from raygnn.errors import PreflightError
 from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan

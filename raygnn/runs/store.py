@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from raygnn.config.secret import without_users
+from raygnn.config.places import without_users
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError, TrainingError
 from raygnn.util.files import plain, read_json, storage_errors, write_atomic, write_json

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.config.embedding import EmbeddingConfig
+from raygnn.config.model import EmbeddingConfig
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, Ids, RowRoutes, as_ids
 from raygnn.util.hashing import derive_key, mix

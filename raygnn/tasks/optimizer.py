@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from raygnn.config.train import TrainConfig
+from raygnn.config.schema import TrainConfig
 
 Construct = Callable[[type[torch.optim.Optimizer], Any, dict[str, Any]], torch.optim.Optimizer]
 

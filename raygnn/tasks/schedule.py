@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau
 
-from raygnn.config.train import ScheduleConfig, TrainConfig
+from raygnn.config.schema import ScheduleConfig, TrainConfig
 from raygnn.tasks.optimizer import rate_scale
 
 # step → rate as a share of the highest, and how far up it is between its lowest and its highest

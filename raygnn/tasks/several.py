@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.train import TrainConfig
+from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError
 from raygnn.models.several import Several
 from raygnn.sampling.batch import Batch, Share

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-from raygnn.config.train import TrainConfig
+from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError, error_text
 from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.tasks.clock import StepClock

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raygnn.config.graphs import TablesGraph
+from raygnn.config.graph import TablesGraph
 from raygnn.config.load import load_config
-from raygnn.config.resume import changes, fixed
+from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.layout import read_meta

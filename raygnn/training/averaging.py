@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from raygnn.config.train import TrainConfig
+from raygnn.config.schema import TrainConfig
 
 
 class Averaging(pl.Callback):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
 
-from raygnn.config.secret import HIDDEN, is_secret
+from raygnn.config.places import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
 from raygnn.preflight.comm_plan import CommPlan

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from raygnn import __version__
-from raygnn.config.resume import changes
+from raygnn.config.rules import changes
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.training.digests import difference
@@ -52,7 +52,7 @@ class Checkpoint:
     Attributes:
         state: Lightning's file.
         step: optimizer steps so far.
-        about: what its manifest says: ``config`` (see `raygnn.config.resume.fixed`), ``data``
+        about: what its manifest says: ``config`` (see `raygnn.config.rules.fixed`), ``data``
             (what stands for them), ``global_batch`` (seeds, over all ranks), ``batch_size``,
             ``workers``.
         rows: the files of learned rows beside it; None = there are none.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
-from raygnn.config.graphs import PlantedGraph
+from raygnn.config.graph import PlantedGraph
 from raygnn.config.load import Source, as_config, load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.task_rules import DISTANCES
+from raygnn.config.task import DISTANCES
 from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.edge_target import NONE, EdgeTarget

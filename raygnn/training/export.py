@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.config.model import ModelConfig
 from raygnn.config.task import TaskConfig
-from raygnn.config.types import MODEL_FAMILIES
+from raygnn.config.values import MODEL_FAMILIES
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.store import CHECKPOINTS

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from raygnn.config.graphs import ManyGraphs, PlantedGraph
+from raygnn.config.graph import ManyGraphs, PlantedGraph
+from raygnn.config.places import size
 from raygnn.config.schema import Config
-from raygnn.config.units import size
 from raygnn.errors import ConfigError, PreflightError
 from raygnn.graph.available_memory import memory
 from raygnn.graph.collection import (

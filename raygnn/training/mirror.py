@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from raygnn.config.places import Uri
 from raygnn.config.schema import Config
-from raygnn.config.uri import Uri
 from raygnn.errors import ConfigError, DataError
 from raygnn.runs.events import Events
 from raygnn.training.checkpoint import MANIFEST, NAME, STATE, files_of, put_aside

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.paths import unwritable
+from raygnn.config.places import unwritable
 from raygnn.config.schema import Config
-from raygnn.config.types import LARGEST
+from raygnn.config.values import LARGEST
 from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.layout import read_meta

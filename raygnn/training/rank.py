@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn.config.resume import fixed
+from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.metrics import MetricsWriter

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from raygnn.config.resume import changes, fixed
+from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.run import Run

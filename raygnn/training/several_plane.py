@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from raygnn.config.schema import metric_name
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.values import NO_LAYERS
 from raygnn.errors import ConfigError, InputError
 from raygnn.models.registry import build_model
 from raygnn.models.several import Several

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.schema import Config
-from raygnn.config.types import NO_LAYERS
+from raygnn.config.values import NO_LAYERS
 from raygnn.preflight import text
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.report import Report

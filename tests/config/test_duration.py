@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.config.duration import Duration
+from raygnn.config.values import Duration
 
 
 @pytest.mark.parametrize(

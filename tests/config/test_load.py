@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import raygnn
-from raygnn.config.duration import Duration
-from raygnn.config.graphs import NpzGraph, PlantedGraph
+from raygnn.config.graph import NpzGraph, PlantedGraph
 from raygnn.config.load import load_config
 from raygnn.config.problems import _SYNONYMS, nearest
 from raygnn.config.schema import SECTIONS as CLASSES
 from raygnn.config.schema import Config
-from raygnn.config.types import MODEL_FAMILIES, NO_LAYERS
+from raygnn.config.values import MODEL_FAMILIES, NO_LAYERS, Duration
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import ConfigError
 

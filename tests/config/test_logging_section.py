@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.config.resume import changes, fixed
+from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 

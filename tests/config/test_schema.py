@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from raygnn.config.graphs import FORMATS
+from raygnn.config.graph import FORMATS
 from raygnn.config.load import load_config
 from raygnn.config.schema import SECTIONS, Config, json_schema
-from raygnn.config.section import Section
+from raygnn.config.values import Section
 
 JOB: dict[str, Any] = {
     "name": "a",

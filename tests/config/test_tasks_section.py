@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from raygnn.config.load import load_config
-from raygnn.config.resume import changes, fixed
+from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import json_schema
 from raygnn.errors import ConfigError
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.config.resume import changes, fixed
-from raygnn.config.train import ScheduleConfig
+from raygnn.config.rules import changes, fixed
+from raygnn.config.schema import ScheduleConfig
 from raygnn.errors import ConfigError
 
 JOB: dict[str, Any] = {

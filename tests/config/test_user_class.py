@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raygnn.config.user_class import class_problem
+from raygnn.config.values import class_problem
 
 
 @pytest.fixture

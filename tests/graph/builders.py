@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from raygnn.config.graphs import DglGraph, GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.config.graph import DglGraph, GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.graph.dglfile import write_graph
 
 SECTIONS = {

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from raygnn.config.graphs import OgbGraph
+from raygnn.config.graph import OgbGraph
 
 NODES, EDGES = 30, 80
 TYPED = {"author": 12, "field": 5, "paper": 20}

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from raygnn.config.graphs import TablesGraph
+from raygnn.config.graph import TablesGraph
 
 SPEC: dict[str, Any] = {
     "nodes": {

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raygnn.config.graphs import CsvGraph
+from raygnn.config.graph import CsvGraph
 from raygnn.errors import InputError
 from raygnn.graph.data import MASKS, GraphData
 from raygnn.graph.dgl import dgl

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.config.graphs import PlantedGraph
+from raygnn.config.graph import PlantedGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import partition_graph

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables_builder import SPEC, TABLES, changed, write_shop
 
-from raygnn.config.graphs import TablesGraph, TriplesGraph
+from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import InputError
 from raygnn.graph.sources import load_graph
 

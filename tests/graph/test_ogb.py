@@ -20,7 +20,7 @@ from ogb_builder import (
     write_typed,
 )
 
-from raygnn.config.graphs import OgbGraph
+from raygnn.config.graph import OgbGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
 from raygnn.graph.layout import load_part

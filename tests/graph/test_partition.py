@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raygnn.config.graphs import PlanetoidGraph
+from raygnn.config.graph import PlanetoidGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, InputError

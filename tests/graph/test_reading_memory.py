@@ -16,7 +16,7 @@ import yaml
 from tables_builder import changed, write_shop
 
 from raygnn.cli import main
-from raygnn.config.graphs import (
+from raygnn.config.graph import (
     CsvGraph,
     DglGraph,
     GraphConfig,

@@ -14,7 +14,7 @@ import torch
 from pyarrow import fs
 
 from raygnn.config.load import load_config
-from raygnn.config.uri import Uri
+from raygnn.config.places import Uri
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import remote
 from raygnn.graph.layout import PartitionMeta, load_part, read_meta

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raygnn.config.graphs import TriplesGraph
+from raygnn.config.graph import TriplesGraph
 from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame
 from raygnn.graph.layout import load_part, read_meta

@@ -379,7 +379,7 @@ def test_light_imports(tmp_path: Path) -> None:
     section, other = write_npz(tmp_path), write_dgl(tmp_path)
     code = (
         "import sys\n"
-        "from raygnn.config.graphs import DglGraph, NpzGraph, PlanetoidGraph, PlantedGraph\n"
+        "from raygnn.config.graph import DglGraph, NpzGraph, PlanetoidGraph, PlantedGraph\n"
         "from raygnn.graph.sources import load_graph, digest\n"
         f"load_graph(NpzGraph(format='npz', path={section['path']!r}))\n"
         f"load_graph(DglGraph(format='dgl', path={other['path']!r}))\n"

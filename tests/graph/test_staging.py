@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
+from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
-from raygnn.config.schema import StagingConfig
 from raygnn.errors import DataError
 from raygnn.graph.layout import read_meta
 from raygnn.graph.shard import load_shard

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables_builder import SPEC, changed, write_shop, write_table
 
-from raygnn.config.graphs import TablesGraph, TriplesGraph
+from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
 from raygnn.graph.idfile import read_ids
@@ -424,7 +424,7 @@ def test_triples(kind: str, tmp_path: Path) -> None:
 MEASURE = """
 import sys
 import numpy as np, pyarrow.parquet, pyarrow.csv, pyarrow.compute
-from raygnn.config.graphs import TablesGraph
+from raygnn.config.graph import TablesGraph
 from raygnn.graph.sources import load_graph
 def high():  # ru_maxrss would begin with the memory of the process that started this one
     lines = open("/proc/self/status").readlines()

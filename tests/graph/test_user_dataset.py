@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.collection import open_samples, split_graphs

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tables_builder import SPEC, write_shop
 
-from raygnn.config.graphs import TablesGraph
+from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import read_meta

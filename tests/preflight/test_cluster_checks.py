@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from test_preflight_checks import SPEAKS as OTHERS
 
-from raygnn.config.checks import ALLOWABLE, BINDING
+from raygnn.config.rules import ALLOWABLE, BINDING
 from raygnn.preflight.checks import CHECKS, check, described
 from raygnn.preflight.facts import Gpu, Interface, NodeFacts
 from raygnn.preflight.job import Job

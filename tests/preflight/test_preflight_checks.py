@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.config.load import load_config
+from raygnn.config.places import size
 from raygnn.config.schema import Config
-from raygnn.config.units import size
 from raygnn.errors import PreflightError
 from raygnn.preflight.checks import check
 from raygnn.preflight.comm_plan import make_comm_plan

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
-from raygnn.config.schema import Config, StagingConfig
+from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.layout import PartFiles
 from raygnn.graph.staging import Stage

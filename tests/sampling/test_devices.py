@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raygnn.config.embedding import EmbeddingConfig
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import EmbeddingConfig, ModelConfig
 from raygnn.graph.data import EdgeType
 from raygnn.graph.layout import PartitionMeta
 from raygnn.graph.shard import Shard

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raygnn.config.graphs import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.config.graph import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import GraphData
 from raygnn.graph.layout import PartitionMeta

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raygnn.config.embedding import EmbeddingConfig
+from raygnn.config.model import EmbeddingConfig
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, World, route_rows
 from raygnn.tasks.embeddings import Embeddings, first_rows

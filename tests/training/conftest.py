@@ -14,9 +14,9 @@ import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
-from raygnn.config.resume import fixed
+from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
 from raygnn.graph.collection import ensure_collection
 from raygnn.graph.edge_target import EdgeTarget

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raygnn.config.schema import Config
-from raygnn.config.train import TrainConfig
+from raygnn.config.schema import Config, TrainConfig
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchMaker

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from raygnn.config.places import Uri
 from raygnn.config.schema import Config
-from raygnn.config.uri import Uri
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.runs.events import EVENTS, Events
 from raygnn.runs.store import RunDir

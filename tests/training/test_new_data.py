@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import raygnn
-from raygnn.config.graphs import TablesGraph
+from raygnn.config.graph import TablesGraph
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.graph.partition import ensure_partition

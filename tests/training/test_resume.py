@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lightning.pytorch import callbacks
 
 from raygnn.config.load import load_config
-from raygnn.config.resume import changes, fixed
+from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.tasks.task import Task

@@ -13,7 +13,7 @@ from ray.train import ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
 
 from raygnn.config.load import load_config
-from raygnn.config.train import TrainConfig
+from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.training import nodes, save_requests

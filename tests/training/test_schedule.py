@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from raygnn.config.schema import Config
-from raygnn.config.train import ScheduleConfig, TrainConfig
+from raygnn.config.schema import Config, ScheduleConfig, TrainConfig
 from raygnn.runs.run import Run
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.tasks.schedule import with_schedules

@@ -15,7 +15,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raygnn.config.duration import Duration
+from raygnn.config.values import Duration
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.tasks.embeddings import ROW

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError
 from raygnn.graph.collection.data import CollectionMeta, read_collection, verify
 from raygnn.graph.collection.splits import split_graphs

@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from raygnn.config.section import Section
 from raygnn.config.task import TaskConfig
+from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeType
 

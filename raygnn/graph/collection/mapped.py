@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.errors import DataError
 from raygnn.graph.collection.data import REMEDY, CollectionMeta, Column, Edges, Nodes
 from raygnn.graph.collection.splits import no_splits, split_graphs

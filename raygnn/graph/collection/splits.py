@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError
 from raygnn.graph.data import SPLITS
 

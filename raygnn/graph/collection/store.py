@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.collection.data import MANIFEST, VERSION, CollectionMeta, read_collection
 from raygnn.graph.collection.pack import pack

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.config.graphs import ManyGraphs
+from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError, DataError, RaygnnError, error_text
 from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import SPLITS

@@ -14,7 +14,7 @@ import json
 import re
 from types import ModuleType
 
-from raygnn.config.graphs import GraphConfig, ReversibleGraph
+from raygnn.config.graph import GraphConfig, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources.files import out_of_memory, unpacked_size, update_digest

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from raygnn.config.graphs import CsvGraph
+from raygnn.config.graph import CsvGraph
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.sources.convert import Array, to_labels, to_mask
 from raygnn.graph.sources.files import check_file

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.config.graphs import DglGraph
+from raygnn.config.graph import DglGraph
 from raygnn.errors import DataError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from raygnn.config.units import size
+from raygnn.config.places import size
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raygnn.config.graphs import NpzGraph
+from raygnn.config.graph import NpzGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import (
     DEFAULT_ETYPE,

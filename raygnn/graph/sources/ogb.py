@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.config.graphs import OgbGraph
+from raygnn.config.graph import OgbGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import (
     DEFAULT_ETYPE,

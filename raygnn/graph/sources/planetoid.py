@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raygnn.config.graphs import PlanetoidGraph
+from raygnn.config.graph import PlanetoidGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import (
     DEFAULT_ETYPE,

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raygnn.config.graphs import PlantedGraph
-from raygnn.config.rules import labelled_nodes
+from raygnn.config.graph import PlantedGraph, labelled_nodes
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources.convert import Array
 from raygnn.graph.sources.edges import both_directions

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raygnn.config.graphs import TablesGraph
+from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
 from raygnn.graph.partjson import read_json

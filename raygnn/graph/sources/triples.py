@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raygnn.config.graphs import TriplesGraph
+from raygnn.config.graph import TriplesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.tables.growing import Growing

@@ -10,8 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import ErrorDetails
 
 from raygnn.config.problems import Problem, show
-from raygnn.config.section import Section
-from raygnn.config.types import Text
+from raygnn.config.values import Section, Text
 from raygnn.graph.data import EdgeType
 from raygnn.graph.tables.description import problem_of, read_document, validated
 from raygnn.graph.tables.spec import NAMES, Delimiter, is_name

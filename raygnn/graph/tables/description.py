@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from raygnn.config.document import Document, read_text
+from raygnn.config.load import Document, read_text
 from raygnn.config.problems import Problem, missing_key, nearest, show, unknown_key, wrong_value
 from raygnn.config.yaml_text import KeyPath, read_yaml
 from raygnn.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.config.units import size
+from raygnn.config.places import size
 from raygnn.graph.available_memory import memory
 
 _LARGE = 1 << 28  # bytes, from which on growth is compared with the available memory

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from raygnn.config.section import Section
-from raygnn.config.types import Count, Fraction, Names, Text, expected
+from raygnn.config.values import Count, Fraction, Names, Section, Text, expected
 
 NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raygnn.config.units import size
+from raygnn.config.places import size
 from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.ranks import RankReport, lost_with
 from raygnn.runs.diagnose.reading import Evidence, Traces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from raygnn.config import units
+from raygnn.config import places
 from raygnn.config.yaml_text import write_yaml
 from raygnn.runs.metrics import Record
 from raygnn.runs.progress import clock
@@ -245,7 +245,7 @@ def text(value: Any) -> str:
 def size(value: Any) -> str:
     """Bytes with a unit."""
     count = number(value)
-    return units.size(count) if math.isfinite(count) else ""
+    return places.size(count) if math.isfinite(count) else ""
 
 
 def _thousand(value: Any) -> str:

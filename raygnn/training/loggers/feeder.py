@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from raygnn.config.secret import without_users
+from raygnn.config.places import without_users
 from raygnn.runs.metrics import MetricsTail, Record
 from raygnn.runs.store import METRICS
 from raygnn.training.loggers.kinds import Kind, Status

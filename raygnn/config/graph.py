@@ -1,4 +1,4 @@
-"""The formats of input graphs, each with its keys."""
+"""The section ``graph``: the formats of input graphs, each with its keys."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from raygnn.config.section import Section
-from raygnn.config.types import Count, Fraction, InputPath, JsonValues, Numbered, Text, UserClass
+from raygnn.config.values import (
+    Count,
+    Fraction,
+    InputPath,
+    JsonValues,
+    Numbered,
+    Section,
+    Text,
+    UserClass,
+)
 
 
 class _Graph(Section):
@@ -188,3 +196,8 @@ FORMATS: dict[str, type[Section]] = {
     "planted": PlantedGraph,
     "graphs": ManyGraphs,
 }
+
+
+def labelled_nodes(graph: PlantedGraph) -> int:
+    """How many nodes of a planted graph have labels: all, or the items of a typed one."""
+    return graph.nodes - graph.nodes // 5 if graph.typed else graph.nodes

@@ -1,18 +1,29 @@
-"""The types of single values in the configuration, each with one clear message when it is wrong."""
+"""The values that a configuration holds: durations, sizes, URIs, paths, class names."""
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import re
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
     ValidationError,
@@ -20,10 +31,88 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
-from raygnn.config.duration import Duration
-from raygnn.config.uri import SCHEMES, Uri
+from raygnn.config.places import SCHEMES, Uri
+from raygnn.config.problems import nearest
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,24})?)\s*([dhms])")
+_SHORTEST, _LONGEST = 0.001, 10 * 365 * 86400
+
+
+@dataclass(frozen=True, order=True, repr=False)
+class Duration:
+    """A positive length of time; ``seconds`` is what the rest of the program uses."""
+
+    seconds: float
+
+    @classmethod
+    def parse(cls, value: str | int | float | timedelta | Duration) -> Duration:
+        """Read ``"30m"``, ``"10s"``, ``"2h"``, ``"1d"``, or a number of seconds.
+
+        Raises:
+            ValueError: when it is none of these, under a millisecond, or over ten years.
+        """
+        if isinstance(value, Duration):
+            return value
+        if isinstance(value, timedelta):
+            seconds = value.total_seconds()
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            seconds = float(value) if abs(value) <= _LONGEST else math.inf
+        elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
+            seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
+        else:
+            raise ValueError(f"not a duration: {value!r}")
+        if not _SHORTEST <= seconds <= _LONGEST:
+            raise ValueError(f"duration out of range: {value!r}")
+        return cls(seconds)
+
+    def __str__(self) -> str:
+        """The shortest text that :meth:`parse` reads back, in the largest whole unit."""
+        for unit, length in _UNIT_SECONDS.items():
+            if self.seconds % length == 0:
+                return f"{int(self.seconds // length)}{unit}"
+        return f"{Decimal(repr(self.seconds)):f}s"
+
+    __repr__ = __str__
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def _validate(cls, value: Any) -> Duration:
+        try:
+            return cls.parse(value)
+        except ValueError as error:
+            raise PydanticCustomError(
+                "duration",
+                "expected a duration such as 30m, 10s, 2h, 1d, or a number of seconds",
+            ) from error
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {
+            "anyOf": [
+                {"type": "string", "pattern": r"^\s*[0-9]{1,9}(\.[0-9]{1,24})?\s*[dhms]\s*$"},
+                {"type": "number", "minimum": _SHORTEST, "maximum": _LONGEST},
+            ]
+        }
+
 
 MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han")
 NO_LAYERS = "none"  # the model.kind without message passing
@@ -249,3 +338,69 @@ Environment: TypeAlias = dict[
         WithJsonSchema({"type": ["string", "integer"]}),
     ],
 ]
+
+
+def class_problem(spec: str) -> tuple[str, str] | None:
+    """Say what is wrong with ``package.module:Class``, if anything is.
+
+    The module is looked up on the Python path with the current directory first, as Python does
+    for a script there. Its source is parsed, not run. A module without source, or with a star
+    import or a module-level ``__getattr__``, is taken at its word.
+
+    Returns:
+        None if the class is there (or cannot be ruled out), else (what is wrong, remedy).
+    """
+    module, _, name = spec.partition(":")
+    found = _find(module)
+    if isinstance(found, str):
+        return (
+            f"there is no module {found} to import {name} from",
+            f"correct the name, install the package, or start in the directory that holds "
+            f"{found.split('.')[0]} (now {Path.cwd()})",
+        )
+    if not found.origin or not found.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(found.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"{found.origin} cannot be read as Python: {error}", "correct the file"
+    names = _defined(tree)
+    if name in names or "*" in names or "__getattr__" in names:
+        return None
+    close = nearest(name, names)
+    hint = f"did you mean {module}:{close}?" if close else f"define class {name} there"
+    return f"{found.origin} has no {name}", hint
+
+
+def _find(module: str) -> ModuleSpec | str:
+    """The module's spec, or the dotted name that could not be found."""
+    path: list[str] | None = [str(Path.cwd()), *sys.path]
+    parts = module.split(".")
+    spec: ModuleSpec | None = None
+    for depth in range(1, len(parts) + 1):
+        # by its last name alone: a dotted one makes a namespace package ask for its parent among
+        # the modules that have been imported
+        spec = PathFinder.find_spec(parts[depth - 1], path) if path is not None else None
+        if spec is None:
+            return ".".join(parts[:depth])
+        inside = spec.submodule_search_locations
+        path = list(inside) if inside is not None else None
+    assert spec is not None
+    return spec
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    """Names bound at the top level of a module, also under ``if`` and ``try``."""
+    names: set[str] = set()
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(alias.asname or alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            pending.extend(ast.iter_child_nodes(node))
+    return names

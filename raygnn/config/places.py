@@ -1,0 +1,132 @@
+"""Paths and URIs, sizes, and what of them is secret."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+
+def size(count: float | None) -> str:
+    """Bytes: ``512 MiB``, ``1.4 GiB``; empty for None."""
+    if count is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.1f} {unit}" if unit == "GiB" else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+HIDDEN = "***"
+"""What is shown and written in place of a secret."""
+
+# Whole words where they are part of harmless ones: NCCL_IB_PKEY is a number.
+_SECRET_NAMES = re.compile(
+    r"SECRET|TOKEN|PASSW|PASSPHRASE|CREDENTIAL|APIKEY|(^|_)(KEYS?|AUTH|PASS|PWD|PAT)(_|$)", re.I
+)
+_USER_IN_URI = re.compile(r"://\S+@")
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable is a secret: its name says so, or its value is a URI with a user in it."""
+    return bool(_SECRET_NAMES.search(name) or _USER_IN_URI.search(value))
+
+
+def without_users(text: str) -> str:
+    """The text, with a user and a password in a URI hidden."""
+    return _USER_IN_URI.sub(f"://{HIDDEN}@", text)
+
+
+SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+"""What pyarrow.fs opens."""
+
+# options that say where, not who
+_PUBLIC = {"region", "scheme", "endpoint_override", "allow_bucket_creation", "enable_tls"}
+
+
+@dataclass(frozen=True, repr=False)
+class Uri:
+    """A URI. As text it is without user, password and options; ``text`` is all of it."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return f"Uri({str(self)!r})"
+
+    def __str__(self) -> str:
+        return self._shown(urlsplit(self.text).path)
+
+    def with_path(self, path: str) -> str:
+        """How another place of the same file system is shown; ``path`` as pyarrow.fs has it."""
+        uri = urlsplit(self.text)
+        if uri.netloc and uri.scheme not in ("hdfs", "viewfs"):  # the path has the bucket in it
+            _, _, path = path.partition("/")
+        return self._shown(f"/{path.lstrip('/')}")
+
+    def hide(self, message: str) -> str:
+        """The message of someone else, without what is secret in it."""
+        uri = urlsplit(self.text)
+        message = message.replace(self.text, str(self))
+        secrets = [value for key, value in parse_qsl(uri.query) if key not in _PUBLIC]
+        secrets += [part for part in uri.netloc.rpartition("@")[0].split(":") if part]
+        for secret in sorted({s for each in secrets for s in (each, unquote(each))}, key=len)[::-1]:
+            message = message.replace(secret, HIDDEN)
+        return message
+
+    def _shown(self, path: str) -> str:
+        uri = urlsplit(self.text)
+        user, at, host = uri.netloc.rpartition("@")
+        return f"{uri.scheme}://{HIDDEN if user else ''}{at}{host}{path}"
+
+
+# said by those who look at free space
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or else the nearest above it that exists: it will be made there.
+
+    Raises:
+        OSError: it may not be looked at, or is no possible name.
+    """
+    for part in (path, *path.parents):
+        try:
+            part.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return part
+    return path  # a relative path, in a directory that is gone
+
+
+def unreachable(path: Path) -> str | None:
+    """Why it cannot even be seen whether the path exists; None where that can be seen."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return None
+
+
+def unwritable(path: Path) -> str | None:
+    """Why no file can be written to the directory, there or yet to be made; None = one can.
+
+    A file without a name is opened where it would be made, which leaves nothing: permissions do
+    not tell of file systems that are read-only, or that hold no files of anybody's.
+    """
+    try:
+        there = nearest_existing(path)
+        if not there.is_dir():
+            return f"{there} is not a directory"
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except FileNotFoundError:
+        return f"nothing can be made in {there}"
+    except OSError as error:
+        return None if error.errno in _FULL_DISK else (error.strerror or str(error))
