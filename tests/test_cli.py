@@ -28,7 +28,7 @@ from raygnn.errors import (
     RaygnnError,
     TrainingError,
 )
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 JOB = (

@@ -202,7 +202,7 @@ def test_overrides(tmp_path: Path, marker: Path) -> None:
 
 def test_configurations_of_runs(tmp_path: Path, marker: Path) -> None:
     """A run directory may have been anybody's: its page is made of what can be read of it."""
-    from raygnn.runs.store import MARK
+    from raygnn.runs.run_directory import MARK
 
     commands = []
     for name, (text, _) in yamls(marker).items():

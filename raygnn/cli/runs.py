@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from raygnn.cli.options import JSON, print_json, run_verb, verb
-from raygnn.errors import InputError
 from raygnn.runs.output import say
 
 
@@ -38,8 +37,7 @@ def add(verbs: Any) -> None:
 
 
 def _runs(args: argparse.Namespace) -> int:
-    from raygnn.runs.listing import row_of
-    from raygnn.runs.run import list_runs
+    from raygnn.runs.run import list_runs, row_of
 
     runs = list_runs(args.storage)
     address = args.address or os.environ.get("RAY_API_SERVER_ADDRESS")
@@ -87,16 +85,9 @@ def _diagnose(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from raygnn.runs.run import open_run, remains
+    from raygnn.runs.run import open_remains
 
-    try:
-        run = open_run(args.name, args.storage)
-    except InputError:
-        left = remains(args.name, args.storage)
-        if left is None:
-            raise
-        run = left
-    file = run.report(args.out)
+    file = open_remains(args.name, args.storage).report(args.out)
     if args.json:
         print_json(args, {"report": str(file)})
     else:

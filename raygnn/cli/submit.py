@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.cli.options import JSON, here, job_verb, print_json, verb
 from raygnn.errors import InputError, Interrupted, TrainingError
-from raygnn.runs.logs import RankLogs
 from raygnn.runs.output import say
+from raygnn.runs.run_directory import RankLogs
 
 if TYPE_CHECKING:
     from raygnn.jobs.submit import SubmittedJob
@@ -191,7 +191,7 @@ def _stop_here(args: argparse.Namespace) -> bool:
     import time
 
     from raygnn.runs.run import open_run
-    from raygnn.runs.store import LOCK
+    from raygnn.runs.run_directory import LOCK
     from raygnn.util.locks import holder
 
     try:

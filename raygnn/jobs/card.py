@@ -8,8 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from raygnn.errors import DataError
-from raygnn.runs.metrics import read_metrics
-from raygnn.runs.store import METRICS
+from raygnn.runs.metrics_files import read_metrics
+from raygnn.runs.run_directory import METRICS
 
 if TYPE_CHECKING:
     from raygnn.jobs.handle import Handle

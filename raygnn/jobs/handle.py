@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raygnn.errors import DataError, InputError, RaygnnError
-from raygnn.runs.progress import Told
+from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Handle(ABC):
     """
 
     name: str
-    told: Told | None = None
+    told: ProgressLine | None = None
 
     @property
     @abstractmethod

@@ -22,9 +22,9 @@ from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, e
 from raygnn.jobs.handle import Handle, opened
 from raygnn.jobs.view import View, view
 from raygnn.runs.interrupts import STOPS
-from raygnn.runs.progress import Told
+from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
-from raygnn.runs.store import CONFIG
+from raygnn.runs.run_directory import CONFIG
 
 # of Python itself and of what is installed, which the child finds by itself
 _INSTALLED = {
@@ -187,7 +187,7 @@ class LocalJob(Handle):
         for line in self._process.stdout:
             line = line.rstrip("\n")
             self._lines.append(line)
-            self.told = Told.read(line) or self.told
+            self.told = ProgressLine.read(line) or self.told
             if self._view is not None:
                 self._view.line(line)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from raygnn.errors import RaygnnError
 from raygnn.jobs.handle import begun_by, opened
 from raygnn.jobs.server import JobInfo, JobServer
-from raygnn.runs.listing import age, progress, row_of
-from raygnn.runs.progress import Told
-from raygnn.runs.store import storage_path
+from raygnn.runs.progress_line import ProgressLine
+from raygnn.runs.run import age, progress, row_of
+from raygnn.runs.run_directory import storage_path
 
 _MOST = 100  # jobs
 _MOST_READ = 10  # logs of jobs
@@ -42,9 +42,9 @@ def _row(server: JobServer, job: JobInfo, *, read: bool) -> dict[str, str]:
     }
 
 
-def _told(server: JobServer, job: str) -> Told | None:
+def _told(server: JobServer, job: str) -> ProgressLine | None:
     try:
         lines = server.log(job).splitlines()
     except RaygnnError:  # it has gone
         return None
-    return next((told for line in reversed(lines) if (told := Told.read(line))), None)
+    return next((told for line in reversed(lines) if (told := ProgressLine.read(line))), None)

@@ -22,9 +22,9 @@ from raygnn.jobs.handle import Handle, begun_by, opened, said_error
 from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
 from raygnn.jobs.tail import states, tail
 from raygnn.runs.display import WIDTH
-from raygnn.runs.progress import Told
+from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
-from raygnn.runs.store import JOB, storage_path
+from raygnn.runs.run_directory import JOB, storage_path
 
 _GRACE = 60  # seconds to end, beside those for a checkpoint
 _POLL = 1.0  # seconds between looks at the server
@@ -236,7 +236,7 @@ class SubmittedJob(Handle):
         """What it prints, from the beginning until it is over; None each second without a line."""
         for line in tail(self._server, self.id):
             if line is not None:
-                self.told = Told.read(line) or self.told
+                self.told = ProgressLine.read(line) or self.told
             yield line
 
     def stop(self, timeout: float = 120.0) -> None:

@@ -28,10 +28,10 @@ from rich.table import Table
 from rich.text import Text
 
 from raygnn.errors import RaygnnError
-from raygnn.runs.diagnose.frames import shown
 from raygnn.runs.output import Output
-from raygnn.runs.progress import Progress, Told
-from raygnn.runs.store import LOGS, REPORT
+from raygnn.runs.progress_line import Progress, ProgressLine
+from raygnn.runs.run_directory import LOGS, REPORT
+from raygnn.runs.tracebacks import shown
 
 _ASCII = str.maketrans({"→": "->", "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "−": "-"})
 # the variable with the width of the terminal that somebody follows this command on
@@ -135,7 +135,7 @@ class Display:
         if not self.console.is_interactive:
             yield lambda line: self._line(line.rstrip())
             return
-        last: Told | None = None
+        last: ProgressLine | None = None
         with Live(Text(""), console=self.console, refresh_per_second=4, transient=True) as live:
 
             def settle() -> None:
@@ -147,9 +147,9 @@ class Display:
 
             def show(line: str) -> None:
                 nonlocal last
-                if (told := Told.read(line)) is not None:
-                    last = told
-                    live.update(told)
+                if (progress := ProgressLine.read(line)) is not None:
+                    last = progress
+                    live.update(progress)
                 else:
                     settle()
                     self._line(line.rstrip())

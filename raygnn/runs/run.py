@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,22 +13,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from raygnn.config.yaml_text import read_yaml
-from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.runs.metrics import MetricsTail, newest, read_metrics
-from raygnn.runs.ranks import RANKS, long
-from raygnn.runs.store import CONFIG, LOCK, LOGS, METRICS, SUMMARY, is_run, storage_path
-from raygnn.runs.verbs import run_verb
-from raygnn.util.files import read_json, read_regular
-from raygnn.util.locks import holder
+from raygnn.errors import DataError, InputError
+from raygnn.runs.metrics_files import RANKS, MetricsTail, long, newest, read_metrics
+from raygnn.runs.run_directory import (
+    CONFIG,
+    LOGS,
+    METRICS,
+    SUMMARY,
+    is_run,
+    read_config,
+    read_status,
+    storage_path,
+)
+from raygnn.runs.subprocess_cli import run_verb
+from raygnn.util.files import read_json
 
 if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-_LARGEST = 2**20  # bytes of a configuration
-_LOCK_LARGEST = 4096  # bytes of a lock
-_OF_RANK = re.compile(r"(?:comm-)?rank-\d{1,6}\.")  # how names of files in logs/ begin
+_RANK_FILE = re.compile(r"(?:comm-)?rank-\d{1,6}\.")  # how names of files in logs/ begin
 _SHOWN = 200  # characters of a name that is too long
 
 
@@ -52,16 +57,7 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
-        file = self.path / CONFIG
-        try:
-            value, _ = read_yaml(read_regular(file, _LARGEST).decode(), CONFIG)
-        except (OSError, ValueError) as error:
-            raise DataError(f"not readable as YAML: {error}", where=str(file)) from error
-        except ConfigError as error:
-            raise DataError(f"not readable as YAML: {error.what}", where=str(file)) from error
-        if not isinstance(value, dict):
-            raise DataError("not a configuration", where=str(file))
-        return value
+        return read_config(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -75,10 +71,7 @@ class Run:
     @property
     def status(self) -> str:
         """``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone)."""
-        status = self.summary.get("status", "running")
-        if status == "running" and not _held(self.path / LOCK):
-            return "killed"
-        return str(status)
+        return read_status(self.path)
 
     @property
     def progress(self) -> tuple[int, int | None]:
@@ -126,7 +119,7 @@ class Run:
         from raygnn.runs.report.page import figure
         from raygnn.runs.report.source import Source
 
-        return figure(Source.read(self))
+        return figure(Source.read(self.path))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write ``report.html`` (or the file ``out``) as the run is now, and return its path.
@@ -136,7 +129,7 @@ class Run:
         """
         from raygnn.runs.report import write_report
 
-        return write_report(self, out)
+        return write_report(self.path, out)
 
     def predict(
         self,
@@ -177,16 +170,16 @@ class Run:
             out = Path(directory) / "predictions.parquet"
             options = ["--split", split, "--out", str(out), *(["--scores"] if scores else [])]
             if ids is not None:
-                wanted = Path(directory) / "wanted.parquet"
+                id_file = Path(directory) / "ids.parquet"
                 try:
-                    pandas.DataFrame({"id": list(ids)}).to_parquet(wanted)
+                    pandas.DataFrame({"id": list(ids)}).to_parquet(id_file)
                 except (TypeError, ValueError) as error:  # Arrow's
                     raise InputError(
                         f"these are no ids: {error}",
                         where="ids",
                         remedy="give numbers or texts, not both",
                     ) from None
-                options += ["--ids", str(wanted)]
+                options += ["--ids", str(id_file)]
             if fanout is not None:
                 options.append("--fanout=" + ",".join(map(str, fanout)))
             self._ask("predict", options, overrides, timeout, task, new_data)
@@ -233,8 +226,7 @@ class Run:
         """The metrics of a split with the tested weights, named as in `summary`.
 
         Args:
-            split: ``train``, ``val`` or ``test``.
-            split: as `raygnn.evaluate` takes it.
+            split: ``train``, ``val`` or ``test``; None: as `raygnn.evaluate` takes it.
             task: which one, of a run with several; None = all.
             new_data, overrides, timeout: see `predict`.
 
@@ -242,8 +234,8 @@ class Run:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
         options = ["--split", split] if split is not None else []
-        found = self._ask("evaluate", options, overrides, timeout, task, new_data)
-        metrics: dict[str, float] = found["metrics"]
+        result = self._ask("evaluate", options, overrides, timeout, task, new_data)
+        metrics: dict[str, float] = result["metrics"]
         return metrics
 
     def _ask(
@@ -297,50 +289,47 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
         InputError: there is no run directory; the nearest names are listed.
     """
     try:
-        return _open(run, storage)
+        given = storage_path(run)
+        path = given if is_run(given) else storage_path(storage) / run
+        if is_run(path):
+            return Run(path)
+        directory = storage_path(storage) if len(Path(run).parts) == 1 else given.parent
+        problem = "this is not a run directory" if given.exists() else "there is no such run"
     except OSError as error:  # the name is too long, or a directory on the way cannot be entered
         raise InputError(f"cannot be read: {error.strerror}", where=str(run)[:_SHOWN]) from error
-
-
-def remains(run: str | Path, storage: str = "runs") -> Run | None:
-    """What is left of a run whose config.yaml is missing or damaged: of use to read, not to
-    decide what may be deleted.
-
-    Args:
-        run, storage: see :func:`open_run`.
-
-    Returns:
-        None where there is neither a summary.json nor a rank's file in logs/.
-
-    Raises:
-        InputError: it names no path.
-    """
-    for path in (storage_path(run), storage_path(storage) / run):
-        try:
-            if (path / SUMMARY).is_file():
-                return Run(path)
-            if any(_OF_RANK.match(entry.name) for entry in (path / LOGS).iterdir()):
-                return Run(path)
-        except OSError:
-            continue
-    return None
-
-
-def _open(run: str | Path, storage: str) -> Run:
-    given = storage_path(run)
-    path = given if is_run(given) else storage_path(storage) / run
-    if is_run(path):
-        return Run(path)
-    bare = len(Path(run).parts) == 1
-    directory = storage_path(storage) if bare else given.parent
     names = [other.name for other in list_runs(str(directory))]
     near = difflib.get_close_matches(given.name, names, n=3, cutoff=0.5) or names[:3]
-    what = "this is not a run directory" if given.exists() else "there is no such run"
     raise InputError(
-        what,
+        problem,
         where=str(directory / given.name),
         remedy=f"did you mean {', '.join(near)}?" if near else f"there are no runs in {directory}",
     )
+
+
+def open_remains(run: str | Path, storage: str = "runs") -> Run:
+    """As :func:`open_run`, and of a run whose config.yaml is missing or damaged what is left of
+    it: a summary.json, or a rank's file in logs/. Of use to read, not to decide what may be
+    deleted.
+
+    Raises:
+        InputError: see :func:`open_run`.
+    """
+    try:
+        return open_run(run, storage)
+    except InputError:
+        for path in (storage_path(run), storage_path(storage) / run):
+            if _has_remains(path):
+                return Run(path)
+        raise
+
+
+def _has_remains(path: Path) -> bool:
+    try:
+        if (path / SUMMARY).is_file():
+            return True
+        return any(_RANK_FILE.match(entry.name) for entry in (path / LOGS).iterdir())
+    except OSError:
+        return False
 
 
 def list_runs(storage: str = "runs") -> list[Run]:
@@ -359,13 +348,59 @@ def list_runs(storage: str = "runs") -> list[Run]:
     return [Run(path) for path in sorted(paths, key=_began, reverse=True)]
 
 
-def _held(lock: Path) -> bool:
-    """Whether a live process holds the lock, as far as its file is one of ours."""
+def row_of(run: Run) -> dict[str, str]:
+    """``name``, ``state``, ``progress``, ``metric`` and ``age`` of a run, as text."""
     try:
-        read_regular(lock, _LOCK_LARGEST)
-        return holder(lock) is not None
-    except (OSError, OverflowError, RecursionError):  # no pid has that many digits
-        return False
+        state, (step, total), summary = run.status, run.progress, run.summary
+    except DataError as error:
+        state, done, shown = "damaged", "", error.what
+    else:
+        metrics = summary.get("metrics") or newest(run.path / METRICS) or {}
+        done, shown = progress(step, total), metric(metrics, summary.get("metric"))
+    return {
+        "name": run.name,
+        "state": state,
+        "progress": done,
+        "metric": shown,
+        "age": age(run.began),
+    }
+
+
+def progress(step: int, total: int | None) -> str:
+    """``80/400 (20 %)``; empty before the first step."""
+    if not step:
+        return ""
+    return f"{step:,}/{total:,} ({min(1.0, step / total):.0%})" if total else f"{step:,}"
+
+
+def metric(metrics: dict[str, Any], chosen: str | None = None) -> str:
+    """The test metric, else the validation's, else the training loss: ``val/accuracy 0.8120``.
+
+    Args:
+        chosen: the task's metric, which comes before others.
+    """
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    for first in ("test/", "val/"):
+        names = [n for n in numbers if n.startswith(first) and not n.endswith("/loss")]
+        if names:
+            name = f"{first}{chosen}" if f"{first}{chosen}" in names else names[0]
+            return f"{name} {numbers[name]:.4f}"
+    return f"train/loss {numbers['train/loss']:.4f}" if "train/loss" in numbers else ""
+
+
+def age(began: float | None) -> str:
+    """``42 s``, ``5 min``, ``3 h``, ``2 d`` since then."""
+    if not began:
+        return ""
+    seconds = max(0.0, time.time() - began)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _began(path: Path) -> int:

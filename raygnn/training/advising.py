@@ -10,9 +10,9 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.runs.advice import advise
-from raygnn.runs.ranks import RANKS
+from raygnn.runs.metrics_files import RANKS
 from raygnn.runs.report.source import MOST_OF_RANKS, read_some
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 
 
 def advice_for(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.display import Display
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 from raygnn.training.cluster import RayCluster
 from raygnn.training.driver import begin, fit, plan_job
 from raygnn.training.job import ROWS, clean_up

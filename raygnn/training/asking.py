@@ -18,9 +18,9 @@ from raygnn.graph.layout import read_meta
 from raygnn.graph.remote import any_path
 from raygnn.graph.sources import scaling
 from raygnn.runs.display import Display
-from raygnn.runs.metrics import MetricsTail
+from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.store import CHECKPOINTS, PARTITION, RunDir
+from raygnn.runs.run_directory import CHECKPOINTS, PARTITION, RunDir
 from raygnn.training import weights, words
 from raygnn.training.aside import run_aside
 from raygnn.training.coming import Coming

@@ -26,10 +26,10 @@ from raygnn.preflight.report import Report, verdict
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.interrupts import taken
-from raygnn.runs.metrics import MetricsTail
+from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
-from raygnn.runs.store import RunDir, is_run
+from raygnn.runs.run_directory import PREFLIGHT, RunDir, is_run
 from raygnn.training import checkpoint, faults, follow
 from raygnn.training.advising import advice_for
 from raygnn.training.cluster import RayCluster
@@ -275,7 +275,7 @@ def plan_job(
 def begin(config: Config, plan: Plan, run: RunDir, cluster: RayCluster, show: Display) -> None:
     """The run directory is this command's from here on; what preflight found is in it."""
     run.begin(config.recorded())
-    run.write_preflight(plan.report.to_dict())
+    run.write(PREFLIGHT, plan.report.to_dict())
     if not cluster.local:
         show_nodes(show, plan.report)
     for finding in plan.report.findings:

@@ -24,7 +24,7 @@ from raygnn.graph.partition import partition_graph
 from raygnn.models.user import ClassError
 from raygnn.preflight.facts import Column
 from raygnn.runs.diagnose.causes import where
-from raygnn.runs.diagnose.frames import frames, own_modules
+from raygnn.runs.tracebacks import frames, own_modules
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
 from raygnn.training.dry_run import LIMIT, OUTCOME, Request

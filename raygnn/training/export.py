@@ -11,7 +11,7 @@ from raygnn.config.task import TaskConfig
 from raygnn.config.values import MODEL_FAMILIES
 from raygnn.errors import DataError, InputError
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.store import CHECKPOINTS
+from raygnn.runs.run_directory import CHECKPOINTS
 from raygnn.training import weights
 from raygnn.training.predict import free_file
 from raygnn.util.files import read_json, replacing, storage_errors

@@ -24,7 +24,7 @@ from raygnn.errors import (
 )
 from raygnn.runs.diagnose.causes import of_training
 from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
-from raygnn.runs.events import EVENTS, LOGGERS, SCALING
+from raygnn.runs.run_directory import EVENTS, LOGGERS, SCALING
 from raygnn.training.nodes import Lost
 from raygnn.util.files import write_json
 

@@ -11,11 +11,9 @@ from contextlib import contextmanager, suppress
 
 from raygnn.config.schema import Config
 from raygnn.runs.display import Display
-from raygnn.runs.events import TOLD, Events
-from raygnn.runs.metrics import Record
+from raygnn.runs.metrics_files import Record
 from raygnn.runs.report import write_report
-from raygnn.runs.run import Run
-from raygnn.runs.store import LOGS, RunDir
+from raygnn.runs.run_directory import LOGS, TOLD, Events, RunDir
 from raygnn.training.launch import Launch
 from raygnn.training.loggers.process import Loggers
 from raygnn.training.prometheus import Prometheus
@@ -39,7 +37,7 @@ def reported(run: RunDir, show: Display) -> Iterator[None]:
         show.on_note = None
         if run.begun and run.lost is None:
             with suppress(Exception):  # it can be written again, and must hide nothing
-                write_report(Run(run.path))
+                write_report(run.path)
 
 
 class Followers:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
-from raygnn.runs.store import RunDir, lost
+from raygnn.runs.run_directory import RunDir, lost
 from raygnn.training import save_requests
 from raygnn.training.weights import Weights
-from raygnn.util.files import remove
+from raygnn.util.files import remove, storage_errors
 
 if TYPE_CHECKING:
     from raygnn.graph.layout import AnyPath
@@ -42,7 +42,8 @@ def clear(run_dir: Path) -> None:
     """
     save_requests.clear(run_dir)
     for name in (RESULT, STOP, SENDING, LENGTH):
-        remove(run_dir / name)
+        with storage_errors(run_dir / name):
+            remove(run_dir / name)
 
 
 def clean_up(run: RunDir, *, local: bool) -> None:
@@ -187,7 +188,7 @@ class Job:
         edges: see `Goal`, of the only task.
         goals: of several tasks, by name; empty where there is but one.
         task: name of the task that this job is about, of several; "" = of all, or the only one.
-        token: see `raygnn.runs.store.RunDir`; "" = none is looked for.
+        token: see `raygnn.runs.run_directory.RunDir`; "" = none is looked for.
     """
 
     config: Config
@@ -207,7 +208,7 @@ class Job:
 
     @property
     def lost(self) -> str | None:
-        """What has become of the run directory: see `raygnn.runs.store.lost`."""
+        """What has become of the run directory: see `raygnn.runs.run_directory.lost`."""
         return lost(self.run_dir, self.token)
 
     def of(self, name: str) -> Job:

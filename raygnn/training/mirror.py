@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
-from raygnn.runs.events import Events
+from raygnn.runs.run_directory import Events
 from raygnn.training.checkpoint import MANIFEST, NAME, STATE, files_of, put_aside
 from raygnn.util.files import sync
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from raygnn.runs.ranks import COMPUTE, STEP
+from raygnn.runs.metrics_files import COMPUTE, STEP
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.training.plane import Traffic
 from raygnn.training.profiling import Profiling

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from raygnn.runs.metrics import Record, newest
-from raygnn.runs.ranks import RANKS, number, values
-from raygnn.runs.store import RunDir
+from raygnn.runs.metrics_files import RANKS, Record, newest, number, values
+from raygnn.runs.run_directory import RunDir
 
 MOST_RANKS = 256  # that have series of their own
 _MOST_NAMES = 32  # of metrics and of what belongs to a rank

@@ -19,10 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, TrainingError
-from raygnn.runs.events import EVENTS, Events
-from raygnn.runs.metrics import MetricsWriter
-from raygnn.runs.ranks import RANKS
-from raygnn.runs.store import METRICS
+from raygnn.runs.metrics_files import RANKS, MetricsWriter
+from raygnn.runs.run_directory import EVENTS, METRICS, Events
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from raygnn.runs.ranks import COMPUTE, LOADER, STEP
+from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.task import Task
@@ -59,9 +59,9 @@ class Records(pl.Callback):
     one about each rank in ``ranks.jsonl``.
 
     Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
-    mean seconds of a batch and rank, see `raygnn.runs.ranks`. ``ranks/slowest`` is the rank whose
-    own work and wait for data together took longest, which is ``ranks/slowest_seconds`` a batch;
-    ``ranks/median_seconds`` is the median over the ranks.
+    mean seconds of a batch and rank, see `raygnn.runs.metrics_files`. ``ranks/slowest`` is the
+    rank whose own work and wait for data together took longest, which is
+    ``ranks/slowest_seconds`` a batch; ``ranks/median_seconds`` is the median over the ranks.
 
     To be the first of the callbacks that take time; `Closing` is to be the last.
 
@@ -254,7 +254,7 @@ class Records(pl.Callback):
         ranks: Mapping[str, list[float]],
         each: Mapping[str, list[float]],
     ) -> dict[str, Any]:
-        """See `raygnn.runs.ranks`."""
+        """See `raygnn.runs.metrics_files`."""
         use = {
             name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
         }

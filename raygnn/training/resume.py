@@ -12,7 +12,7 @@ from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.run import Run
-from raygnn.runs.store import Mode, RunDir, is_run
+from raygnn.runs.run_directory import Mode, RunDir, is_run
 from raygnn.training import checkpoint
 from raygnn.training.checkpoint import Checkpoint
 from raygnn.training.mirror import Mirror

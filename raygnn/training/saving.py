@@ -12,7 +12,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from raygnn.runs.events import Events
+from raygnn.runs.run_directory import Events
 from raygnn.training import checkpoint, save_requests
 from raygnn.training.checkpoint import state_at
 from raygnn.training.mirror import Courier

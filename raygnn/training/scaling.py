@@ -27,7 +27,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
-from raygnn.runs.events import SCALING, Events
+from raygnn.runs.run_directory import SCALING, Events
 from raygnn.training import checkpoint, nodes
 from raygnn.training.job import STOP
 from raygnn.training.save_requests import Request

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from raygnn.runs.ranks import COMPUTE
+from raygnn.runs.metrics_files import COMPUTE
 
 _WINDOWS = 3  # in a row, until something is said
 _STARVES = 0.2  # of a batch's time that a rank waits for its loader
@@ -68,7 +68,7 @@ class Stragglers:
         """Take in a window that ended with this optimizer step.
 
         Args:
-            seconds: each part of a step (`raygnn.runs.ranks.STEP`) → of a batch, of each rank.
+            seconds: part of a step (`raygnn.runs.metrics_files.STEP`) → of a batch, of each rank.
             batches: in the window.
 
         Returns:

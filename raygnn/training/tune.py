@@ -10,8 +10,8 @@ from typing import Any
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.runs.display import Display
-from raygnn.runs.metrics import MetricsTail, Record
-from raygnn.runs.store import RunDir
+from raygnn.runs.metrics_files import MetricsTail, Record
+from raygnn.runs.run_directory import RunDir
 from raygnn.training.aside import run_aside
 from raygnn.training.coming import Coming
 from raygnn.training.heartbeat import Heartbeat

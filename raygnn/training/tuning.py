@@ -19,7 +19,7 @@ import torch
 from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
 from raygnn.errors import GuardError
-from raygnn.runs.ranks import STEP
+from raygnn.runs.metrics_files import STEP
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.training.guard import Guard

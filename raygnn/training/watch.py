@@ -12,9 +12,8 @@ from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
-from raygnn.runs.events import EVENTS, LOGGERS, SCALING
-from raygnn.runs.metrics import MetricsTail
-from raygnn.runs.store import RunDir
+from raygnn.runs.metrics_files import MetricsTail
+from raygnn.runs.run_directory import EVENTS, LOGGERS, PARTITION, SCALING, RunDir
 from raygnn.training import checkpoint, faults
 from raygnn.training.coming import Coming
 from raygnn.training.follow import Followers
@@ -99,7 +98,7 @@ def _note_parts(run: RunDir, given: Input) -> None:
     manifest = getattr(given.meta, "manifest", None)
     if isinstance(manifest, dict):
         with suppress(TrainingError):
-            run.write_partition({"directory": str(given.place), "parts": manifest["parts"]})
+            run.write(PARTITION, {"directory": str(given.place), "parts": manifest["parts"]})
 
 
 class News:

@@ -136,16 +136,15 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove whatever it is, if it is there.
+    """Remove a file, a link or a whole directory, if it is there.
 
     Raises:
-        TrainingError: it cannot be removed.
+        OSError: it cannot be removed.
     """
-    with storage_errors(path):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class Appender:

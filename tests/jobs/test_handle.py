@@ -28,8 +28,8 @@ from raygnn.jobs.server import JobInfo, JobServer, unencrypted
 from raygnn.jobs.submit import prepare, send
 from raygnn.jobs.tail import tail
 from raygnn.runs.display import Display
-from raygnn.runs.listing import age, metric, progress
-from raygnn.runs.progress import Progress, Told
+from raygnn.runs.progress_line import Progress, ProgressLine
+from raygnn.runs.run import age, metric, progress
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
 
@@ -72,7 +72,7 @@ def test_progress_is_read_back(
     made = Progress(steps_per_epoch, epochs * steps_per_epoch)
     made.update({"step": step, "time": 1.0, **values})
     made.update({"step": step + 1, "time": 2.0, **values})
-    told = Told.read(made.line())
+    told = ProgressLine.read(made.line())
     assert told is not None
     reached = step + 1 if steps_per_epoch > 1 else min(step + 1, epochs)
     assert (told.step, told.total) == (reached, epochs * steps_per_epoch)
@@ -89,7 +89,7 @@ def test_progress_is_read_back(
 
 @pytest.mark.parametrize("line", ["", "epoch", "epoch 1", "epochs 1/2  step 1/2", "step 1/2"])
 def test_other_lines_are_not_progress(line: str) -> None:
-    assert Told.read(line) is None
+    assert ProgressLine.read(line) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 from raygnn.util.files import json_text
 
 STEP = {
@@ -47,7 +47,7 @@ def make_run(
     with RunDir.create(str(storage), name) as run:
         run.begin({"name": name, "model": {"kind": "sage"}, "train": {"epochs": 20, "lr": 0.003}})
         write_records(run.path, ranks=ranks, records=records, slow=slow)
-        run.write_preflight(preflight(nodes))
+        run.write("preflight.json", preflight(nodes))
         parts = [_part(number) for number in range(ranks)]
         (run.path / "partition.json").write_text(json_text({"directory": "/p", "parts": parts}))
         hosts = [f"host{rank * nodes // ranks}" for rank in range(ranks)]

@@ -8,7 +8,7 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.runs.advice import Advice, advise
-from raygnn.runs.ranks import LOADER, STEP
+from raygnn.runs.metrics_files import LOADER, STEP
 
 MB = 2**20
 

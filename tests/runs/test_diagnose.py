@@ -16,14 +16,14 @@ import raygnn
 from raygnn.errors import DataError, InputError
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
 from raygnn.runs.diagnose.flights import first_difference
-from raygnn.runs.diagnose.frames import crashed_at, frames
 from raygnn.runs.diagnose.judge import Diagnosis, judge
 from raygnn.runs.diagnose.reading import Evidence, Traces
 from raygnn.runs.diagnose.state import Life, Place, Start, State, read_state
 from raygnn.runs.diagnose.text import show
 from raygnn.runs.display import Display
 from raygnn.runs.run import open_run
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
+from raygnn.runs.tracebacks import crashed_at, frames
 
 NOW = 1_000_000.0  # when the made-up runs went down
 USER = {"file": "/home/me/my_model.py", "line": 7, "function": "forward", "whose": "user"}

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from raygnn.errors import DataError, TrainingError
 from raygnn.runs.display import Display, NullDisplay
-from raygnn.runs.progress import Progress, Told, clock
+from raygnn.runs.progress_line import Progress, ProgressLine, clock
 from tests.terminal import rows_on_terminal
 
 SUMMARY = {
@@ -199,7 +199,7 @@ def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
     values = {"train/loss": 0.8309, "seeds_per_second": 5403.2}
     progress.update({"step": 380, "time": 10.0, "val/mrr": 0.79, "val/hits@1": 0.7783, **values})
     progress.update({"step": 390, "time": 10.1, **values})
-    for shown in (progress, Told.read(progress.line())):
+    for shown in (progress, ProgressLine.read(progress.line())):
         assert shown is not None
         console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
         console.print(shown)
@@ -215,7 +215,7 @@ def test_epochs_of_one_step_are_counted_once() -> None:
     progress = Progress(1, 200)
     progress.update({"step": 39, "time": 1.0, "train/loss": 0.5})
     assert progress.line() == "epoch 39/200  loss 0.5000"
-    told = Told.read(progress.line())
+    told = ProgressLine.read(progress.line())
     assert told is not None
     assert (told.step, told.total) == (39, 200)
 

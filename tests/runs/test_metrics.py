@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError, TrainingError
-from raygnn.runs import metrics
-from raygnn.runs.metrics import MetricsTail, MetricsWriter, newest, read_metrics
+from raygnn.runs import metrics_files
+from raygnn.runs.metrics_files import MetricsTail, MetricsWriter, newest, read_metrics
 
 RECORDS = st.fixed_dictionaries(
     {
@@ -149,7 +149,7 @@ def test_a_tail_does_not_tell_again_what_a_restart_kept(tmp_path: Path) -> None:
 def test_a_tail_reads_a_long_file_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_MOST_AT_ONCE", 50)
+    monkeypatch.setattr(metrics_files, "_MOST_AT_ONCE", 50)
     path = tmp_path / "metrics.jsonl"
     lines = [f'{{"step": {step}, "time": {step}.5}}\n' for step in range(1, 40)]
     lines[20] = '{"step": 21, "time": ' + 80 * "1" + "}\n"  # longer than a piece
@@ -217,7 +217,7 @@ def test_records_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_there_is_a_limit_to_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raygnn.runs.metrics._MOST_WAITING", 1000)
+    monkeypatch.setattr("raygnn.runs.metrics_files._MOST_WAITING", 1000)
     writer = MetricsWriter(Path("/dev/full"))
 
     def fill() -> None:

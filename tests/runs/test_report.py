@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_page_tells_of_all_there_is(run: Path) -> None:
-    page = _Text(write_report(Run(run)))
+    page = _Text(write_report(run))
     for said in (
         "done",
         "0.8125",
@@ -78,14 +78,14 @@ def test_the_page_tells_of_all_there_is(run: Path) -> None:
 
 
 def test_the_page_loads_nothing(run: Path) -> None:
-    text = write_report(Run(run)).read_text()
+    text = write_report(run).read_text()
     markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", markup)
     assert "default-src 'none'" in markup
 
 
 def test_the_slow_rank_stands_out(run: Path) -> None:
-    table = of_ranks(Source.read(Run(run)).ranks, "seconds")
+    table = of_ranks(Source.read(run).ranks, "seconds")
     chart = split.who(table, [f"rank {rank}" for rank in range(4)])
     assert chart is not None
     means = [sum(row) / len(row) for row in chart.traces[0]["z"]]
@@ -94,7 +94,7 @@ def test_the_slow_rank_stands_out(run: Path) -> None:
 
 
 def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
-    records = Source.read(Run(run)).ranks
+    records = Source.read(run).ranks
     chart = split.over_time(of_ranks(records, "seconds"), list(split.STEP)[:4], [])
     drawn = sum(trace["y"][0] for trace in chart.traces)
     seconds = records[0]["seconds"]
@@ -132,7 +132,7 @@ def test_long_curves_keep_their_spikes() -> None:
 
 def test_many_ranks_and_records_make_a_small_page(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=64, records=400, nodes=8)
-    page = write_report(Run(run))
+    page = write_report(run)
     data = _Text(page).data
     assert len(json.dumps(data)) < 3e6
     assert len(data["split"]["variants"]) == 65
@@ -145,21 +145,21 @@ def test_ranks_may_come_and_go(tmp_path: Path) -> None:
     write_records(run / "logs", ranks=4, records=3)
     with open(run / "ranks.jsonl", "a") as file:
         file.write((run / "logs" / "ranks.jsonl").read_text())
-    table = of_ranks(Source.read(Run(run)).ranks, "seconds")
+    table = of_ranks(Source.read(run).ranks, "seconds")
     assert table.columns["wait"].shape == (6, 4)
     assert math.isnan(table.columns["wait"][0, 3])
     assert set(Run(run).ranks["rank"]) == {0, 1, 2, 3}
-    write_report(Run(run))
+    write_report(run)
 
 
 def test_losses_that_are_no_numbers_are_gaps(run: Path) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 700, "epoch": 9, "time": 9, "train/loss": null}\n')
-    chart = curves.loss(Source.read(Run(run)).records)
+    chart = curves.loss(Source.read(run).records)
     assert chart is not None
     assert chart.traces[0]["y"][-1] is None
     assert "1 of the records" in chart.about
-    page = _Text(write_report(Run(run)))
+    page = _Text(write_report(run))
     assert "training lossnan" in re.sub(r"\s*\n\s*", "", page.text)
 
 
@@ -187,14 +187,14 @@ def test_whatever_is_left_has_a_page(run: Path, damage: dict[str, str | None]) -
             (run / name).unlink()
         else:
             (run / name).write_text(content)
-    page = _Text(write_report(Run(run)))
+    page = _Text(write_report(run))
     assert "made" in page.text
     Run(run).plot().to_dict()
 
 
 def test_what_cannot_be_read_is_said(run: Path) -> None:
     (run / "summary.json").write_text("{")
-    assert "not readable as JSON" in _Text(write_report(Run(run))).text
+    assert "not readable as JSON" in _Text(write_report(run)).text
 
 
 def test_a_very_long_file_is_read_in_part(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_what_could_be_waited_for_is_not_read(run: Path) -> None:
     for name in ("metrics.jsonl", "ranks.jsonl", "logs/told.jsonl"):
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
-    assert "No records yet" in _Text(write_report(Run(run))).text
+    assert "No records yet" in _Text(write_report(run)).text
 
 
 def test_numbers_beyond_all_bounds_are_left_out(run: Path) -> None:
@@ -229,7 +229,7 @@ def test_numbers_beyond_all_bounds_are_left_out(run: Path) -> None:
     (run / "partition.json").write_text(json.dumps(parts))
     with open(run / "ranks.jsonl", "a") as file:
         file.write(json.dumps({"step": 10**30, "seconds": {"forward": [1e999, 1.0]}}) + "\n")
-    page = _Text(write_report(Run(run)))
+    page = _Text(write_report(run))
     assert "Balance of the parts" in page.text
     assert None in page.data["split"]["variants"][1][2]["y"]
 
@@ -242,12 +242,12 @@ def test_a_run_without_a_configuration_has_a_page(run: Path) -> None:
 
 
 def test_a_page_is_replaced_whole_or_not_at_all(run: Path, tmp_path: Path) -> None:
-    page = write_report(Run(run))
+    page = write_report(run)
     before = page.read_bytes()
-    assert write_report(Run(run)) == page
+    assert write_report(run) == page
     assert len(page.read_bytes()) == len(before)
     with pytest.raises(InputError, match="cannot be written"):
-        write_report(Run(run), tmp_path / "nowhere" / "report.html")
+        write_report(run, tmp_path / "nowhere" / "report.html")
     assert sorted(p.name for p in run.glob(".*report*")) == []
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from raygnn.runs.report import write_report
-from raygnn.runs.run import Run
 from tests.browser import Browser
 from tests.runs.made_runs import make_run
 
@@ -29,7 +28,7 @@ def browser(started: Browser) -> Browser:
 
 def test_a_report_draws_its_curves_alone(browser: Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, slow=2, nodes=2)
-    page = write_report(Run(run))
+    page = write_report(run)
     browser.open(page)
     assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
     assert browser.complaints == []
@@ -43,7 +42,7 @@ def test_a_report_draws_its_curves_alone(browser: Browser, tmp_path: Path) -> No
 
 
 def test_each_rank_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
-    page = write_report(Run(make_run(tmp_path, ranks=3, slow=1)))
+    page = write_report(make_run(tmp_path, ranks=3, slow=1))
     browser.open(page)
     split = "document.getElementById('chart-split')"
     backward = f"{split}.data.find((trace) => trace.name === 'backward').y[5]"
@@ -73,7 +72,7 @@ def test_what_files_say_stays_text(browser: Browser, tmp_path: Path) -> None:
     (run / "logs" / "told.jsonl").write_text(json.dumps({"time": 1, "text": bad}) + "\n")
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 999, "epoch": 1, "time": 1, f"val/{bad}": 0.5}) + "\n")
-    browser.open(write_report(Run(run)))
+    browser.open(write_report(run))
     assert browser.ask("typeof window.broken") == "undefined"
     assert browser.ask("document.querySelector('.error').textContent") == bad
     assert browser.ask("document.querySelectorAll('img').length") == 0
@@ -84,7 +83,7 @@ def test_what_files_say_stays_text(browser: Browser, tmp_path: Path) -> None:
 def test_a_run_with_hardly_a_record_has_a_page(
     browser: Browser, tmp_path: Path, records: int
 ) -> None:
-    browser.open(write_report(Run(make_run(tmp_path, ranks=1, records=records))))
+    browser.open(write_report(make_run(tmp_path, ranks=1, records=records)))
     assert browser.complaints == []
     there = browser.ask("document.querySelectorAll('#training [data-chart]').length")
     assert there == (3 if records else 0)

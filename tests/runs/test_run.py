@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raygnn.errors import DataError, InputError
-from raygnn.runs.metrics import MetricsWriter
+from raygnn.runs.metrics_files import MetricsWriter
 from raygnn.runs.run import Run, list_runs, open_run
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 
 
 def make(storage: Path, name: str) -> Path:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from raygnn.errors import InputError, TrainingError
-from raygnn.runs import store
+from raygnn.runs import run_directory
 from raygnn.runs.run import open_run
-from raygnn.runs.store import RunDir, is_run, storage_path
+from raygnn.runs.run_directory import RunDir, is_run, storage_path
 from raygnn.util import locks
 from raygnn.util.files import json_text, storage_errors, write_atomic
 from raygnn.util.locks import Holder
@@ -39,7 +39,7 @@ def claim_in_child(storage: Path, then: str) -> subprocess.Popen[str]:
     code = f"""
 import sys, time
 from raygnn.errors import RaygnnError
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 try:
     run = RunDir.create({str(storage)!r}, "a", mode="overwrite")
 except RaygnnError as error:
@@ -59,9 +59,7 @@ def test_a_run_from_claim_to_done(tmp_path: Path) -> None:
     assert open_run(run.path).status == "running"
     assert open_run(run.path).config == CONFIG
     assert run.checkpoints.is_dir()
-    assert run.log_file(3).parent.is_dir()
-    assert run.log_file(3).name == "rank-3.log"
-    run.write_preflight({"ok": True})
+    run.write("preflight.json", {"ok": True})
     run.update_summary(status="done", metrics={"test/accuracy": 0.8})
     run.release()
     found = open_run(run.path)
@@ -143,7 +141,7 @@ def test_resume_needs_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["new", "overwrite", "resume"])
 @pytest.mark.parametrize("what", ["files", "foreign config", "file", "link", "linked config"])
 def test_what_is_not_a_run_directory_is_never_touched(
-    tmp_path: Path, what: str, mode: store.Mode
+    tmp_path: Path, what: str, mode: run_directory.Mode
 ) -> None:
     real = finished(tmp_path / "elsewhere")
     path = tmp_path / "runs" / "a"
@@ -179,7 +177,7 @@ def test_an_overwrite_that_is_cut_short_leaves_a_run_to_overwrite(
     """Whichever removal is the last that happens, our mark goes after all else."""
     path = finished(tmp_path)
     gone: list[str] = []
-    monkeypatch.setattr(store.shutil, "rmtree", lambda entry: gone.append(entry.name))
+    monkeypatch.setattr(shutil, "rmtree", lambda entry: gone.append(entry.name))
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: gone.append(self.name))
     with RunDir.create(str(tmp_path), "a", mode="overwrite") as run:
         run.begin(CONFIG)

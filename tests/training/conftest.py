@@ -25,7 +25,7 @@ from raygnn.graph.partition import ensure_partition
 from raygnn.preflight.edges import edge_target
 from raygnn.preflight.partition import partition_facts, task_ntype
 from raygnn.runs.run import Run
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 from raygnn.sampling.exchange import Exchange
 from raygnn.training.job import Goal, Job
 from raygnn.training.rank import Rank, Runtime

@@ -14,7 +14,7 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs.display import NullDisplay
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 from raygnn.training import aside, follow
 from raygnn.training.job import ROWS, STOP, clean_up
 from raygnn.training.loggers.process import Loggers

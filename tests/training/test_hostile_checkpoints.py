@@ -18,7 +18,7 @@ import torch
 from raygnn.cli import main
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 from raygnn.training import checkpoint, weights
 from raygnn.training.mirror import Mirror
 from tests.graph.builders import Runs

@@ -21,9 +21,8 @@ import pytest
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, Interrupted, TrainingError
-from raygnn.runs.events import LOGGERS, Events
 from raygnn.runs.interrupts import stoppable
-from raygnn.runs.store import METRICS, RunDir
+from raygnn.runs.run_directory import LOGGERS, METRICS, Events, RunDir
 from raygnn.training.loggers import feeder as feeding
 from raygnn.training.loggers import process
 from raygnn.training.loggers.feeder import Feeder, Order

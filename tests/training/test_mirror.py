@@ -15,8 +15,7 @@ import torch
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.runs.events import EVENTS, Events
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import EVENTS, Events, RunDir
 from raygnn.training import checkpoint
 from raygnn.training.job import SENDING
 from raygnn.training.mirror import Courier, Mirror

@@ -30,7 +30,7 @@ from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.runs.run import Run
-from raygnn.runs.verbs import run_verb
+from raygnn.runs.subprocess_cli import run_verb
 from raygnn.sampling.exchange import Exchange
 from raygnn.training import asking, rows, weights
 from raygnn.training import merge as merging

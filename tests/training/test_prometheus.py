@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raygnn.runs.store import RunDir
+from raygnn.runs.run_directory import RunDir
 from raygnn.training import prometheus
 from raygnn.training.prometheus import GAUGES, MOST_RANKS, Prometheus
 from tests.runs.made_runs import make_run, write_records

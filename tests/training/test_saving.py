@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from raygnn.config.load import load_config
-from raygnn.runs.events import EVENTS, Events
+from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.training import callbacks, checkpoint, save_requests, weights
 from raygnn.training.guard import Guard
 from raygnn.training.row_files import RowFiles, write_rows

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from raygnn.runs.advice import advise
-from raygnn.runs.metrics import read_metrics
-from raygnn.runs.ranks import LOADER, STEP
+from raygnn.runs.metrics_files import LOADER, STEP, read_metrics
 from raygnn.runs.run import Run
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.tasks.clock import LastGradient, StepClock

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.runs.display import _slow
-from raygnn.runs.events import EVENTS
-from raygnn.runs.ranks import STEP
+from raygnn.runs.metrics_files import STEP
+from raygnn.runs.run_directory import EVENTS
 from raygnn.training.guard import Guard
 from raygnn.training.stragglers import Stragglers
 from tests.training.conftest import JobFactory, train_on_ranks

@@ -16,8 +16,8 @@ import torch
 import raygnn
 from raygnn.errors import ConfigError, DataError, InputError, PreflightError, TrainingError
 from raygnn.graph.dgl import dgl
-from raygnn.runs.events import EVENTS, TOLD
 from raygnn.runs.run import Run
+from raygnn.runs.run_directory import EVENTS, TOLD
 from tests.graphs import random_graph
 from tests.training.conftest import JobFactory, train_on_ranks
 

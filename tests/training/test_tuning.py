@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from raygnn.config.load import load_config
 from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
-from raygnn.runs.metrics import read_metrics
+from raygnn.runs.metrics_files import read_metrics
 from raygnn.runs.run import list_runs
 from raygnn.sampling.exchange import Exchange
 from raygnn.training import reduction

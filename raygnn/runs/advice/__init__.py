@@ -19,7 +19,7 @@ def advise(
     Args:
         config: resolved, as JSON types.
         summary: of the run; what it lacks is not judged.
-        ranks: records of ``ranks.jsonl``, see `raygnn.runs.ranks`.
+        ranks: records of ``ranks.jsonl``, see `raygnn.runs.metrics_files`.
     """
     evidence = Evidence.of(config, summary, ranks)
     if evidence is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from raygnn.runs.ranks import COMPUTE, LOADER, STEP
+from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
 
 _LEAST = 2  # windows besides the first, which has the start in it
 

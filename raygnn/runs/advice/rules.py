@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from raygnn.runs.advice.evidence import Evidence
-from raygnn.runs.ranks import COMPUTE
+from raygnn.runs.metrics_files import COMPUTE
 
 _COMMUNICATES = 0.3  # of a step that is too much for an exchange that nothing hides
 _STARVES = 0.2  # of a step that is too much to wait for a batch

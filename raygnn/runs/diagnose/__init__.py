@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raygnn.errors import InputError
-
 if TYPE_CHECKING:
     from raygnn.runs.diagnose.judge import Diagnosis
 
@@ -25,13 +23,6 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
     """
     from raygnn.runs.diagnose.judge import judge
     from raygnn.runs.diagnose.reading import read
-    from raygnn.runs.run import open_run, remains
+    from raygnn.runs.run import open_remains
 
-    try:
-        found = open_run(run, storage)
-    except InputError:
-        left = remains(run, storage)
-        if left is None:
-            raise
-        found = left
-    return judge(read(found))
+    return judge(read(open_remains(run, storage).path))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raygnn.runs.diagnose.frames import Frame, frames
+from raygnn.runs.tracebacks import Frame, frames
 
 FROZEN = "Frozen"  # the kind of the failure that the driver records for a frozen rank
 

@@ -9,11 +9,11 @@ from typing import Any
 from raygnn.runs.diagnose import causes
 from raygnn.runs.diagnose.causes import Cause
 from raygnn.runs.diagnose.flights import called_by_user, first_difference
-from raygnn.runs.diagnose.frames import crashed_at, in_collective
 from raygnn.runs.diagnose.memory import MemoryKill
 from raygnn.runs.diagnose.ranks import RankReport, collectives, lost_with, report
 from raygnn.runs.diagnose.reading import Evidence
 from raygnn.runs.diagnose.words import Clues, file_of, short, side_by_side, what_of, without_native
+from raygnn.runs.tracebacks import crashed_at, in_collective
 
 _FULL = 0.92  # of the memory in use: a silent death there is likely the kernel's doing
 _SIGNAL = re.compile(r"Fatal Python error: (.+)")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from raygnn.runs.diagnose import causes
-from raygnn.runs.diagnose.frames import Frame
 from raygnn.runs.diagnose.reading import Evidence, Traces
 from raygnn.runs.diagnose.state import DONE
+from raygnn.runs.tracebacks import Frame
 
 _SILENT = 5.0  # seconds without a sign of life, of which there is one each second
 _SKEW = 3.0  # seconds that ranks may begin apart; more is their clocks' difference

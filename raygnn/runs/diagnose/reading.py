@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
-from raygnn.runs.diagnose.frames import own_modules
 from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
-from raygnn.runs.run import Run
-from raygnn.runs.store import CONFIG, LOGS, PREFLIGHT, SUMMARY, is_run
+from raygnn.runs.run_directory import (
+    CONFIG,
+    LOGS,
+    PREFLIGHT,
+    SUMMARY,
+    is_run,
+    read_config,
+    read_status,
+)
+from raygnn.runs.tracebacks import own_modules
 from raygnn.util.files import LARGEST_JSON, read_regular
 
 _LARGEST = 8 * 2**20  # bytes of a log that are read
@@ -89,9 +96,9 @@ class Evidence:
         return str(said.get("text")) if isinstance(said, Mapping) else ""
 
 
-def read(run: Run) -> Evidence:
+def read(run: Path) -> Evidence:
     """Read what the run left."""
-    return _Reader(run.path).evidence(run)
+    return _Reader(run).evidence()
 
 
 class _Reader:
@@ -100,7 +107,7 @@ class _Reader:
         self.logs = path / LOGS
         self.notes: list[str] = []
 
-    def evidence(self, run: Run) -> Evidence:
+    def evidence(self) -> Evidence:
         try:
             names = sorted(entry.name for entry in self.logs.iterdir())
         except OSError:
@@ -128,9 +135,9 @@ class _Reader:
         summary = self._json(f"../{SUMMARY}", {})
         return Evidence(
             run=str(self.path),
-            status=self._status(run),
+            status=self._status(),
             error=str((summary or {}).get("error") or ""),
-            own=self._own(run),
+            own=self._own(),
             attempt=attempt,
             ranks=tuple(ranks),
             driver=self._json(DRIVER, _DRIVER),
@@ -148,19 +155,19 @@ class _Reader:
             self.notes.append(f"{world - len(told):,} more ranks, of {world:,}, left no file")
         return sorted(told)
 
-    def _status(self, run: Run) -> str:
+    def _status(self) -> str:
         try:
-            return run.status
+            return read_status(self.path)
         except DataError:  # noted where the summary is read
             return "unknown"
 
-    def _own(self, run: Run) -> tuple[str, ...]:
+    def _own(self) -> tuple[str, ...]:
         """See `own_modules`."""
         whole = is_run(self.path)
         if not whole:
             self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
         try:
-            config = run.config
+            config = read_config(self.path)
         except DataError as error:
             if not whole:
                 return ()

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from raygnn.errors import InputError
 from raygnn.runs.report.source import Source
-from raygnn.runs.run import Run
-from raygnn.runs.store import REPORT, local_path
+from raygnn.runs.run_directory import REPORT, local_path
 from raygnn.util.files import storage_errors, write_atomic
 
 
-def write_report(run: Run, out: str | Path | None = None) -> Path:
+def write_report(run: Path, out: str | Path | None = None) -> Path:
     """Write the page of a run, whatever state it is in; an older page is replaced whole.
 
     Args:
+        run: its directory.
         out: the file; by default ``report.html`` in the run directory.
 
     Returns:
@@ -25,7 +25,7 @@ def write_report(run: Run, out: str | Path | None = None) -> Path:
     """
     from raygnn.runs.report.page import html
 
-    file = (run.path / REPORT) if out is None else local_path(str(out), "the report")
+    file = (run / REPORT) if out is None else local_path(str(out), "the report")
     # names of files may hold what is no character
     text = html(Source.read(run)).encode("utf-8", "replace").decode()
     with storage_errors(file, InputError, "write it elsewhere with --out"):

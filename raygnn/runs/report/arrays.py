@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raygnn.runs.metrics import Record
-from raygnn.runs.ranks import number, values
+from raygnn.runs.metrics_files import Record, number, values
 from raygnn.runs.report.chart import rounded
 
 Array = NDArray[np.float64]

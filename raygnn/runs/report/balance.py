@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from raygnn.runs.ranks import number
+from raygnn.runs.metrics_files import number
 from raygnn.runs.report.chart import COLORS, Chart
 from raygnn.runs.report.tables import listing, mapping, size, text
 

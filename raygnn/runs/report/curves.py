@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raygnn.runs.metrics import Record
-from raygnn.runs.ranks import number
+from raygnn.runs.metrics_files import Record, number
 from raygnn.runs.report.chart import COLORS, Chart, curve
 from raygnn.runs.report.thin import Point
 

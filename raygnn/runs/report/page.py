@@ -34,8 +34,8 @@ def html(source: Source) -> str:
     drawn: list[Chart] = [*training, *steps, *used, *parts]
     data = {chart.name: chart.data() for chart in drawn}
     return environment.get_template("page.html").render(
-        name=source.run.name,
-        path=str(source.run.path),
+        name=source.path.name,
+        path=str(source.path),
         error=tables.text(source.summary.get("error")),
         faults=source.faults,
         tiles=tables.tiles(source),

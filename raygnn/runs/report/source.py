@@ -11,11 +11,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from raygnn.errors import DataError
-from raygnn.runs.events import EVENTS, LOGGERS, SCALING, TOLD
-from raygnn.runs.metrics import Record, parse
-from raygnn.runs.ranks import RANKS, number
-from raygnn.runs.run import Run
-from raygnn.runs.store import LOGS, METRICS, PARTITION, PREFLIGHT
+from raygnn.runs.metrics_files import RANKS, Record, number, parse
+from raygnn.runs.run_directory import (
+    EVENTS,
+    LOGGERS,
+    LOGS,
+    METRICS,
+    PARTITION,
+    PREFLIGHT,
+    SCALING,
+    SUMMARY,
+    TOLD,
+    read_config,
+    read_status,
+)
 from raygnn.util.files import open_regular, read_json
 
 # bytes of a file's records that are looked at; of more, every so many lines
@@ -38,7 +47,7 @@ class Source:
         faults: what could not be read, a sentence each.
     """
 
-    run: Run
+    path: Path
     status: str
     config: dict[str, Any]
     summary: dict[str, Any]
@@ -50,7 +59,7 @@ class Source:
     faults: list[str] = field(default_factory=list)
 
     @classmethod
-    def read(cls, run: Run) -> Source:
+    def read(cls, path: Path) -> Source:
         """Read what there is."""
         faults: list[str] = []
 
@@ -61,12 +70,11 @@ class Source:
                 faults.append(str(error))
                 return otherwise
 
-        path = run.path
         return cls(
-            run=run,
-            status=read(lambda: run.status, "unknown"),
-            config=read(lambda: run.config, {}),
-            summary=read(lambda: run.summary, {}),
+            path=path,
+            status=read(lambda: read_status(path), "unknown"),
+            config=read(lambda: read_config(path), {}),
+            summary=read(lambda: read_json(path / SUMMARY), {}),
             preflight=read(lambda: read_json(path / PREFLIGHT), {}),
             partition=read(lambda: read_json(path / PARTITION), {}),
             records=read_some(path / METRICS, _MOST, _EVALUATED),

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.runs.metrics import Record
-from raygnn.runs.ranks import LOADER, SHARED_PARTS, STEP
+from raygnn.runs.metrics_files import LOADER, SHARED_PARTS, STEP, Record
 from raygnn.runs.report.arrays import Array, Table, of_means, of_ranks, over, plain
 from raygnn.runs.report.chart import PART_COLORS, Chart, Trace, curve
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from raygnn.config import places
 from raygnn.config.yaml_text import write_yaml
-from raygnn.runs.metrics import Record
-from raygnn.runs.progress import clock
-from raygnn.runs.ranks import number
+from raygnn.runs.metrics_files import Record, number
+from raygnn.runs.progress_line import clock
 from raygnn.runs.report.source import Source
 
 _GOOD, _BAD = "good", "bad"

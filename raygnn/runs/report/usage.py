@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raygnn.runs.metrics import Record
+from raygnn.runs.metrics_files import Record
 from raygnn.runs.report.arrays import Array, Table, of_ranks, over
 from raygnn.runs.report.chart import COLORS, Chart, Trace, curve
 from raygnn.runs.report.thin import Point

@@ -17,8 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import cast, get_args
 
-from raygnn.runs.events import LOGGERS, Events
-from raygnn.runs.store import LOGS
+from raygnn.runs.run_directory import LOGGERS, LOGS, Events
 from raygnn.training.loggers.feeder import Feeder
 from raygnn.training.loggers.kinds import PACKAGES, Status, kind_of
 from raygnn.training.loggers.process import END, FLUSH

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raygnn.config.places import without_users
-from raygnn.runs.metrics import MetricsTail, Record
-from raygnn.runs.store import METRICS
+from raygnn.runs.metrics_files import MetricsTail, Record
+from raygnn.runs.run_directory import METRICS
 from raygnn.training.loggers.kinds import Kind, Status
 
 _POLL = 0.5  # seconds between looks at the records

@@ -15,10 +15,9 @@ from pathlib import Path
 import raygnn
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, Interrupted
-from raygnn.runs.events import LOGGERS, Events
 from raygnn.runs.interrupts import taken
 from raygnn.runs.output import OutputLost
-from raygnn.runs.store import LOGS, METRICS
+from raygnn.runs.run_directory import LOGGERS, LOGS, METRICS, Events
 from raygnn.training.loggers.feeder import Feeder
 from raygnn.training.loggers.kinds import KINDS, PACKAGES, Status, kind_of
 

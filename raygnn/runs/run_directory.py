@@ -8,8 +8,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import shutil
+import re
+import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -18,10 +22,20 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from raygnn.config.places import without_users
-from raygnn.config.yaml_text import write_yaml
-from raygnn.errors import InputError, TrainingError
-from raygnn.util.files import plain, read_json, storage_errors, write_atomic, write_json
-from raygnn.util.locks import Lock
+from raygnn.config.yaml_text import read_yaml, write_yaml
+from raygnn.errors import ConfigError, DataError, InputError, TrainingError
+from raygnn.util.files import (
+    Appender,
+    open_regular,
+    plain,
+    read_json,
+    read_regular,
+    remove,
+    storage_errors,
+    write_atomic,
+    write_json,
+)
+from raygnn.util.locks import Lock, holder
 
 Mode = Literal["new", "overwrite", "resume"]
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -35,8 +49,17 @@ REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
+# in logs/, lines of events:
+EVENTS = "events.jsonl"  # of rank 0
+SCALING = "scaling.jsonl"  # of what decides how many ranks there are
+LOGGERS = "loggers.jsonl"  # of what forwards records
+TOLD = "told.jsonl"  # of the command, which repeats what the others report
 _TOKEN = ".run-"
 _SHOWN = 200  # characters of a path that is none
+_LARGEST_CONFIG = 2**20  # bytes
+_LARGEST_LOCK = 4096  # bytes
+_MOST_WAITING = 2**20  # bytes of events
+_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 
 # the variable with the id of the job on a cluster that this command is
 JOB = "RAYGNN_JOB"
@@ -92,11 +115,11 @@ def lost(path: Path, token: str) -> str | None:
         ``removed``, ``replaced`` (by another directory, or another command took it over), or None
         where it is there, or storage is away with an error, which tells nothing.
     """
-    for place, what in ((path, "removed"), (path / token, "replaced")):
+    for place, fate in ((path, "removed"), (path / token, "replaced")):
         try:
             os.stat(place)
         except FileNotFoundError:
-            return what
+            return fate
         except OSError:
             return None
     return None
@@ -111,6 +134,45 @@ def is_run(path: Path) -> bool:
         with open(file, encoding="utf-8", errors="replace") as stream:
             return stream.read(len(MARK)) == MARK
     except OSError:
+        return False
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The resolved configuration of the run at ``path``.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    file = path / CONFIG
+    try:
+        value, _ = read_yaml(read_regular(file, _LARGEST_CONFIG).decode(), CONFIG)
+    except (OSError, ValueError) as error:
+        raise DataError(f"not readable as YAML: {error}", where=str(file)) from error
+    except ConfigError as error:
+        raise DataError(f"not readable as YAML: {error.what}", where=str(file)) from error
+    if not isinstance(value, dict):
+        raise DataError("not a configuration", where=str(file))
+    return value
+
+
+def read_status(path: Path) -> str:
+    """``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone).
+
+    Raises:
+        DataError: ``summary.json`` is damaged.
+    """
+    status = read_json(path / SUMMARY).get("status", "running")
+    if status == "running" and not _is_held(path / LOCK):
+        return "killed"
+    return str(status)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a live process holds the lock, as far as its file is one of ours."""
+    try:
+        read_regular(lock, _LARGEST_LOCK)
+        return holder(lock) is not None
+    except (OSError, OverflowError, RecursionError):  # no pid has that many digits
         return False
 
 
@@ -241,23 +303,15 @@ class RunDir:
         with storage_errors(self.path / SUMMARY):
             write_json(self.path / SUMMARY, {**self.summary, **entries})
 
-    def write_preflight(self, report: Mapping[str, Any]) -> None:
-        """Write ``preflight.json``.
+    def write(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Write ``preflight.json``, or ``partition.json``: its ``directory``, and ``parts`` as its
+        manifest has them.
 
         Raises:
             TrainingError: it cannot be written.
         """
-        with storage_errors(self.path / PREFLIGHT):
-            write_json(self.path / PREFLIGHT, report)
-
-    def write_partition(self, facts: Mapping[str, Any]) -> None:
-        """Write ``partition.json``: its ``directory``, and ``parts`` as its manifest has them.
-
-        Raises:
-            TrainingError: it cannot be written.
-        """
-        with storage_errors(self.path / PARTITION):
-            write_json(self.path / PARTITION, facts)
+        with storage_errors(self.path / name):
+            write_json(self.path / name, facts)
 
     @property
     def metrics_file(self) -> Path:
@@ -266,9 +320,6 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
-
-    def log_file(self, rank: int) -> Path:
-        return self.path / LOGS / f"rank-{rank}.log"
 
     def release(self) -> None:
         """Let go of the directory; when no run began, what :meth:`create` made is removed again."""
@@ -293,10 +344,7 @@ class RunDir:
         """Remove what the old run left, its config last so that it stays recognisable."""
         entries = [entry for entry in self.path.iterdir() if entry.name not in (LOCK, CONFIG)]
         for entry in entries:
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+            remove(entry)
         (self.path / CONFIG).unlink(missing_ok=True)
 
 
@@ -347,3 +395,86 @@ def _check(path: Path, mode: Mode) -> None:
             remedy="choose another name, or pass --overwrite to replace it, --resume to go on "
             "(in Python overwrite=True, resume=True)",
         )
+
+
+class Events:
+    """Writes lines of events to a file of ``logs/``, for who watches; what the storage does not
+    take now is tried again with the next one. Threads may share one.
+
+    Args:
+        path: the file; its directory exists.
+    """
+
+    def __init__(self, path: Path):
+        self._file = Appender(path)
+        self._lock = threading.Lock()
+
+    def tell(self, text: str, **facts: object) -> None:
+        """Add an event: its text, the time, and facts of plain JSON types."""
+        event = {"time": round(time.time(), 3), "text": text, **facts}
+        with self._lock, contextlib.suppress(OSError):
+            full = len(self._file.waiting) > _MOST_WAITING
+            self._file.add(b"" if full else json.dumps(plain(event)).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Try again to write what could not be written."""
+        with self._lock, contextlib.suppress(OSError):
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; what could not be written is given up."""
+        with self._lock:
+            self._file.close()
+
+
+class RankLogs:
+    """``logs/rank-<r>.log`` of a run, for reading while it trains, or later.
+
+    Args:
+        run: its directory.
+        rank: the only one to be read.
+
+    Raises:
+        InputError: there is no log, or none of that rank.
+    """
+
+    def __init__(self, run: Path, rank: int | None = None):
+        self._logs = run / LOGS
+        self._rank = rank
+        self._offsets: dict[int, int] = {}
+        if not self._files():
+            self._rank = None
+            ranks = ", ".join(str(rank) for rank, _ in self._files()) or "none"
+            raise InputError(
+                "no rank has logged yet" if rank is None else f"rank {rank} has logged nothing",
+                where=str(self._logs),
+                remedy=f"ranks with a log: {ranks}",
+            )
+
+    def texts(self) -> dict[int, str]:
+        """Rank → all that it has logged."""
+        return {rank: self._read(path, 0).decode(errors="replace") for rank, path in self._files()}
+
+    def news(self) -> list[str]:
+        """Lines that were completed since the last call; of several ranks, each names its own."""
+        lines = []
+        for rank, path in self._files():
+            content = self._read(path, self._offsets.get(rank, 0))
+            content = content[: content.rfind(b"\n") + 1]
+            self._offsets[rank] = self._offsets.get(rank, 0) + len(content)
+            name = f"rank {rank}: " if self._rank is None else ""
+            lines += [name + line for line in content.decode(errors="replace").splitlines()]
+        return lines
+
+    def _files(self) -> list[tuple[int, Path]]:
+        matches = ((_RANK_LOG.fullmatch(path.name), path) for path in self._logs.glob("rank-*.log"))
+        files = sorted((int(match[1]), path) for match, path in matches if match)
+        return [(rank, path) for rank, path in files if self._rank in (None, rank)]
+
+    def _read(self, path: Path, offset: int) -> bytes:
+        try:
+            with open_regular(path) as file:
+                file.seek(offset)
+                return bytes(file.read())
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error

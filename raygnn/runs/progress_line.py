@@ -1,0 +1,202 @@
+"""The line that says how far a training is, from the records of ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_EVALUATIONS = 1.0
+_SHORTEST_BAR, _LONGEST_BAR = 8, 40  # columns
+_GAP = "  "
+_LINE = re.compile(
+    r"epoch (?P<epoch>\d+)/(?P<epochs>\d+)(  step (?P<step>[\d,]+)/(?P<total>[\d,]+))?(  .*)?"
+)
+# a column's first word → the order in which columns are left out, the highest first
+_LEFT_OUT = {"epoch": 0, "loss": 1, "step": 4}
+
+
+@dataclass(frozen=True)
+class ProgressLine:
+    """A line as `Progress` writes it; a bar and its columns on a terminal.
+
+    Attributes:
+        step, total: optimizer steps made, and of the whole training.
+    """
+
+    text: str
+    step: int
+    total: int
+
+    @classmethod
+    def read(cls, line: str) -> ProgressLine | None:
+        """What another command has printed; None if that is no such line."""
+        match = _LINE.fullmatch(line.rstrip())
+        if match is None:
+            return None
+        # without steps, an epoch has one
+        step, total = match["step"] or match["epoch"], match["total"] or match["epochs"]
+        return cls(line.strip(), int(step.replace(",", "")), max(1, int(total.replace(",", ""))))
+
+    @property
+    def metric(self) -> str:
+        """The first validation metric, else the loss; empty where it has neither."""
+        columns = self.text.split(_GAP)
+        metrics = [column for column in columns if column.startswith("val/")]
+        metrics += [f"train/{column}" for column in columns if column.startswith("loss ")]
+        return metrics[0] if metrics else ""
+
+    @property
+    def share(self) -> float:
+        """Of the steps, from 0 to 1."""
+        return min(1.0, self.step / self.total)
+
+    def fitting(self, width: int) -> str:
+        """The line without the least important columns, as far as they have no room."""
+        columns = self.text.split(_GAP)
+        metrics = [column for column in columns if column.startswith("val/")]
+
+        def order(column: str) -> int:
+            if column.endswith(" seeds/s"):
+                return 6
+            if column in metrics[1:]:
+                return 5
+            return 2 if column.endswith(" left") else _LEFT_OUT.get(column.split(" ")[0], 3)
+
+        while len(columns) > 1 and cell_len(_GAP.join(columns)) > width:
+            columns.remove(max(reversed(columns), key=order))
+        return _GAP.join(columns)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = self.fitting(options.max_width - _SHORTEST_BAR - len(_GAP))
+        width = options.max_width - cell_len(text) - len(_GAP)
+        if width < _SHORTEST_BAR:
+            yield Text(text, no_wrap=True, overflow="crop")
+            return
+        bar = ProgressBar(total=self.total, completed=self.step, width=min(width, _LONGEST_BAR))
+        grid = Table.grid(padding=(0, len(_GAP), 0, 0))
+        grid.add_row(bar, Text(text))
+        yield grid
+
+
+class Progress:
+    """The state of a training, shown as one live line, or handed to ``on_line`` line by line.
+
+    Args:
+        steps_per_epoch: optimizer steps in an epoch.
+        total_steps: steps after which the training ends.
+        on_line: called with each plain line: at an evaluation, at most every second,
+            and every 5 seconds between them.
+    """
+
+    def __init__(
+        self,
+        steps_per_epoch: int,
+        total_steps: int,
+        on_line: Callable[[str], None] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self.on_line = on_line
+        self._steps_per_epoch = max(1, steps_per_epoch)
+        self._total = max(1, total_steps)
+        self._now = now
+        self._last_line = ""
+        self._last_line_at = -math.inf  # by our clock
+        self._last_line_time = -math.inf  # by the training's
+        self._first: tuple[int, float] | None = None
+        self._step = 0
+        self._time = 0.0
+        self._values: dict[str, float] = {}
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Take in one record.
+
+        Args:
+            record: ``step`` and ``time``; of the rest ``train/loss``, what begins with ``val/``
+                and ``seeds_per_second`` are shown.
+        """
+        self._step, self._time = int(record["step"]), float(record["time"])
+        if self._first is None:
+            # Rates count from the first record on: what came before was start-up.
+            self._first = (self._step, self._time)
+        values = {key: value for key, value in record.items() if _is_shown(key, value)}
+        self._values |= values
+        evaluated = any(key.startswith("val/") for key in values)
+        due = self._now() - self._last_line_at >= _SECONDS_BETWEEN_LINES
+        due |= evaluated and self._time - self._last_line_time >= _SECONDS_BETWEEN_EVALUATIONS
+        if self.on_line and due and self.unsaid():
+            self._last_line = self.line()
+            self._last_line_at, self._last_line_time = self._now(), self._time
+            self.on_line(self._last_line)
+
+    def line(self) -> str:
+        """The state as plain text; empty before the first record."""
+        return _GAP.join(self._columns()) if self._first else ""
+
+    def unsaid(self, width: int | None = None) -> str:
+        """The last line, or nothing if ``on_line`` had it already.
+
+        Args:
+            width: columns of characters that it may take; None for any number.
+        """
+        line = self.line()
+        if line == self._last_line:
+            return ""
+        return line if width is None else self._progress_line().fitting(width)
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the last step at the rate so far; None while there is no rate."""
+        if self._first is None or self._step <= self._first[0]:
+            return None
+        rate = (self._time - self._first[1]) / (self._step - self._first[0])
+        return max(0, self._total - self._step) * rate
+
+    def _columns(self) -> list[str]:
+        epochs = math.ceil(self._total / self._steps_per_epoch)
+        epoch = min(epochs, max(1, math.ceil(self._step / self._steps_per_epoch)))
+        columns = [f"epoch {epoch}/{epochs}"]
+        if self._steps_per_epoch > 1:  # else the epoch says it
+            columns.append(f"step {self._step:,}/{self._total:,}")
+        if "train/loss" in self._values:
+            columns.append(f"loss {self._values['train/loss']:.4f}")
+        columns += [
+            f"{key} {value:.4f}"
+            for key, value in self._values.items()
+            if key.startswith("val/") and not key.endswith("/loss")
+        ]
+        if "seeds_per_second" in self._values:
+            columns.append(f"{self._values['seeds_per_second']:,.0f} seeds/s")
+        if (left := self.seconds_left()) is not None:
+            columns.append(f"{clock(left)} left")
+        return columns
+
+    def _progress_line(self) -> ProgressLine:
+        return ProgressLine(self.line(), self._step, self._total)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._first is None:
+            yield Text("waiting for the first step", no_wrap=True, overflow="crop")
+        else:
+            yield self._progress_line()
+
+
+def _is_shown(key: str, value: Any) -> bool:
+    is_ours = key in ("train/loss", "seeds_per_second") or key.startswith("val/")
+    return is_ours and isinstance(value, (int, float))
+
+
+def clock(seconds: float) -> str:
+    """``0:42``, ``12:05``, ``3:07:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
