@@ -28,7 +28,7 @@ FAST := not slow and
 
 # Tests whose outcome depends on a processor's arithmetic, and the names that ATen, oneDNN and MKL have
 # for the instructions of older ones.
-ARITHMETIC := tests/models tests/sampling tests/tasks $(addprefix tests/training/test_,$(addsuffix .py,\
+ARITHMETIC := tests/models tests/sampling tests/tasks $(addprefix tests/worker/test_,$(addsuffix .py,\
     numerics averaging powersgd reduction edge_tasks graph_tasks embeddings sharding mixed_dtypes several_tasks))
 define test_instructions
 	ATEN_CPU_CAPABILITY=$(1) ONEDNN_MAX_CPU_ISA=$(2) MKL_ENABLE_INSTRUCTIONS=$(3) \

@@ -34,7 +34,7 @@ import accuracy_spread
 from machine import load, setting, table
 
 import raygnn
-from raygnn.training.cluster import RayCluster
+from raygnn.driver.ray.connection import RayCluster
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 WORKERS = (1, 2, 4)
@@ -211,7 +211,7 @@ def main() -> int:
 
 def forked(cases: list[str], seeds: int) -> int:
     """The cases of `accuracy_spread` on forked ranks."""
-    from tests.training.conftest import train_on_ranks
+    from tests.small_jobs import train_on_ranks
 
     def train(config: Any) -> Any:
         shutil.rmtree(config.run_dir, ignore_errors=True)

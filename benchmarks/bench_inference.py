@@ -31,11 +31,11 @@ from bench_engine import GRAPHS, WORK, job  # noqa: E402
 from machine import load, setting, table  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
-from raygnn.graph.partition import ensure_partition  # noqa: E402
+from raygnn.graph.partition.make import ensure_partition  # noqa: E402
 from raygnn.sampling.exchange import World  # noqa: E402
-from raygnn.training.job import Job  # noqa: E402
-from raygnn.training.node_plane import NodePlane  # noqa: E402
-from raygnn.training.ranks import Ranks  # noqa: E402
+from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
+from raygnn.worker.job import Job  # noqa: E402
+from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
 
 WANTED = 3.0
 BATCH = 1000

@@ -35,11 +35,11 @@ from machine import load, setting, table  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.tasks.clock import LastGradient, StepClock  # noqa: E402
-from raygnn.training.blackbox.phases import Phases, Waiting  # noqa: E402
-from raygnn.training.guard import Guard  # noqa: E402
-from raygnn.training.records import Closing, Records  # noqa: E402
-from raygnn.training.reduction import Reduction  # noqa: E402
-from tests.training.conftest import train_on_ranks  # noqa: E402
+from raygnn.worker.blackbox.phases import Phases, Waiting  # noqa: E402
+from raygnn.worker.comm.reduction import Reduction  # noqa: E402
+from raygnn.worker.guard import Guard  # noqa: E402
+from raygnn.worker.records import Closing, Records  # noqa: E402
+from tests.small_jobs import train_on_ranks  # noqa: E402
 
 LIMIT = 2.0  # % of the steps
 KINDS = {

@@ -30,12 +30,13 @@ import numpy as np
 from machine import load, setting, table
 
 from raygnn.config.load import load_config
-from raygnn.graph import assign, sources
+from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.dgl import dgl, metis
-from raygnn.graph.layout import read_meta
-from raygnn.graph.manifest import describe
-from raygnn.graph.partition import partition_graph
+from raygnn.graph.partition import assign
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.partition.manifest import describe
 
 PARTS = 2
 NODES = {"full": 1_200_000, "small": 100_000}  # 50 times as many directed edges

@@ -27,10 +27,10 @@ from machine import load, setting, table
 
 from raygnn.config.load import load_config
 from raygnn.graph.data import etype_str
-from raygnn.graph.layout import PartitionMeta, read_meta
-from raygnn.graph.partition import ensure_partition
-from raygnn.graph.shard import load_shard
-from raygnn.graph.staging import Stage
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
+from raygnn.graph.partition.make import ensure_partition
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import load_shard
 from tests.hosts import Host, hosts, missing
 
 # of the small graph's 4,800 training nodes 4 workers take an even part in each step

@@ -22,9 +22,9 @@ from raygnn.config.load import load_config
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import Prefetcher
 from raygnn.tasks.optimizer import make_optimizer
-from raygnn.training.job import Job
-from raygnn.training.node_plane import NodePlane
-from raygnn.training.ranks import Ranks
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job
+from raygnn.worker.planes.node_plane import NodePlane
 
 TIMEOUT = timedelta(minutes=5)
 

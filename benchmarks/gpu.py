@@ -34,8 +34,8 @@ from torch import Tensor
 from raygnn.config.graph import PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
-from raygnn.graph.shard import Rows, Shard
 from raygnn.graph.sources import planted
+from raygnn.graph.staging.shard import Rows, Shard
 from raygnn.models.kernels import native
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model

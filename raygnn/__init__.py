@@ -13,6 +13,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from raygnn.config.load import load_config as load_config
     from raygnn.config.schema import Config as Config
+    from raygnn.driver.train import check as check
+    from raygnn.driver.train import partition as partition
+    from raygnn.driver.train import train as train
     from raygnn.errors import CapabilityError as CapabilityError
     from raygnn.errors import ConfigError as ConfigError
     from raygnn.errors import DataError as DataError
@@ -23,16 +26,13 @@ if TYPE_CHECKING:
     from raygnn.errors import TrainingError as TrainingError
     from raygnn.jobs.launch import launch as launch
     from raygnn.jobs.submit import submit as submit
+    from raygnn.prediction.driver_side import embed as embed
+    from raygnn.prediction.driver_side import evaluate as evaluate
+    from raygnn.prediction.driver_side import predict as predict
+    from raygnn.prediction.export import export as export
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
-    from raygnn.training.driver import check as check
-    from raygnn.training.driver import partition as partition
-    from raygnn.training.driver import train as train
-    from raygnn.training.export import export as export
-    from raygnn.training.predict import embed as embed
-    from raygnn.training.predict import evaluate as evaluate
-    from raygnn.training.predict import predict as predict
-    from raygnn.training.tune import tune as tune
+    from raygnn.tuning.sweep import tune as tune
 
 _HOME = {
     "load_config": "raygnn.config.load",
@@ -49,14 +49,14 @@ _HOME = {
     "submit": "raygnn.jobs.submit",
     "diagnose": "raygnn.runs.diagnose",
     "open_run": "raygnn.runs.run",
-    "check": "raygnn.training.driver",
-    "partition": "raygnn.training.driver",
-    "train": "raygnn.training.driver",
-    "embed": "raygnn.training.predict",
-    "export": "raygnn.training.export",
-    "evaluate": "raygnn.training.predict",
-    "predict": "raygnn.training.predict",
-    "tune": "raygnn.training.tune",
+    "check": "raygnn.driver.train",
+    "partition": "raygnn.driver.train",
+    "train": "raygnn.driver.train",
+    "embed": "raygnn.prediction.driver_side",
+    "export": "raygnn.prediction.export",
+    "evaluate": "raygnn.prediction.driver_side",
+    "predict": "raygnn.prediction.driver_side",
+    "tune": "raygnn.tuning.sweep",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -26,6 +26,8 @@ from hypothesis import settings
 settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("raygnn")
 
+pytest_plugins = ["tests.small_jobs"]
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 # Where RAYGNN_NO_SKIPS is set, as in .ci/run, a test that is skipped fails: a tool or the data are

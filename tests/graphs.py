@@ -17,11 +17,11 @@ from raygnn.graph.data import (
     GraphData,
     NodeFrame,
 )
-from raygnn.graph.edge_target import EdgeSplit
-from raygnn.graph.layout import PartitionMeta
-from raygnn.graph.partition import partition_graph
-from raygnn.graph.shard import Shard, load_shard
-from raygnn.graph.staging import Stage
+from raygnn.graph.partition.edge_target import EdgeSplit
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange
 

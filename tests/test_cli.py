@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import raygnn
-import raygnn.training
+import raygnn.driver
 from raygnn.cli import main
 from raygnn.config.rules import contradictions
 from raygnn.config.schema import json_schema
@@ -68,8 +68,8 @@ class Driver(SimpleNamespace):
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The stand-in, with a job in the current directory."""
     fake = Driver()
-    monkeypatch.setitem(sys.modules, "raygnn.training.driver", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(raygnn.training, "driver", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "raygnn.driver.train", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(raygnn.driver, "train", fake, raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
@@ -207,7 +207,7 @@ def test_trace_of_a_worker_follows_the_cause(
 
 
 TRACE = """Traceback (most recent call last):
-  File "/x/raygnn/training/worker.py", line 104, in recorded
+  File "/x/raygnn/worker/main.py", line 104, in recorded
     yield
   File "/v/site-packages/lightning/trainer.py", line 9, in fit
     self._run()
@@ -290,7 +290,7 @@ def test_signal_handlers_are_put_back(driver: Driver) -> None:
 
 
 _SLEEPER = """
-import sys, time, types, raygnn.training, raygnn.cli
+import sys, time, types, raygnn.driver, raygnn.cli
 def train(config, **options):
     try:
         print("training", flush=True)
@@ -300,8 +300,8 @@ def train(config, **options):
         if sys.argv[1:] == ["slow"]:
             sys.stdin.readline()
         print("ended", flush=True)
-sys.modules["raygnn.training.driver"] = types.SimpleNamespace(train=train)
-raygnn.training.driver = sys.modules["raygnn.training.driver"]
+sys.modules["raygnn.driver.train"] = types.SimpleNamespace(train=train)
+raygnn.driver.train = sys.modules["raygnn.driver.train"]
 sys.exit(raygnn.cli.main(["train", "job.yaml"]))
 """
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from raygnn.config.graph import PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
-from raygnn.graph.layout import PartitionMeta
-from raygnn.graph.shard import Shard, load_shard
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.sources import planted
-from raygnn.graph.staging import Stage
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.cache import choose, degrees, inclusion

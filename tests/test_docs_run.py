@@ -19,20 +19,20 @@ from tests.pages import CHECKOUT, PAGES, blocks, commands_of
 
 # raygnn's commands that are parsed only (test_readme.py), and why
 PARSED = {
-    "raygnn tune": "tries settings for half a minute; tests/training/test_tuning.py runs it",
+    "raygnn tune": "tries settings for half a minute; tests/tuning/test_sweep.py runs it",
     "raygnn train own_model.yaml": "test_readme.py runs it, where it lies",
     "raygnn train jobs/cora-gcn.yaml --set 'logging": "needs packages that are not installed",
     "raygnn predict RUN --out nodes.parquet --s": "one `predict` is run; test_predict.py does more",
     "raygnn predict RUN --out test.parquet": "the same",
-    "raygnn predict RUN --out few.parquet": "tests/training/test_predict_some.py",
+    "raygnn predict RUN --out few.parquet": "tests/prediction/test_predict_some.py",
     "raygnn embed RUN": "the same",
-    "raygnn predict RUN --out new.parquet": "tests/training/test_new_data.py",
+    "raygnn predict RUN --out new.parquet": "tests/prediction/test_new_data.py",
     "raygnn evaluate RUN --new-data": "the same",
-    "raygnn predict RUN --out edges.parquet": "tests/training/test_edge_tasks.py does it",
-    "raygnn predict RUN --task": "tests/training/test_several_tasks.py does it",
-    "raygnn evaluate RUN": "tests/training/test_predict.py runs it",
-    "raygnn train jobs/cora-gcn.yaml --profile": "tests/training/test_profiling.py runs it",
-    "raygnn train jobs/cora-gcn.yaml --resume": "tests/training/test_command.py runs it",
+    "raygnn predict RUN --out edges.parquet": "tests/worker/test_edge_tasks.py does it",
+    "raygnn predict RUN --task": "tests/worker/test_several_tasks.py does it",
+    "raygnn evaluate RUN": "tests/prediction/test_predict.py runs it",
+    "raygnn train jobs/cora-gcn.yaml --profile": "tests/worker/test_profiling.py runs it",
+    "raygnn train jobs/cora-gcn.yaml --resume": "tests/driver/test_command.py runs it",
     "raygnn train first.yaml --set": "another --set is run",
     "raygnn --version": "test_readme.py runs it",
     "raygnn config-schema": "test_readme.py runs it",
@@ -53,7 +53,7 @@ _CHILD = """
 import json, sys, os
 import raygnn
 from raygnn.cli import main
-from raygnn.training.cluster import RayCluster
+from raygnn.driver.ray.connection import RayCluster
 
 config = {"name": "all", "graph": {"format": "planted", "nodes": 1000}, "model": {"kind": "gcn"}}
 with RayCluster(raygnn.load_config({**config, "cluster": {"num_cpus": 4}})) as cluster:

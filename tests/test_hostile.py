@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from raygnn.cli import main
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.layout import PartitionMeta
 from tests.graph.builders import write_npz, write_planetoid
 from tests.graphs import partitioned, typed_graph
 from tests.hostile import (

@@ -19,7 +19,7 @@ from torch import Tensor
 from peers import BENCHMARKS
 from peers.model import BATCH, SAGE, SEED, Result, measure, sampler
 from raygnn.graph.dgl import dgl
-from raygnn.graph.layout import load_part, read_meta
+from raygnn.graph.partition.layout import load_part, read_meta
 
 SECONDS = 600.0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from peers import BENCHMARKS
 from peers.model import BATCH, SAGE, SEED, Result, measure, sampler
 from raygnn.graph.dgl import dgl
-from raygnn.graph.layout import read_meta
+from raygnn.graph.partition.layout import read_meta
 from tests.hosts import Host, hosts, missing
 
 SECONDS = 600.0

@@ -38,10 +38,10 @@ def main() -> int:
 
 def _train(args: argparse.Namespace) -> int:
     from raygnn.config.load import load_config
-    from raygnn.training import driver
+    from raygnn.driver import train
 
     request = args.request
-    driver.train(
+    train.train(
         load_config(request["config"]),
         overwrite=request["overwrite"],
         resume=request["resume"],

@@ -73,7 +73,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.config:
         sections = {"cluster": {"address": args.address}} if args.address else {}
         config = load(args, **sections)
-        from raygnn.training import driver
+        from raygnn.driver import train as driver
 
         report = driver.check(config, **options)
     else:
@@ -84,7 +84,7 @@ def _check(args: argparse.Namespace) -> int:
                     where=f"--set {override.partition('=')[0]}",
                     remedy="name the job's YAML file, or set keys of cluster alone",
                 )
-        from raygnn.training import driver
+        from raygnn.driver import train as driver
 
         report = driver.inspect(args.address, args.set, **options)
     print_json(args, report.to_dict())
@@ -93,11 +93,11 @@ def _check(args: argparse.Namespace) -> int:
 
 def _partition(args: argparse.Namespace) -> int:
     config = load(args)
-    from raygnn.training import driver
+    from raygnn.driver import train as driver
 
     meta = driver.partition(config, verbose=args.verbose, display=not args.json)
     if args.json:
-        from raygnn.training.inputs import table
+        from raygnn.driver.inputs import table
 
         key = "collection" if config.task.of_graphs else "parts"
         facts = {"directory": str(meta.directory), "digest": meta.digest, key: table(meta)}
@@ -107,7 +107,7 @@ def _partition(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     config = load(args)
-    from raygnn.training import driver
+    from raygnn.driver import train as driver
 
     run = driver.train(
         config,
@@ -124,7 +124,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     config = load(args)
-    from raygnn.training.tune import tune
+    from raygnn.tuning.sweep import tune
 
     found = tune(
         config,

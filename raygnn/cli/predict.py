@@ -94,7 +94,7 @@ def _fanout(text: str) -> list[int]:
 
 def _predict(args: argparse.Namespace) -> int:
     here()
-    from raygnn.training.predict import predict
+    from raygnn.prediction.driver_side import predict
 
     made = predict(
         args.name,
@@ -112,7 +112,7 @@ def _predict(args: argparse.Namespace) -> int:
 
 def _embed(args: argparse.Namespace) -> int:
     here()
-    from raygnn.training.predict import embed
+    from raygnn.prediction.driver_side import embed
 
     made = embed(
         args.name, out=args.out, ntype=args.ntype, overwrite=args.overwrite, **_common(args)
@@ -123,7 +123,7 @@ def _embed(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     here()
-    from raygnn.training.predict import evaluate
+    from raygnn.prediction.driver_side import evaluate
 
     metrics = evaluate(args.name, task=args.task, **_common(args))
     split = next(iter(metrics)).partition("/")[0]
@@ -133,7 +133,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     here()
-    from raygnn.training.export import export
+    from raygnn.prediction.export import export
 
     made = export(args.name, out=args.out, storage=args.storage, overwrite=args.overwrite)
     if args.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from raygnn.graph.data import MASKS, etype_str
-from raygnn.graph.edge_target import EdgeTarget
+from raygnn.graph.partition.edge_target import EdgeTarget
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job
 

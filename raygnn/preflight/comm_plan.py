@@ -2,7 +2,7 @@
 
 Pure: from the configuration and what the nodes said to variables per node. As little as possible
 is set, since a forced value has broken more clusters than it has mended; each variable carries
-its reason. `raygnn.training.backend` applies the plan on every start and restart.
+its reason. `raygnn.worker.comm.backend` applies the plan on every start and restart.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.graph.data import etype_str
-from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
+from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.job import Job

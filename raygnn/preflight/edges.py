@@ -9,7 +9,7 @@ from raygnn.config.schema import Config
 from raygnn.config.task import RELATIONAL, SplitConfig
 from raygnn.config.values import NO_LAYERS
 from raygnn.graph.data import MASKS, EdgeType, etype_str
-from raygnn.graph.edge_target import EdgeSplit, EdgeTarget
+from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 
 _RELATION = "relation"
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from raygnn.config.schema import Config
-from raygnn.graph.edge_target import EdgeTarget
+from raygnn.graph.partition.edge_target import EdgeTarget
 from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import Column, DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Finding

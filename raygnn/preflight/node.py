@@ -27,7 +27,7 @@ from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.partition import fingerprint, stored_digests, stored_files, stored_jsons
 
 if TYPE_CHECKING:
-    from raygnn.graph.layout import AnyPath
+    from raygnn.graph.partition.layout import AnyPath
     from raygnn.preflight.partition import Stored
 
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
@@ -145,7 +145,7 @@ def _storage(storage: Path, token: str | None) -> str:
 
 
 def _unusable(cache: Path) -> str | None:
-    """Why this user cannot keep copies of parts there; see `raygnn.graph.staging`."""
+    """Why this user cannot keep copies of parts there; see `raygnn.graph.staging.node_cache`."""
     with contextlib.suppress(OSError):
         owner = cache.stat().st_uid
         if owner != os.getuid():

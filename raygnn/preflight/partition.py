@@ -14,7 +14,7 @@ from raygnn.preflight.facts import Column, PartitionFacts
 if TYPE_CHECKING:
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.data import GraphData
-    from raygnn.graph.layout import AnyPath, PartitionMeta
+    from raygnn.graph.partition.layout import AnyPath, PartitionMeta
 
 Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
@@ -52,7 +52,7 @@ def stored_digests(meta: Stored) -> dict[str, str]:
 
 def partition_files(meta: PartitionMeta) -> dict[str, int]:
     """Path within the partition's directory → size in bytes, of every file a node needs."""
-    from raygnn.graph.layout import within
+    from raygnn.graph.partition.layout import within
 
     root = meta.directory
     paths = [path for part in meta.files for path in part.all()]
@@ -62,7 +62,7 @@ def partition_files(meta: PartitionMeta) -> dict[str, int]:
 
 def partition_jsons(meta: PartitionMeta) -> tuple[str, ...]:
     """The files that say what the partition is: DGL's json, and our manifest where there is one."""
-    from raygnn.graph.layout import MANIFEST
+    from raygnn.graph.partition.layout import MANIFEST
 
     return (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
 
@@ -204,7 +204,7 @@ def _from_manifest(
 
 
 def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
-    from raygnn.graph.layout import load_part
+    from raygnn.graph.partition.layout import load_part
 
     found: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}

@@ -13,9 +13,11 @@ _FRAME = re.compile(
 _INNERMOST = 3  # frames of a traceback that has none of the user's
 _BECAUSE = "The above exception was the direct cause of the following exception"
 _DURING = "During handling of the above exception, another exception occurred"
-_OURS = re.compile(r"/raygnn/(training|sampling|tasks|models|graph|runs|config|preflight)/")
+_OURS = re.compile(
+    r"/raygnn/(driver|worker|checkpoint|prediction|tuning|sampling|tasks|models|graph|runs|config|preflight)/"
+)
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(64)?/python3|^<")
-_PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/training/\w+_plane\.py")
+_PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/worker/planes/\w+_plane\.py")
 
 
 @dataclass(frozen=True)

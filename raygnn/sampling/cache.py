@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numba import njit
 
-from raygnn.graph.shard import Shard
+from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import Ids, as_ids
 from raygnn.sampling.plan import Fanout
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raygnn.errors import DataError, RaygnnError, TrainingError, error_text
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.sample import Sample, Samples
+from raygnn.graph.graph_sample import Sample, Samples
 from raygnn.sampling.batch import GraphBatch
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import SCALE, Inputs

@@ -351,7 +351,7 @@ def route_rows(
 
     Args:
         ids: node type → int64 ``[n]``, global ids, on any device.
-        bounds: node type → int64 ``[W+1]``, see `raygnn.graph.shard.Shard`.
+        bounds: node type → int64 ``[W+1]``, see `raygnn.graph.staging.shard.Shard`.
     """
     size, rank = exchange.world.size, exchange.world.rank
     found = {t: as_ids(each) for t, each in ids.items()}

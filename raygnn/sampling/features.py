@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.shard import Shard
+from raygnn.graph.staging.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.exchange import Exchange, Ids, as_ids
 from raygnn.sampling.sampler import Draws, Frontier

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from raygnn.config.task import NegativesConfig
-from raygnn.graph.shard import Shard
+from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import Exchange
 from raygnn.util.hashing import derive_key, mix, uniform
 

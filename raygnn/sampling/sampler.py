@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from raygnn.graph.data import EdgeType
-from raygnn.graph.shard import Shard
+from raygnn.graph.staging.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange, Ids, Ragged, RaggedByRank, as_ids, exchange_ragged

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType
-from raygnn.graph.shard import NUMBER, SPLIT, Shard
+from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Part
 from raygnn.sampling.exchange import Exchange, Ids, World, as_ids
@@ -190,7 +190,7 @@ class Edges:
         return name in self._data
 
     def chosen(self, split: int) -> np.ndarray:
-        """Which of the own edges are in a split (see `raygnn.graph.edge_target`), int64 ``[n]``."""
+        """Which of this part's edges are in a split, int64 ``[n]``."""
         return np.flatnonzero(self._data[SPLIT] == split)
 
     def rows(self, positions: Ids, names: list[str]) -> tuple[np.ndarray, list[Tensor]]:

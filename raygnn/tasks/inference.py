@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.graph.data import EdgeType
-from raygnn.graph.shard import Shard
+from raygnn.graph.staging.shard import Shard
 from raygnn.models.edges import Encoder
 from raygnn.models.network import Network
 from raygnn.models.several import NodeModel

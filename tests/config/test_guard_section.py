@@ -48,7 +48,7 @@ def test_others_are_errors(given: Any) -> None:
     [
         ({"task": {"kind": "graph_classification"}}, "task.kind"),
         (
-            {"graph": {"format": "graphs", "dataset": "tests.training.datasets:RandomGraphs"}},
+            {"graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"}},
             "task.kind",
         ),
         ({"task": {"metric": "mae"}}, "task.metric"),
@@ -63,7 +63,7 @@ def test_what_would_be_ignored_is_an_error(sections: dict[str, Any], key: str) -
 
 @pytest.mark.parametrize("sampling", [{"fanout": [5, 5]}, {"cache": 0.5}, {"replace": True}])
 def test_whole_graphs_are_not_sampled(sampling: dict[str, Any]) -> None:
-    graph = {"format": "graphs", "dataset": "tests.training.datasets:RandomGraphs"}
+    graph = {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"}
     job = {**JOB, "graph": graph, "task": {"kind": "graph_regression", "metric": "rmse"}}
     assert load_config(job).task.chosen_metric == "rmse"
     with pytest.raises(ConfigError, match="takes graphs whole"):

@@ -72,7 +72,7 @@ def test_what_is_wrong_or_would_be_ignored(train: dict[str, Any], said: str) -> 
 
 
 def test_other_sections() -> None:
-    own = {"kind": "tests.training.models:DglSage", "recompute": True}
+    own = {"kind": "tests.own_models:DglSage", "recompute": True}
     with pytest.raises(ConfigError, match=r"model\.recompute: recompute true would be ignored"):
         load_config({**JOB, "model": own})
     with pytest.raises(ConfigError, match=r"sampling\.pin_memory: .*gpus_per_worker is 0"):

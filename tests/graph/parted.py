@@ -10,8 +10,8 @@ import torch
 from hypothesis import strategies as st
 
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.dglfile import read_tensors
-from raygnn.graph.layout import Part, PartitionMeta, load_part
+from raygnn.graph.partition.dgl_file import read_tensors
+from raygnn.graph.partition.layout import Part, PartitionMeta, load_part
 
 DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", "bfloat16"]
 

@@ -11,9 +11,10 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.graph import assign, passes
+from raygnn.graph import edge_kernels
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.dgl import metis
+from raygnn.graph.partition import assign
 from tests.graph.parted import graphs
 from tests.graphs import random_graph
 
@@ -83,10 +84,10 @@ def test_a_graph_that_is_undirected_already_is_not_copied(
 @given(st.lists(st.integers(0, 9), max_size=50), st.booleans())
 def test_groups_are_stable(keys: list[int], presorted: bool) -> None:
     values = np.array(sorted(keys) if presorted else keys, dtype=np.int64)
-    starts, order = passes.group(values, 10)
+    starts, order = edge_kernels.group(values, 10)
     assert starts.tolist() == np.searchsorted(np.sort(values), np.arange(11)).tolist()
     assert order.tolist() == np.argsort(values, kind="stable").tolist()
-    indptr, listed = passes.in_lists(values, 10)
+    indptr, listed = edge_kernels.in_lists(values, 10)
     assert indptr.tolist() == starts.tolist()
     assert listed.tolist() == ([] if (np.diff(values) >= 0).all() else order.tolist())
 

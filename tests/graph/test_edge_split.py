@@ -11,9 +11,9 @@ import pytest
 
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.edge_target import NONE, TEST, TRAIN, VAL, EdgeSplit
-from raygnn.graph.layout import PartitionMeta
-from raygnn.graph.shard import NUMBER, SPLIT, Shard
+from raygnn.graph.partition.edge_target import NONE, TEST, TRAIN, VAL, EdgeSplit
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import Edges
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph

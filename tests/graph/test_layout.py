@@ -23,9 +23,9 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
-from raygnn.graph.dglfile import read_graphs, read_tensors, write_graph, write_tensors
-from raygnn.graph.layout import PartitionMeta, load_part, read_meta
-from raygnn.graph.manifest import verify
+from raygnn.graph.partition.dgl_file import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.partition.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.partition.manifest import verify
 from tests.graphs import partitioned, random_graph, typed_graph
 
 
@@ -73,7 +73,7 @@ def test_the_description(meta: PartitionMeta) -> None:
 def test_descriptions_need_no_torch(meta: PartitionMeta) -> None:
     code = (
         "import sys\n"
-        "from raygnn.graph.layout import read_meta\n"
+        "from raygnn.graph.partition.layout import read_meta\n"
         f"assert read_meta({str(meta.directory)!r}).num_parts == 2\n"
         "assert not {'torch', 'dgl', 'ray'} & sys.modules.keys()\n"
     )
@@ -480,7 +480,7 @@ def test_only_bfloat16_needs_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from raygnn.graph.dglfile import read_tensors\n"
+        "from raygnn.graph.partition.dgl_file import read_tensors\n"
         f"read_tensors(Path({str(tmp_path / 'plain.dgl')!r}))\n"
         "assert not {'torch', 'dgl', 'ray'} & sys.modules.keys()\n"
         f"read_tensors(Path({str(tmp_path / 'brain.dgl')!r}))\n"

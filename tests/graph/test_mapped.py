@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError, TrainingError
-from raygnn.graph.mapped import map_rows
+from raygnn.graph.staging.mapped import map_rows
 
 DTYPES = [
     torch.float32,
@@ -131,7 +131,7 @@ def test_spare_rows_cost_nothing_until_they_are_used(tmp_path: Path) -> None:
 SHARE = """
 import sys, re, torch
 from pathlib import Path
-from raygnn.graph.mapped import map_rows
+from raygnn.graph.staging.mapped import map_rows
 file = Path(sys.argv[1])
 found = map_rows(file, 3, 200_000, 1000)
 found[:200_000].sum()

@@ -22,7 +22,7 @@ from raygnn.config.graph import PlanetoidGraph
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, InputError
-from raygnn.graph import assign, sources, store
+from raygnn.graph import sources
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -33,9 +33,10 @@ from raygnn.graph.data import (
     etype_str,
 )
 from raygnn.graph.dgl import dgl
-from raygnn.graph.layout import PartitionMeta, load_part, read_meta
-from raygnn.graph.manifest import describe, table, verify
-from raygnn.graph.partition import ensure_partition, find_partition, partition_graph
+from raygnn.graph.partition import assign, write
+from raygnn.graph.partition.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.partition.make import ensure_partition, find_partition, partition_graph
+from raygnn.graph.partition.manifest import describe, table, verify
 from tests.graph.parted import (
     assert_same,
     graphs,
@@ -305,7 +306,7 @@ def test_what_dgl_wrote_is_read(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from raygnn.graph import dglfile, store
+from raygnn.graph.partition import write as store
 from tests.graphs import partitioned, random_graph
 write, calls = store.write_tensors, []
 def write_and_die(*args):
@@ -379,7 +380,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_graph", full)
+    monkeypatch.setattr(write, "write_graph", full)
     with pytest.raises(DataError, match="No space left on device") as error:
         make(random_graph(), tmp_path / "p")
     assert error.value.remedy

@@ -26,15 +26,15 @@ from raygnn.config.graph import (
     TriplesGraph,
 )
 from raygnn.config.load import load_config
+from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import DataError
 from raygnn.graph import available_memory
 from raygnn.graph.data import GraphData
-from raygnn.graph.dglfile import write_graph
-from raygnn.graph.partition import find_partition
+from raygnn.graph.partition.dgl_file import write_graph
+from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph, planted, reading_bytes
 from raygnn.graph.tables import growing
 from raygnn.graph.tables.growing import Growing
-from raygnn.training.inputs import PartitionInput
 from tests.hostile import assert_refused, outcomes
 
 NODES, EDGES, WIDTH = 20_000, 100_000, 8
@@ -308,7 +308,7 @@ def test_memory_that_runs_out_later_is_no_bug(
     def fail(*_: Any) -> Any:
         raise MemoryError("Unable to allocate 8.0 GiB")
 
-    monkeypatch.setattr("raygnn.graph.assign.assign", fail)
+    monkeypatch.setattr("raygnn.graph.partition.assign.assign", fail)
     graph = {"format": "planted", "nodes": 1000}
     assert main(["partition", job(tmp_path / "job.yaml", graph, storage=str(tmp_path))]) == 4
     said = capsys.readouterr().err

@@ -17,12 +17,12 @@ from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import remote
-from raygnn.graph.layout import PartitionMeta, load_part, read_meta
-from raygnn.graph.manifest import table, verify
-from raygnn.graph.partition import find_partition
+from raygnn.graph.partition.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.partition.make import find_partition
+from raygnn.graph.partition.manifest import table, verify
 from raygnn.graph.remote import RemotePath, any_path, within
-from raygnn.graph.shard import load_shard
-from raygnn.graph.staging import Stage
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import load_shard
 from raygnn.preflight.partition import partition_facts, partition_files
 from raygnn.preflight.probe import probe_local
 from tests.graphs import partitioned, typed_graph

@@ -22,11 +22,11 @@ import torch
 from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
 from raygnn.errors import DataError
-from raygnn.graph.layout import read_meta
-from raygnn.graph.shard import load_shard
-from raygnn.graph.staging import Stage
-from raygnn.graph.staging_entry import Draft, Entry
-from raygnn.graph.staging_parts import _write_table
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.staging.entries import Draft, Entry
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import load_shard
+from raygnn.graph.staging.staged_parts import _write_table
 from raygnn.graph.validate import check_weights
 from tests.graphs import partitioned, typed_graph
 
@@ -237,7 +237,7 @@ WORKER = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
-from raygnn.graph.staging import Stage
+from raygnn.graph.staging.node_cache import Stage
 root, work, wait = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 
 def build(draft):

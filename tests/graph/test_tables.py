@@ -22,9 +22,9 @@ from tables_builder import SPEC, changed, write_shop, write_table
 from raygnn.config.graph import TablesGraph, TriplesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import GraphData
-from raygnn.graph.idfile import read_ids
-from raygnn.graph.manifest import verify
-from raygnn.graph.partition import partition_graph
+from raygnn.graph.partition.id_file import read_ids
+from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.partition.manifest import verify
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.tables import ids as numbering
 from raygnn.graph.tables import reader

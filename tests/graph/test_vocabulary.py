@@ -14,8 +14,8 @@ from tables_builder import SPEC, write_shop
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import GraphData
-from raygnn.graph.layout import read_meta
-from raygnn.graph.partition import partition_graph
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
 
 BUCKET = {"column": "brand", "unknown": "bucket"}

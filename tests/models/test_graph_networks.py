@@ -14,7 +14,7 @@ from raygnn.config.rules import contradictions
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
-from raygnn.graph.sample import Sample
+from raygnn.graph.graph_sample import Sample
 from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.readout import members, pool
 from raygnn.models.registry import build_graph_model

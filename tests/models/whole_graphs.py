@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.dgl import dgl
-from raygnn.graph.sample import Sample
+from raygnn.graph.graph_sample import Sample
 from raygnn.models.graphs import GraphSchema
 from raygnn.sampling.batch import EdgeType, GraphBatch
 

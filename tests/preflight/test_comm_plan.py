@@ -147,7 +147,7 @@ def test_one_switch_turns_on_what_an_investigation_needs() -> None:
     assert int(found["TORCH_FR_BUFFER_SIZE"]) > 2000
     quiet = values(make_comm_plan(make_config(**GPUS), two()), "aaa")
     assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG"} & quiet.keys()
-    # torch's own switch kills DDP: see raygnn.training.rank
+    # torch's own switch kills DDP: see raygnn.worker.rank
     assert "TORCH_DISTRIBUTED_DEBUG" not in found
 
 

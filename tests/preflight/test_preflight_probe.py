@@ -21,8 +21,8 @@ from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
-from raygnn.graph.layout import PartFiles
-from raygnn.graph.staging import Stage
+from raygnn.graph.partition.layout import PartFiles
+from raygnn.graph.staging.node_cache import Stage
 from raygnn.preflight import machine, probe
 from raygnn.preflight import node as node_module
 from raygnn.preflight.facts import NodeFacts, Resources

@@ -18,10 +18,10 @@ import yaml
 
 from raygnn.config.load import load_config
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition import ensure_partition
+from raygnn.graph.partition.make import ensure_partition
 from tests.hosts import Host, hosts, needs_hosts
 from tests.ray_cluster import Cluster, ray_cluster
-from tests.training.conftest import job
+from tests.small_jobs import job
 
 pytestmark = needs_hosts()
 

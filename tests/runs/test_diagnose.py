@@ -35,10 +35,10 @@ BACKWARD = {
     "whose": "library",
 }
 TRAIN = {
-    "file": "/src/raygnn/training/rank.py", "line": 3, "function": "run", "whose": "raygnn"
+    "file": "/src/raygnn/worker/rank.py", "line": 3, "function": "run", "whose": "raygnn"
 }  # fmt: skip
 TRACE = """Traceback (most recent call last):
-  File "/src/raygnn/training/worker.py", line 70, in _run
+  File "/src/raygnn/worker/main.py", line 70, in _run
   File "/v/lib/python3.11/site-packages/lightning/pytorch/trainer/trainer.py", line 5, in fit
 {ours}  File "/home/me/my_model.py", line 7, in forward
     raise ValueError
@@ -423,11 +423,11 @@ def test_every_kind_is_recognised_somewhere() -> None:
 
 
 def test_an_error_of_ours_is_not_the_users() -> None:
-    trace = 'Traceback:\n  File "/src/raygnn/training/rank.py", line 9, in run\nKeyError: 1\n'
+    trace = 'Traceback:\n  File "/src/raygnn/worker/rank.py", line 9, in run\nKeyError: 1\n'
     bad = {**failure(1, "KeyError: 1"), "trace": trace}
     found = judge(run(ALIVE, Traces(1, state(1), None, bad)))
     assert (found.cause.kind, found.cause.where) == (
-        "error", "/src/raygnn/training/rank.py:9 in run"
+        "error", "/src/raygnn/worker/rank.py:9 in run"
     )  # fmt: skip
 
 

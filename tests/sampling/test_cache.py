@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.cache import choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.plan import resolve_fanouts

@@ -7,7 +7,7 @@ import torch
 
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_NTYPE
-from raygnn.graph.sample import Sample
+from raygnn.graph.graph_sample import Sample
 from raygnn.sampling.collate import Collate
 from raygnn.sampling.features import Inputs
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from raygnn.config.model import EmbeddingConfig, ModelConfig
 from raygnn.graph.data import EdgeType
-from raygnn.graph.layout import PartitionMeta
-from raygnn.graph.shard import Shard
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.staging.shard import Shard
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.cache import inclusion

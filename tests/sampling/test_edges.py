@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.edge_target import TRAIN, EdgeSplit
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.edge_target import TRAIN, EdgeSplit
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, build_store
 from raygnn.sampling.loader import BatchMaker

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raygnn.graph.data import GraphData
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.models.linear import join
 from raygnn.sampling.cache import choose, degrees
 from raygnn.sampling.exchange import Exchange

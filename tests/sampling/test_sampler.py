@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeFrame, EdgeType, GraphData
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler

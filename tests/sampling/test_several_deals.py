@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.graph.edge_target import EdgeSplit
+from raygnn.graph.partition.edge_target import EdgeSplit
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.plan import MultitaskPlan, SeedPlan
 from raygnn.sampling.seeds import Edges, EdgeSeeds, MultitaskSeeds, NodeSeeds, TaskSeeds

@@ -13,7 +13,7 @@ from torch import Tensor
 from raygnn.config.graph import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import GraphData
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model, needs_degree

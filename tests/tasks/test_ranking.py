@@ -12,8 +12,8 @@ import torch
 
 from raygnn.config.model import ModelConfig
 from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.edge_target import EdgeSplit
-from raygnn.graph.layout import PartitionMeta
+from raygnn.graph.partition.edge_target import EdgeSplit
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import Edges

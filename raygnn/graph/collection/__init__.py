@@ -16,8 +16,8 @@ from raygnn.graph.remote import RemotePath
 
 if TYPE_CHECKING:
     from raygnn.config.schema import Config
+    from raygnn.graph.graph_sample import Samples
     from raygnn.graph.remote import AnyPath
-    from raygnn.graph.sample import Samples
 
 __all__ = [
     "CollectionMeta",

@@ -15,13 +15,13 @@ from raygnn.errors import DataError
 from raygnn.graph.collection.data import REMEDY, CollectionMeta, Column, Edges, Nodes
 from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import EdgeType
-from raygnn.graph.sample import Sample
+from raygnn.graph.graph_sample import Sample
 
 _Array = np.ndarray[Any, Any]
 
 
 class Collection:
-    """All graphs of a collection, mapped read only. See `raygnn.graph.sample.Samples`.
+    """All graphs of a collection, mapped read only. See `raygnn.graph.graph_sample.Samples`.
 
     Attributes:
         num_classes: the greatest target + 1 where targets are whole numbers, else None.

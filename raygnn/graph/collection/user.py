@@ -19,14 +19,14 @@ from raygnn.errors import ConfigError, DataError, RaygnnError, error_text
 from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
-from raygnn.graph.sample import Sample
+from raygnn.graph.graph_sample import Sample
 
 # what OGB and others call our splits
 _OTHER_NAMES = {"valid": "val", "validation": "val", "testing": "test", "training": "train"}
 
 
 class UserSamples:
-    """All graphs of a user's dataset. See `raygnn.graph.sample.Samples`.
+    """All graphs of a user's dataset. See `raygnn.graph.graph_sample.Samples`.
 
     The dataset has ``__len__`` and ``__getitem__``. Its splits are those of ``get_idx_split()``,
     as OGB's datasets have it, or of its attribute ``splits``; else the graphs are divided as the

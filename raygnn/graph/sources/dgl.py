@@ -17,7 +17,7 @@ from raygnn.config.graph import DglGraph
 from raygnn.errors import DataError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.dglfile import Relation, StoredGraph, read_graphs
+from raygnn.graph.partition.dgl_file import Relation, StoredGraph, read_graphs
 from raygnn.graph.sources import convert
 from raygnn.graph.sources.convert import Array
 from raygnn.graph.sources.files import check_file

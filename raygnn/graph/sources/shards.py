@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raygnn.errors import DataError
 from raygnn.graph.data import GraphData, NodeFrame
-from raygnn.graph.dglfile import StoredGraph, open_graphs
+from raygnn.graph.partition.dgl_file import StoredGraph, open_graphs
 from raygnn.graph.sources.dgl import read_edges
 from raygnn.graph.sources.many import GraphSet
 

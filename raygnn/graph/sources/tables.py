@@ -14,7 +14,7 @@ import pyarrow as pa
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
-from raygnn.graph.partjson import read_json
+from raygnn.graph.partition.dgl_json import read_json
 from raygnn.graph.sources.files import check_file
 from raygnn.graph.tables.description import edge_type, read_spec
 from raygnn.graph.tables.edges import edge_reader, read_edges

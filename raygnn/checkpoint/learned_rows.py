@@ -1,0 +1,238 @@
+"""Learned rows and their optimizer's state on storage: each rank writes those that it owns."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from raygnn.checkpoint.row_files import RowFile, RowFiles, name_of, read_rows, write_rows
+from raygnn.checkpoint.store import rows_of
+from raygnn.checkpoint.writing import Write
+from raygnn.errors import DataError
+from raygnn.graph.available_memory import memory
+from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.embeddings import ROW, Embeddings
+from raygnn.util.files import retry
+
+_APART = 0.2  # seconds between looks whether all ranks have written theirs
+
+
+class RowState:
+    """Writes a rank's learned rows in the background, and reads them again.
+
+    Args:
+        control: the collectives of the thread that trains.
+        patience: seconds for which storage may take nothing, or refuse what a run cannot do
+            without.
+    """
+
+    def __init__(self, embeddings: Embeddings, control: Exchange, patience: float):
+        self.embeddings = embeddings
+        self.control = control
+        self.patience = patience
+        self._write: Write[list[RowFile]] | None = None
+        self._directory = Path()
+        self._steps = 0
+        self._abandoned = False
+
+    @classmethod
+    def of(
+        cls,
+        embeddings: Embeddings | None,
+        control: Exchange,
+        patience: float,
+        state: Path | None,
+    ) -> RowState | None:
+        """That of a run's learned rows, if it has some.
+
+        Args:
+            state: the state file of the checkpoint to go on from, whose rows are read.
+        """
+        if embeddings is None:
+            return None
+        rows = cls(embeddings, control, patience)
+        if state is not None and (files := rows_of(state)) is not None:
+            rows.read(state.parent, files)
+        return rows
+
+    @property
+    def pending(self) -> bool:
+        """Whether rows are to be collected; the same on all ranks."""
+        return self._write is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is still writing."""
+        return self._write is not None and self._write.busy
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the storage has taken nothing of this rank."""
+        return 0.0 if self._write is None else self._write.silence
+
+    def has_room(self) -> bool:
+        """Whether a copy of this rank's rows leaves half of the free memory, as its share of what
+        all ranks on the node copy at the same time."""
+        arrays = (a for t in self.embeddings.rows for a in self.embeddings.arrays(t).values())
+        size = sum(a.numel() * a.element_size() for a in arrays)
+        neighbours = min(self.control.world.size, os.cpu_count() or 1)
+        _, free = memory()
+        return free is None or 2 * size * neighbours <= free
+
+    def begin(self, directory: Path, *, copy: bool, again: float, rows_only: bool = False) -> None:
+        """Begin to write this rank's rows to a directory, which is made; `collect` ends it.
+
+        Args:
+            copy: so that rows may change meanwhile; the copy goes when they are written.
+            again: seconds to try again while the storage is full or away.
+            rows_only: without what only training needs.
+        """
+        arrays = {
+            ntype: {
+                name: tensor.numpy().copy() if copy else tensor.numpy()
+                for name, tensor in self.embeddings.arrays(ntype).items()
+                if name == ROW or not rows_only
+            }
+            for ntype in self.embeddings.rows
+        }
+        self._directory, self._steps = directory, self.embeddings.steps
+        self._abandoned = False
+        self._write = Write(
+            lambda moved: retry(lambda: self._put(directory, arrays, moved), again), "raygnn-rows"
+        )
+
+    def abandon(self) -> None:
+        """Let rows change that are written without a copy: `collect` will raise."""
+        self._abandoned = True
+
+    def collect(self) -> RowFiles:
+        """The files of all ranks, which have written them. Collective.
+
+        Raises:
+            OSError: a rank could not, or the rows were abandoned; the same on all ranks, and
+                nothing of the rows is left.
+        """
+        assert self._write is not None
+        write, self._write = self._write, None
+        said: dict[str, Any]
+        try:
+            files = write.result()
+            if self._abandoned:
+                reason = "training went on before the learned rows were written"
+                raise TimeoutError(errno.ETIMEDOUT, reason)
+            said = {"files": [vars(file) for file in files]}
+        except OSError as error:
+            reason = f"{error.strerror or error} (rank {self.control.world.rank})"
+            said = {"failed": [error.errno, reason]}
+        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+        size = self.control.world.size
+        received = self.control.counts(np.full((size, 1), len(text)))
+        pieces = self.control.pieces([[text]] * size, received)
+        heard = [json.loads(bytes(piece.numpy())) for (piece,) in pieces]
+        if failed := [each["failed"] for each in heard if "failed" in each]:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise OSError(*failed[0])
+        listed = [file for each in heard for file in each["files"]]
+        return RowFiles.parse({"dim": self.embeddings.dim, "steps": self._steps, "files": listed})
+
+    def write(self, directory: Path) -> RowFiles:
+        """Write the rows of all ranks, without what only training needs, however slow the storage
+        is; nothing may change them meanwhile. Collective.
+
+        Raises:
+            OSError: a rank could not, or its storage took nothing for too long; the same on all
+                ranks.
+        """
+        self.begin(directory, copy=False, again=self.patience, rows_only=True)
+        while True:
+            state = torch.tensor([self.busy, self.silence >= self.patience], dtype=torch.int64)
+            busy, stalled = self.control.sum(state).tolist()
+            if not busy:
+                return self.collect()
+            if stalled:
+                raise TimeoutError(errno.ETIMEDOUT, f"it took nothing for {self.patience:g} s")
+            time.sleep(_APART)
+
+    def read(self, directory: Path, files: RowFiles) -> None:
+        """Take the rows of this rank's nodes, whoever wrote them, and the optimizer's state, if it
+        is there.
+
+        Raises:
+            DataError: a file cannot be read, or rows are missing.
+        """
+        rows = self.embeddings
+        names = {name for file in files.files for name in file.arrays}
+        if names - {ROW}:
+            rows.begin_state(files.steps, names)
+        for ntype, own in rows.rows.items():
+            arrays = {name: a.numpy() for name, a in rows.arrays(ntype).items() if name in names}
+            original = np.asarray(rows.ids[ntype])
+            order = np.argsort(original, kind="stable")
+            there = np.zeros(len(original), bool)
+            for file in files.files:
+                if file.ntype == ntype:
+                    self._take(directory, file, files.dim, original, order, arrays, there)
+            if files.dim != rows.dim or not there.all():
+                raise DataError(
+                    f"it has no learned rows of {int((~there).sum()):,} of the {len(own):,} nodes "
+                    f"of type {ntype!r} that this rank owns",
+                    where=str(directory),
+                    remedy="go on with the graph that the rows were learned on",
+                )
+
+    def _take(
+        self,
+        directory: Path,
+        file: RowFile,
+        dim: int,
+        original: np.ndarray,
+        order: np.ndarray,
+        arrays: Mapping[str, np.ndarray],
+        there: np.ndarray,
+    ) -> None:
+        """Take from one file what is this rank's.
+
+        Args:
+            original: ids of the own nodes; order: that sorts them.
+            there: which rows have come so far.
+        """
+        try:
+            for ids, found in read_rows(directory / file.name, file, dim, tuple(arrays)):
+                at = np.searchsorted(original, ids, sorter=order)
+                at[at == len(original)] = 0
+                own = order[at] if len(original) else at
+                mine = original[own] == ids if len(original) else np.zeros(len(ids), bool)
+                for name, values in found.items():
+                    arrays[name][own[mine]] = values[mine]
+                there[own[mine]] = True
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cannot be read: {getattr(error, 'strerror', None) or error}",
+                where=str(directory / file.name),
+                remedy="put back the file that training wrote",
+            ) from error
+
+    def _put(
+        self,
+        directory: Path,
+        arrays: Mapping[str, Mapping[str, np.ndarray]],
+        moved: Callable[[], None],
+    ) -> list[RowFile]:
+        moved()
+        directory.mkdir(exist_ok=True)
+        rank = self.control.world.rank
+        return [
+            write_rows(
+                directory / name_of(rank, number), ntype, self.embeddings.ids[ntype], columns, moved
+            )
+            for number, (ntype, columns) in enumerate(arrays.items())
+        ]

@@ -1,0 +1,384 @@
+"""Checkpoints in the run directory: whole or not there.
+
+``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt``, learned rows of nodes if there are some
+(see `raygnn.checkpoint.row_files`), and a ``manifest.json`` that says what they belong to and size
+and SHA-256 of each. It is written under another name and renamed, so that what has the final name
+is complete; reading verifies it all the same and passes over a damaged one.
+The weights of a finished run are beside them: see `raygnn.checkpoint.weights`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from raygnn import __version__
+from raygnn.checkpoint.digests import difference
+from raygnn.checkpoint.row_files import RowFile, RowFiles
+from raygnn.checkpoint.writing import Hashed, nothing
+from raygnn.config.rules import changes
+from raygnn.config.schema import Config
+from raygnn.errors import InputError
+from raygnn.util.files import LARGEST_JSON, json_text, read_regular, retry, sync
+
+STATE, MANIFEST = "state.ckpt", "manifest.json"
+_ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
+_ASIDE = "passed-over-"
+_STATE = {"global_step", "loops", "state_dict"}  # what Lightning cannot go on without
+_SAID = 300  # characters of what torch says
+# what torch's readers raise of a file that makes no sense
+_GARBLED = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError)
+# of a file, not of the storage
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.EIO)
+NAME = re.compile(r"step-\d{10}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole.
+
+    Attributes:
+        state: Lightning's file.
+        step: optimizer steps so far.
+        about: what its manifest says: ``config`` (see `raygnn.config.rules.fixed`), ``data``
+            (what stands for them), ``global_batch`` (seeds, over all ranks), ``batch_size``,
+            ``workers``.
+        rows: the files of learned rows beside it; None = there are none.
+    """
+
+    state: Path
+    step: int
+    about: Mapping[str, Any]
+    rows: RowFiles | None = None
+
+    @property
+    def name(self) -> str:
+        return self.state.parent.name
+
+    @property
+    def row_files(self) -> tuple[RowFile, ...]:
+        return () if self.rows is None else self.rows.files
+
+
+def write(
+    directory: Path,
+    state: Mapping[str, Any],
+    step: int,
+    keep: int,
+    about: Mapping[str, Any],
+    is_current: Callable[[], bool] = lambda: True,
+    rows: RowFiles | None = None,
+    patience: float = 0.0,
+    moved: Callable[[], None] = nothing,
+) -> None:
+    """Write the state after a step. Later ones, which the run has passed over, are put aside
+    (``passed-over-step-<n>``); of both kinds the oldest beyond ``keep`` go.
+
+    Args:
+        state: Lightning's: plain values and tensors.
+        about: for the manifest, see `Checkpoint`.
+        is_current: whether no later start of the run has taken over, which a rank that was cut
+            off, or asleep, may find when it comes back.
+        rows: learned rows, whose files ranks have written to `draft_of` this step.
+        patience: seconds to try again while the storage is full or away.
+        moved: called whenever the storage has taken something.
+
+    Raises:
+        OSError: it cannot be written; those that were there are there still.
+    """
+    draft, final = draft_of(directory, step), state_at(directory, step).parent
+    if rows is None:
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        about = {**about, "rows": rows.to_dict()}
+
+    def attempt() -> None:
+        moved()
+        directory.mkdir(exist_ok=True)
+        draft.mkdir(exist_ok=True)
+        _fill(draft, state, {**about, "step": step}, moved)
+        if not is_current():
+            raise OSError(errno.ESTALE, "a later start of the run has taken over")
+        _publish(draft, final)
+
+    try:
+        retry(attempt, patience)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync(directory)
+    shutil.rmtree(directory / f"{_ASIDE}{final.name}", ignore_errors=True)
+    for old in (*_all(directory)[:-keep], *sorted(directory.glob(f"{_ASIDE}*"))[:-keep]):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def find(
+    directory: Path, config: Config, data: str | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole and the run's own.
+
+    Args:
+        config: of the run as it is now.
+        data: what stands for its data, if that is known.
+
+    Returns:
+        It, or None; and of each newer one its name and what is wrong with it.
+
+    Raises:
+        OSError: the storage is away, which says nothing of what lies there.
+    """
+    rejected: list[str] = []
+    for candidate in reversed(_all(directory)):
+        found = judge(candidate, config, data)
+        if isinstance(found, Checkpoint):
+            return found, rejected
+        rejected.append(f"{candidate.name}: {found}")
+    return None, rejected
+
+
+def _publish(draft: Path, final: Path) -> None:
+    """Give a draft its name, and put those aside that it goes back before."""
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for other in _all(final.parent):
+            if other.name >= final.name:  # the same step again, too, after a restart
+                moved.append((other, put_aside(other)))
+        os.rename(draft, final)
+    except BaseException:
+        for other, aside in reversed(moved):
+            with contextlib.suppress(OSError):
+                os.rename(aside, other)
+        raise
+
+
+def put_aside(checkpoint: Path) -> Path:
+    """Rename one, so that it is none any more; returns its new place."""
+    aside = checkpoint.with_name(f"{_ASIDE}{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(checkpoint, aside)
+    return aside
+
+
+def judge(checkpoint: Path, config: Config, data: str | None = None) -> Checkpoint | str:
+    """A checkpoint, or what is wrong with it; the arguments and errors are those of `find`."""
+    found = _read(checkpoint)
+    return _own(found, config, data) if isinstance(found, Checkpoint) else found
+
+
+def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
+    """Where there are checkpoints and none can be used: nobody is to start over in their place."""
+    return InputError(
+        f"no checkpoint can be used: {'; '.join(rejected)}",
+        where=str(directory),
+        remedy="put a whole one back, or start over with --overwrite",
+    )
+
+
+def newest(directory: Path) -> str:
+    """Name of the newest checkpoint, whole or not; empty when none can be seen."""
+    with contextlib.suppress(OSError):
+        if found := _all(directory):
+            return found[-1].name
+    return ""
+
+
+def sweep(directory: Path) -> None:
+    """Remove what writers that were killed left unfinished."""
+    for pattern in (".step-*.tmp", ".selected-rows.tmp"):
+        for draft in directory.glob(pattern):
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_contents(state: Path) -> None:
+    """Refuse a state file that holds more than plain values and tensors, and so could run code,
+    that is compressed, and so could fill the memory, or that is not what we write.
+
+    Raises:
+        InputError: it does, or is.
+    """
+    import torch
+
+    try:
+        check_archive(state)
+        found = torch.load(state, map_location="cpu", weights_only=True)
+        if not isinstance(found, dict) or not found.keys() >= _STATE:
+            raise ValueError(f"it lacks {', '.join(sorted(_STATE))}")
+    except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
+        raise InputError(
+            f"this checkpoint is not to be trusted: {' '.join(str(error).split())[:_SAID]}",
+            where=str(state),
+            remedy="delete it; it was not written by raygnn as it is",
+        ) from error
+
+
+def check_archive(file: Path | IO[bytes]) -> None:
+    """See that torch.load can neither run what a file holds nor fill the memory with it.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: it is not as torch.save writes it.
+    """
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError("a part of it is compressed")
+            if info.filename.endswith("constants.pkl"):
+                raise ValueError("it is a program of TorchScript")
+
+
+def state_at(directory: Path, step: int) -> Path:
+    """The state file of one step's checkpoint."""
+    return directory / f"step-{step:010d}" / STATE
+
+
+def draft_of(directory: Path, step: int) -> Path:
+    """Where one step's checkpoint is written before it is whole."""
+    return directory / f".step-{step:010d}.tmp"
+
+
+def rows_of(state: Path) -> RowFiles | None:
+    """The files of learned rows beside a state file that `find` has found whole.
+
+    Raises:
+        InputError: what says so has changed meanwhile.
+    """
+    found = _manifest(state.parent)
+    if isinstance(found, str):
+        raise InputError(found, where=str(state.parent), remedy="resume once more")
+    return found[0].rows
+
+
+def files_of(checkpoint: Path) -> list[str]:
+    """The names of all files that a checkpoint has beside its manifest, as that says.
+
+    Raises:
+        OSError: the manifest cannot be read, or is damaged.
+    """
+    found = _manifest(checkpoint)
+    if isinstance(found, str):
+        raise OSError(errno.EINVAL, found, str(checkpoint))
+    return [STATE, *(file.name for file in found[0].row_files)]
+
+
+def save(value: Any, path: Path, moved: Callable[[], None] = nothing) -> Hashed:
+    """Write what torch.load reads, durably.
+
+    Args:
+        moved: called whenever the storage has taken something.
+
+    Raises:
+        OSError: it cannot be written; torch itself would make a RuntimeError of that.
+    """
+    import torch
+
+    with open(path, "wb") as file:
+        hashed = Hashed(file, moved)
+        torch.save(value, cast(IO[bytes], hashed))
+        if hashed.error is not None:
+            raise hashed.error
+    sync(path)
+    return hashed
+
+
+def _fill(
+    draft: Path, state: Mapping[str, Any], about: Mapping[str, Any], moved: Callable[[], None]
+) -> None:
+    """Write both files of a checkpoint, durably."""
+    import torch
+
+    try:
+        hashed = save(dict(state), draft / STATE, moved)
+    except OSError:
+        (draft / STATE).unlink(missing_ok=True)  # what waits for room takes none
+        raise
+    manifest = {
+        **about,
+        "bytes": hashed.bytes,
+        "sha256": hashed.sha.hexdigest(),
+        "raygnn": __version__,
+        "torch": torch.__version__,
+        "time": time.time(),
+    }
+    (draft / MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
+    sync(draft / MANIFEST)
+
+
+def _all(directory: Path) -> list[Path]:
+    """Oldest first; nothing that others may have put there.
+
+    Raises:
+        OSError: the directory is there, and cannot be read.
+    """
+    try:
+        return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
+    except FileNotFoundError:
+        return []
+
+
+def _read(directory: Path) -> Checkpoint | str:
+    """A checkpoint, or what is wrong with it."""
+    found = _manifest(directory)
+    if isinstance(found, str):
+        return found
+    checkpoint, size, sha = found
+    if checkpoint.state != state_at(directory.parent, checkpoint.step):
+        return f"it holds the checkpoint of step {checkpoint.step:,}"
+    files = [(STATE, size, sha)]
+    files += [(f.name, f.bytes, f.sha256) for f in checkpoint.row_files]
+    for name, size, sha in files:
+        try:
+            if changed := difference(directory / name, size, sha):
+                return changed
+        except OSError as error:
+            return _unreadable(name, error)
+    return checkpoint
+
+
+def _manifest(directory: Path) -> tuple[Checkpoint, int, str] | str:
+    """What a checkpoint's manifest says, and size and SHA-256 of the state; or what is wrong with
+    it."""
+    try:
+        manifest = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
+        digest = manifest.pop("digest")
+        step, size, sha = int(manifest["step"]), int(manifest["bytes"]), str(manifest["sha256"])
+        rows = RowFiles.parse(manifest["rows"]) if "rows" in manifest else None
+        about = {name: manifest[name] for name in _ABOUT}
+    except OSError as error:
+        return _unreadable(MANIFEST, error)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is damaged"
+    if digest != _digest(manifest):
+        return f"{MANIFEST} has changed since it was written"
+    return Checkpoint(directory / STATE, step, about, rows), size, sha
+
+
+def _own(found: Checkpoint, config: Config, data: str | None) -> Checkpoint | str:
+    """A checkpoint, or why it is not this run's."""
+    if changed := changes(found.about["config"], config):
+        return f"it is of another configuration: {'; '.join(changed)}"
+    if data is not None and found.about["data"] != data:
+        return "it was trained on other data, or on another split of them"
+    return found
+
+
+def _unreadable(name: str, error: OSError) -> str:
+    """What is wrong with a file; raises where that is not the file's."""
+    if error.errno not in _DAMAGE:
+        raise error
+    return f"{name} cannot be read: {error.strerror}"
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of all that a manifest says."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,252 @@
+"""The weights that a run was tested with, ``checkpoints/selected.pt``, and what they belong to.
+
+Learned rows of nodes are in ``selected-rows/``: see `raygnn.checkpoint.row_files`.
+``selected.json`` has size and SHA-256 of each file, and what stands for the data
+that they were trained on. It is removed first and written last, so that it never speaks of other
+weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn import __version__
+from raygnn.checkpoint.digests import difference, sha256
+from raygnn.checkpoint.row_files import RowFiles
+from raygnn.checkpoint.store import check_archive
+from raygnn.checkpoint.store import save as save_tensors
+from raygnn.errors import DataError, InputError
+from raygnn.util.files import open_regular, read_json, sync, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FILE, ABOUT, ROWS = "selected.pt", "selected.json", "selected-rows"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Those of a run.
+
+    Attributes:
+        path: of their file.
+        sha256: of its content.
+        data: what stands for the data they were trained on; None where that was not recorded.
+        rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
+        goals: name of each task, "" of the only one → ``ntype``, ``etype`` and ``relation`` of
+            what it predicts for, as far as there are such; None where that was not recorded.
+        sizes: see `raygnn.worker.job.Sizes`; None where that was not recorded.
+        words: see `raygnn.worker.planes.vocabulary`; None where that was not recorded.
+        like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
+            many graphs, or that was not recorded.
+    """
+
+    path: Path
+    sha256: str
+    data: str | None
+    rows: RowFiles | None = None
+    goals: Mapping[str, Mapping[str, str | None]] | None = None
+    sizes: Mapping[str, int] | None = None
+    words: Mapping[str, Sequence[Any]] | None = None
+    like: Mapping[str, Any] | None = None
+
+    @property
+    def about(self) -> Path:
+        """The file that says what they belong to."""
+        return self.path.parent / ABOUT
+
+    @property
+    def rows_directory(self) -> Path:
+        """Where the files of learned rows are."""
+        return self.path.parent / ROWS
+
+
+def save(
+    directory: Path,
+    model: nn.Module,
+    known: Mapping[str, Any],
+    rows: RowFiles | None = None,
+) -> None:
+    """Write ``selected.pt``: plain tensors by parameter name.
+
+    ``torch.load(path, weights_only=True)`` reads it, ``model.load_state_dict`` takes it.
+
+    Args:
+        directory: the run's ``checkpoints``.
+        known: ``data``, ``goals``, ``sizes``, ``words`` and ``like``: see `Weights`.
+        rows: learned rows, which all ranks have written to `rows_draft`.
+
+    Raises:
+        OSError: it cannot be written; what was there is there still.
+    """
+    draft = directory / ".selected.tmp"
+    try:
+        hashed = save_tensors(model.state_dict(), draft)
+        (directory / ABOUT).unlink(missing_ok=True)
+        os.rename(draft, directory / FILE)
+        # not of an attempt before this one, which failed at what comes later
+        if rows is None or rows_draft(directory).exists():
+            shutil.rmtree(directory / ROWS, ignore_errors=True)
+        if rows is not None and rows_draft(directory).exists():
+            os.rename(rows_draft(directory), directory / ROWS)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    about = dict(known)
+    about |= {"bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
+    if rows is not None:
+        about["rows"] = rows.to_dict()
+    about |= _schema(model)
+    write_json(directory / ABOUT, {**about, "raygnn": __version__})
+    sync(directory)
+
+
+def rows_draft(directory: Path) -> Path:
+    """Where ranks write the learned rows for `save`."""
+    return directory / f".{ROWS}.tmp"
+
+
+def _schema(model: nn.Module) -> dict[str, Any]:
+    """What a built-in network must know of the data, for whoever makes it without them."""
+    from raygnn.models.export import describe
+    from raygnn.models.network import Network
+
+    return {"schema": describe(model.schema)} if isinstance(model, Network) else {}
+
+
+def find(directory: Path) -> Weights:
+    """The weights in a run's ``checkpoints``, as they are now.
+
+    Raises:
+        InputError: there are none yet.
+        DataError: they are damaged.
+    """
+    file = directory / FILE
+    about = read_json(directory / ABOUT)
+    try:
+        with open_regular(file):
+            pass  # no FIFO, no device
+        digest = sha256(file)
+    except FileNotFoundError:
+        raise InputError(
+            "this run has no selected weights: they are written when training is over",
+            where=str(file),
+            remedy="wait for it, or let it go on with `raygnn train CONFIG --resume`",
+        ) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from error
+    data = about.get("data")
+    if about and (digest != about.get("sha256") or not isinstance(data, str)):
+        raise _damaged(file, "it has changed since it was written: its SHA-256 is another")
+    sizes = about.get("sizes")
+    return Weights(
+        file,
+        digest,
+        data,
+        _rows(directory, about),
+        goals=_goals(about.get("goals")),
+        sizes=_counts(sizes),
+        words=_lists(about.get("words")),
+        like=like if isinstance(like := about.get("like"), dict) else None,
+    )
+
+
+def _counts(found: Any) -> dict[str, int] | None:
+    if not isinstance(found, dict) or not all(isinstance(n, int) for n in found.values()):
+        return None
+    return found
+
+
+def _goals(found: Any) -> dict[str, dict[str, str | None]] | None:
+    keys = {"ntype", "etype", "relation"}
+    if not isinstance(found, dict) or not all(
+        isinstance(goal, dict)
+        and goal.keys() == keys
+        and all(isinstance(name, (str, type(None))) for name in goal.values())
+        for goal in found.values()
+    ):
+        return None
+    return found
+
+
+def _lists(found: Any) -> dict[str, list[Any]] | None:
+    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
+        return None
+    return found
+
+
+def load(weights: Weights, model: nn.Module) -> None:
+    """Put the weights into a model. Nothing that the file may hold besides tensors is executed.
+
+    Raises:
+        DataError: the file is damaged or another one by now, or its weights are not the model's.
+    """
+    import torch
+
+    file = weights.path
+    try:
+        content = file.read_bytes()
+        if (digest := hashlib.sha256(content).hexdigest()) != weights.sha256:
+            raise _damaged(file, f"it was replaced meanwhile: its SHA-256 is {digest}")
+        check_archive(io.BytesIO(content))
+        state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except DataError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise _damaged(file, f"it holds more than numbers: {_first_line(error)}") from error
+    except Exception as error:  # torch has no one kind for what is no file of its own
+        raise _damaged(file, f"it cannot be read: {_first_line(error)}") from error
+    if not isinstance(state, Mapping):
+        raise _damaged(file, f"it holds no weights by name but a {type(state).__name__}")
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        raise DataError(
+            "these are not the weights of the model that the run describes: "
+            + " ".join(str(error).split()),
+            where=str(file),
+            remedy="predict with the code and the data that it was trained with",
+        ) from error
+
+
+def _rows(directory: Path, about: Mapping[str, Any]) -> RowFiles | None:
+    """The files of learned rows, as they were written.
+
+    Raises:
+        DataError: they are damaged.
+    """
+    if "rows" not in about:
+        return None
+    try:
+        rows = RowFiles.parse(about["rows"])
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(directory / ABOUT, "what it says of learned rows makes no sense") from None
+    for file in rows.files:
+        path = directory / ROWS / file.name
+        try:
+            changed = difference(path, file.bytes, file.sha256)
+        except OSError as error:
+            raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        if changed:
+            raise _damaged(path, changed)
+    return rows
+
+
+def _damaged(file: Path, what: str) -> DataError:
+    return DataError(
+        what,
+        where=str(file),
+        remedy="put back the file that training wrote, or train again",
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,182 @@
+"""One batch through a model of the user's own, in a process of its own, before anything starts.
+
+The process makes a small graph with the types, arrays, dtypes and widths of the real one, takes a
+batch of it as a rank would, and goes forward and backward on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from raygnn.config.schema import Config
+from raygnn.driver.inputs import Input, PartitionInput
+from raygnn.errors import ConfigError
+from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
+from raygnn.graph.partition.dgl_file import read_tensor
+from raygnn.graph.remote import AnyPath
+from raygnn.preflight.facts import DryRun, PartitionFacts
+from raygnn.worker.job import Goal
+
+LIMIT = 120.0  # seconds, imports of torch and DGL included
+OUTCOME = "outcome.json"
+_OUTPUT = 500  # characters of what the process printed last that a finding quotes
+
+# what a model for GPUs says of a machine without one
+_NEEDS_GPU = re.compile(r"cuda|\bgpus?\b|nvidia|triton|\brocm\b|not implemented for '", re.I)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the process is told.
+
+    Attributes:
+        goals: what each task predicts for, by name.
+        classes: of each task that classifies, by name.
+        collection: directory of the graphs, for a task on whole graphs; None for a dataset of the
+            user's own.
+        path: ``sys.path``.
+    """
+
+    config: Config
+    facts: PartitionFacts
+    goals: Mapping[str, Goal]
+    classes: Mapping[str, int]
+    collection: AnyPath | None
+    path: tuple[str, ...]
+
+
+def request_of(
+    config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, Goal]
+) -> Request | None:
+    """What a dry run needs; None for built-in models, and where other findings say what the job
+    lacks."""
+    ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
+    if ":" not in config.model.kind or not config.trains or not ready:
+        return None
+    classes: dict[str, int] = {}
+    for name, goal in goals.items():
+        task = config.of(name).task
+        kind = goal.edges.etype if goal.edges else goal.ntype
+        if task.classifies and isinstance(given, PartitionInput) and kind is not None:
+            count = _classes(given, kind, task.target)
+            classes |= {} if count is None else {name: count}
+    collection = given.place if config.task.of_graphs else None
+    return Request(config, facts, goals, classes, collection, tuple(sys.path))
+
+
+def _classes(given: PartitionInput, kind: str | EdgeType, name: str) -> int | None:
+    """How many classes there are in an array of a node or edge type; None if it is not there."""
+    if given.data is not None:
+        nodes, edges = given.data.nodes, given.data.edges
+        frame: NodeFrame | EdgeFrame = nodes[kind] if isinstance(kind, str) else edges[kind]
+        arrays = [frame.data.get(name)]
+    else:
+        assert given.meta is not None
+        key = f"{kind if isinstance(kind, str) else etype_str(kind)}/{name}"
+        files = given.meta.files
+        paths = [f.node_feats if isinstance(kind, str) else f.edge_feats for f in files]
+        arrays = [read_tensor(path, key) for path in paths]
+    highest = [int(array.max()) for array in arrays if array is not None and len(array)]
+    return max(highest) + 1 if highest else None
+
+
+@contextlib.contextmanager
+def started(request: Request) -> Iterator[Callable[[], DryRun]]:
+    """Start the process; yields what waits for its outcome. It has ended afterwards."""
+    config = request.config
+    with TemporaryDirectory(prefix="raygnn-") as directory, _output(directory) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "raygnn.driver.dry_run_process", directory],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **config.comm.env, "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,  # so that what the model starts ends with it
+        )
+        began = time.monotonic()
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                pickle.dump(request, stdin)
+            yield lambda: _outcome(process, Path(directory), config, began)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def _output(directory: str) -> Iterator[int]:
+    """Descriptor of a file for what the process prints."""
+    output = os.open(Path(directory) / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        yield output
+    finally:
+        os.close(output)
+
+
+def _outcome(
+    process: subprocess.Popen[bytes], directory: Path, config: Config, began: float
+) -> DryRun:
+    """What came of it.
+
+    Raises:
+        ConfigError: the class cannot be imported.
+    """
+    kind = config.model.kind
+    try:
+        process.wait(max(0.0, began + LIMIT - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return DryRun(
+            "warn",
+            f"{kind} was not tried to the end: to make it and take one batch lasts longer than "
+            f"{LIMIT:g} s on this machine's CPU",
+            "make sure that it works, with a small graph and train.max_steps: 2",
+        )
+    try:
+        facts = json.loads((directory / OUTCOME).read_text())
+    except FileNotFoundError:
+        return _death(process.returncode, directory, config)
+    if facts["what"] is None:
+        return DryRun()
+    lacks_gpu = config.cluster.gpus_per_worker > 0 and bool(_NEEDS_GPU.search(facts["what"]))
+    if facts["imports"] and not lacks_gpu:
+        raise ConfigError(facts["what"], where=config.where("model.kind"), remedy=facts["remedy"])
+    at = f", at {facts['where']}" if facts["where"] else ""
+    if lacks_gpu or not facts["sure"]:
+        why = "without a GPU" if lacks_gpu else "on a small graph"
+        return DryRun(
+            "warn",
+            f"{kind} could not be tried {why}: {facts['what']}{at}",
+            "make sure that it works, with train.max_steps: 2",
+        )
+    return DryRun("error", f"{kind} fails on a batch: {facts['what']}{at}", facts["remedy"])
+
+
+def _death(code: int, directory: Path, config: Config) -> DryRun:
+    """Of a process that left no outcome."""
+    how = f"with exit status {code}"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            how = f"by {signal.Signals(-code).name}"
+    printed = (directory / "output").read_bytes()[-_OUTPUT:].decode(errors="replace").strip()
+    said = f"; it printed last: {printed}" if printed else ""
+    # SIGKILL is of the kernel, for want of memory, if not of somebody else
+    unsure = code == -signal.SIGKILL or config.cluster.gpus_per_worker > 0
+    return DryRun(
+        "warn" if unsure else "error",
+        f"{config.model.kind} ended its process {how} when it was given a batch{said}",
+        "see what of the model ends the process: os._exit, a native library, its use of memory",
+    )

@@ -1,0 +1,209 @@
+"""The process of a dry run: see `raygnn.driver.dry_run`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import re
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from raygnn.config.schema import Config
+from raygnn.driver.dry_run import LIMIT, OUTCOME, Request
+from raygnn.errors import RaygnnError, error_text, plain_text, trace_text
+from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
+from raygnn.graph.partition.make import partition_graph
+from raygnn.models.user import ClassError
+from raygnn.preflight.facts import Column
+from raygnn.runs.diagnose.causes import where
+from raygnn.runs.tracebacks import frames, own_modules
+from raygnn.sampling.batch import Batch
+from raygnn.sampling.exchange import World
+from raygnn.util.files import write_atomic
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job
+from raygnn.worker.planes.plane import open_plane
+from raygnn.worker.precision import PRECISIONS
+
+_NODES = 32  # of each type
+_DEGREE = 8  # in-edges of each node, of each edge type
+_BATCH = 8  # seeds
+_WHOLE = 2  # arrays of whole numbers that are no classes hold those below
+
+_REMEDY = (
+    "correct the model there: forward is given the features and as many DGL blocks as "
+    "sampling.fanout has numbers, without data of nodes or edges in them"
+)
+_GRAPH_REMEDY = "correct the model there: forward is given a batched DGL graph and its features"
+
+
+def main() -> None:
+    """Do what standard input asks, and leave the outcome in the directory that is named."""
+    directory = Path(sys.argv[1])
+    signal.alarm(math.ceil(2 * LIMIT))  # if the command that started it is gone
+    request: Request = pickle.load(sys.stdin.buffer)
+    sys.path[:] = request.path
+    outcome: dict[str, Any] = {"what": None}
+    trial = Trial(request, directory)
+    try:
+        _join_group()
+        trial.run()
+    except BaseException as error:  # whatever a model may raise, SystemExit too
+        outcome = describe(error, request.config, sure=trial.stepping)
+    sys.stdout.flush()
+    write_atomic(directory / OUTCOME, json.dumps(outcome))
+    os._exit(0)  # threads that the model has left need not end
+
+
+def _join_group() -> None:
+    """A process group of this process alone: a model may ask for its rank."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class Trial:
+    """A rank with a small graph, or a few graphs, for one batch.
+
+    Attributes:
+        stepping: whether the model has been given the batch.
+    """
+
+    def __init__(self, request: Request, directory: Path):
+        self._request = request
+        self._directory = directory
+        self.stepping = False
+
+    def run(self) -> None:
+        """Take a batch as a rank does, and go forward and backward.
+
+        Raises:
+            BaseException: whatever the model raises, or what is said of its outputs.
+        """
+        job = self._job()
+        config = job.config
+        torch.set_num_threads(config.cluster.cpus_per_worker)
+        ranks = Ranks(config, World(0, 1), torch.device("cpu"))
+        plane = open_plane(job, ranks)
+        task = plane.task().train()
+        batch = plane.batches(task)(0, 0)
+        if task.embeddings is not None:
+            assert isinstance(batch, Batch)
+            batch = task.embeddings.join(batch, ranks.device)
+        mixed = PRECISIONS[config.precision].autocast == "bf16-mixed"
+        self.stepping = True
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            loss = task.training_step(batch, 0)
+        loss.backward()
+
+    def _job(self) -> Job:
+        request, directory = self._request, self._directory
+        config, place = _alone(request.config, directory), request.collection
+        if not config.task.of_graphs:
+            place = directory / "partition"
+            graph = small_graph(request)
+            partition_graph(graph, place, parts=1, method="random", digest="", source={})
+        job = Job(
+            config=config,
+            partition=place,
+            run_dir=directory,
+            ntype=None,
+            replicated=True,
+            started=0.0,
+            global_batch=min(_BATCH, config.sampling.batch_size),
+        )
+        if config.tasks is not None:
+            return replace(job, goals=request.goals)
+        (goal,) = request.goals.values()
+        return replace(job, ntype=goal.ntype, edges=goal.edges)
+
+
+def _alone(config: Config, directory: Path) -> Config:
+    """The configuration for one process, which keeps nothing elsewhere."""
+    staging = config.staging.model_copy(update={"path": directory / "stage"})
+    return config.model_copy(update={"staging": staging})
+
+
+def small_graph(request: Request) -> GraphData:
+    """A graph of random numbers with the types and arrays of the real one.
+
+    Every node has in-edges of each type that leads to it: some layers of ``dgl.nn`` refuse one
+    without, and whether the real graph has such nodes is not known here.
+    """
+    facts, rng = request.facts, np.random.default_rng(0)
+    classes = _classes(request)
+    nodes = {}
+    for ntype in facts.nodes:
+        columns = {n: c[0] for n, c in facts.columns.get(ntype, {}).items() if c}
+        data = {n: _array(rng, _NODES, n, c, classes.get((ntype, n))) for n, c in columns.items()}
+        nodes[ntype] = NodeFrame(_NODES, data)
+    edges = {}
+    for etype, arrays in facts.edges.items():
+        dst = np.repeat(np.arange(_NODES), _DEGREE)
+        src, count = rng.integers(0, _NODES, len(dst)), len(dst)
+        data = {n: _array(rng, count, n, c, classes.get((etype, n))) for n, c in arrays.items()}
+        edges[etype] = EdgeFrame(src, dst, data)
+    return GraphData("small", nodes, edges, reverses=dict(facts.reverses))
+
+
+def _classes(request: Request) -> dict[tuple[str | EdgeType, str], int]:
+    """Node or edge type and name of an array of classes → how many there are."""
+    found: dict[tuple[str | EdgeType, str], int] = {}
+    for name, goal in request.goals.items():
+        kind = goal.edges.etype if goal.edges else goal.ntype
+        if name in request.classes and kind is not None:
+            found[kind, request.config.of(name).task.target] = request.classes[name]
+    return found
+
+
+def _array(
+    rng: np.random.Generator, num: int, name: str, column: Column, classes: int | None
+) -> Any:
+    """An array of a column's dtype and width; of classes the greatest is there."""
+    shape, dtype = (num, *column.shape), column.dtype
+    if name in MASKS:  # six of eight train; of the in-edges of each node, too
+        split = np.maximum(np.arange(num) % _DEGREE - (_DEGREE - 3), 0)
+        return (split == MASKS.index(name)).astype(dtype).reshape(num, *[1] * len(column.shape))
+    if classes is not None:
+        values = rng.integers(0, classes, shape)
+        values.flat[0] = classes - 1
+        return values.astype(dtype)
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if re.match("u?int", dtype):
+        return rng.integers(0, _WHOLE, shape).astype(dtype)
+    # from 0 to 1, since a model may index a table by them, and weights are not negative
+    numbers = torch.from_numpy(rng.random(shape))
+    return numbers.bfloat16() if dtype == "bfloat16" else numbers.numpy().astype(dtype)
+
+
+def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, Any]:
+    """What to say of an error.
+
+    Args:
+        sure: whether it was raised while the model worked on the batch; of one before that it is
+            the model's if the trace or the error says so.
+    """
+    place = where(frames(trace_text(error), own_modules(config.to_dict())))
+    at = str(place) if place is not None and place.whose == "user" else None
+    remedy = _GRAPH_REMEDY if config.task.of_graphs else _REMEDY
+    ours = error if isinstance(error, RaygnnError) else None
+    return {
+        "what": error_text(error) if ours is None else plain_text(ours.what),
+        "where": at or (ours and ours.where),
+        "remedy": (ours and ours.remedy) or remedy,
+        "imports": isinstance(error, ClassError),
+        "sure": sure or at is not None or str(ours and ours.where).startswith("model."),
+    }
+
+
+if __name__ == "__main__":
+    main()

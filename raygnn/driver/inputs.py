@@ -1,0 +1,398 @@
+"""What a job trains on, as the driver sees it: a partitioned graph, many graphs, or a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from raygnn.config.graph import ManyGraphs, PlantedGraph
+from raygnn.config.places import size
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, PreflightError
+from raygnn.graph.available_memory import memory
+from raygnn.graph.collection import (
+    CollectionMeta,
+    MissingCollection,
+    find_collection,
+    split_graphs,
+)
+from raygnn.graph.data import EdgeType, GraphData, etype_str
+from raygnn.graph.partition.make import Missing, find_partition
+from raygnn.graph.sources import load_graph, planted, reading_bytes
+from raygnn.graph.validate import check_weights
+from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.partition import (
+    Stored,
+    collection_facts,
+    dataset_facts,
+    graph_facts,
+    partition_facts,
+)
+from raygnn.runs.display import Display
+from raygnn.sampling.plan import resolve_fanouts
+
+if TYPE_CHECKING:
+    from raygnn.graph.partition.layout import AnyPath, PartitionMeta
+
+# bytes for each edge, as measured with 10 and 50 edges a node: METIS takes 31 to 55, and is done
+# when parts are assembled, which takes 33 to 53
+_PARTITIONING = 56
+
+
+class Input(Protocol):
+    """What a job trains on, there already or yet to be made."""
+
+    @property
+    def place(self) -> AnyPath | None:
+        """The directory where it lies, or will; None where nothing is stored."""
+        ...
+
+    @property
+    def meta(self) -> Stored | None:
+        """What is stored there; None before it is made, or where nothing is stored."""
+        ...
+
+    @property
+    def structure_bytes(self) -> int:
+        """Size of all in-edge lists as a node maps them; 0 where they are not mapped."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts it is divided."""
+        ...
+
+    def made(self, show: Display) -> Input:
+        """The same, there: made now, as a stage, if it was missing."""
+        ...
+
+    def facts(self, config: Config) -> PartitionFacts:
+        """What preflight wants to know of it.
+
+        Raises:
+            InputError: it can not be read, or has not what the task predicts.
+        """
+        ...
+
+    def known(self, config: Config) -> PartitionFacts:
+        """As `facts`, but only what there is to know without work."""
+        ...
+
+    def check(self, config: Config) -> None:
+        """Refuse what the config asks of the data and the data can not give.
+
+        Raises:
+            InputError: naming the key.
+        """
+        ...
+
+
+def table(meta: Stored) -> list[dict[str, object]]:
+    """What is stored, as rows to show: see `raygnn.graph.partition.manifest.table`."""
+    if isinstance(meta, CollectionMeta):
+        size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
+        return [{**size, "bytes": meta.bytes, "seconds": meta.manifest.seconds}]
+    from raygnn.graph.partition.manifest import table
+
+    return [dict(row) for row in table(meta)]
+
+
+def read_input(config: Config, workers: int, show: Display) -> Input:
+    """Find what the job trains on, or read and validate what it is to be made from.
+
+    A planted graph, which cannot be bad, is not generated here: its figures stand for it.
+
+    Raises:
+        InputError: bad input.
+        PreflightError: to read or to partition it takes more memory than is available.
+    """
+    if config.task.of_graphs:
+        if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
+            return DatasetInput()
+        with show.stage("graphs"):
+            collection = find_collection(config)
+            if isinstance(collection, MissingCollection):
+                _check_memory(config, "reading the graphs", collection.reading_bytes())
+            return CollectionInput(collection)
+    found = find_partition(config, workers)
+    if not isinstance(found, Missing):
+        return PartitionInput(found, None)
+    with show.stage("graph"):
+        _check_memory(config, "reading the graph", reading_bytes(found.graph))
+        if isinstance(found.graph, PlantedGraph):
+            given = PartitionInput(found, planted.sketch(found.graph))
+            held = given.facts(config).bytes
+        else:
+            masks, trains = config.needs_masks, config.trains
+            data = load_graph(found.graph, needs_masks=masks, trains=trains)
+            given = PartitionInput(found, data)
+            held = 0  # of what is still available
+        _check_memory(config, "partitioning the graph", held + given.partitioning_bytes)
+    return given
+
+
+def _check_memory(config: Config, work: str, need: int) -> None:
+    """Refuse to begin what the kernel would end, and other programs of this machine with it.
+
+    Raises:
+        PreflightError: more memory is needed than is available to this process.
+    """
+    _, available = memory()
+    if available is None or need <= available or "memory_fits" in config.cluster.allow:
+        return
+    smaller = ""
+    if isinstance(config.graph, PlantedGraph):
+        smaller = "lower graph.nodes, graph.degree or graph.features, or "
+    raise PreflightError(
+        f"{work} takes about {size(need)} of memory, and {size(available)} are available here "
+        "[memory_fits]",
+        where=str(config.file) if config.file else None,
+        remedy=f"{smaller}run raygnn partition on a machine with more memory, with partition.path "
+        "on a file system that both see; cluster.allow: [memory_fits] tries it all the same",
+    )
+
+
+@contextmanager
+def to_look_at(given: Input) -> Iterator[Input]:
+    """The same, with graphs that are yet to be packed in a directory that goes afterwards.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    if not isinstance(given, CollectionInput) or not isinstance(given.found, MissingCollection):
+        yield given
+        return
+    with TemporaryDirectory(prefix="raygnn-") as directory:
+        meta = replace(given.found, place=Path(directory) / "collection").make()
+        yield CollectionInput(meta, passing=True)
+
+
+@dataclass(frozen=True)
+class PartitionInput:
+    """The partition of one graph: there, or to be made from a graph in memory, or from one that
+    is yet to be generated, of which ``data`` has no more than the figures."""
+
+    found: PartitionMeta | Missing
+    data: GraphData | None
+
+    @property
+    def place(self) -> AnyPath:
+        return self.found.place if isinstance(self.found, Missing) else self.found.directory
+
+    @property
+    def meta(self) -> PartitionMeta | None:
+        return None if isinstance(self.found, Missing) else self.found
+
+    @property
+    def parts(self) -> int:
+        return self.found.parts if isinstance(self.found, Missing) else self.found.num_parts
+
+    @property
+    def counts(self) -> dict[EdgeType, tuple[int, int, int]]:
+        """Edge type → how many source nodes, destination nodes and edges there are."""
+        if self.data is not None:
+            nodes = {t: frame.num for t, frame in self.data.nodes.items()}
+            edges = {e: frame.num for e, frame in self.data.edges.items()}
+        else:
+            meta = self.meta
+            assert meta is not None
+            nodes = {t: meta.num_nodes(t) for t in meta.ntypes}
+            edges = {e: meta.num_edges(e) for e in meta.etypes}
+        return {e: (nodes[e[0]], nodes[e[2]], num) for e, num in edges.items()}
+
+    @property
+    def structure_bytes(self) -> int:
+        """See `Input`; as `raygnn.graph.staging.node_cache` writes them."""
+        return sum(
+            (4 if sources < 2**31 else 8) * edges + (8 + 4) * targets
+            for sources, targets, edges in self.counts.values()
+        )
+
+    @property
+    def partitioning_bytes(self) -> int:
+        """About what partitioning takes beside the graph."""
+        return _PARTITIONING * sum(num for _, _, num in self.counts.values())
+
+    def made(self, show: Display) -> PartitionInput:
+        if not isinstance(self.found, Missing):
+            return self
+        data = self.data
+        if isinstance(self.found.graph, PlantedGraph):
+            with show.stage("graph"):
+                data = load_graph(self.found.graph)
+        assert data is not None
+        with show.stage("partition") as detail:
+            return PartitionInput(self.found.make(data, detail), None)
+
+    def facts(self, config: Config) -> PartitionFacts:
+        if isinstance(self.found, Missing):
+            assert self.data is not None
+            return graph_facts(config, self.data, self.found.parts)
+        return partition_facts(config, self.found)
+
+    known = facts
+
+    def check(self, config: Config) -> None:
+        """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
+        arrays = self._edge_arrays()
+        for name, one in config.by_task.items():
+            where = f"tasks.{name}" if name else "task"
+            if (
+                config.trains
+                and one.task.seeds == "nodes"
+                and "train_mask" in (arrays or ())
+                and not self._nodes_are_split
+            ):
+                raise ConfigError(
+                    f"{one.task.kind} trains on nodes, and here only edges are for training",
+                    where=f"{where}.kind",
+                    remedy="set it to link_prediction, edge_classification or edge_regression, or "
+                    "give nodes labels and a split",
+                )
+            self._check_numbers(one, where)
+        sampling = config.sampling
+        resolve_fanouts(sampling.fanout, list(self.counts))
+        weight = sampling.edge_weight
+        if weight is not None and arrays is not None and weight not in arrays:
+            raise _no_array(weight, arrays, "sampling.edge_weight")
+        relation = config.model.relation
+        if relation is not None and arrays is not None and relation not in arrays:
+            raise _no_array(relation, arrays, "model.relation")
+        if weight is not None and self.data is not None:
+            for etype, frame in self.data.edges.items():
+                if weight in frame.data:
+                    check_weights(weight, etype, frame.data[weight])
+
+    def _check_numbers(self, config: Config, where: str) -> None:
+        """That numbers to be predicted are none that stand for words of tables."""
+        task = config.task
+        if task.classifies or task.of_links:
+            return
+        kinds = {etype_str(e) if task.of_edges else t for e in self.counts for t in (e[0], e[2])}
+        chosen = task.etype if task.of_edges else task.ntype
+        for kind in sorted(kinds):
+            named = chosen in (None, kind) or (task.of_edges and kind.split(":")[1] == chosen)
+            if named and f"{kind}/{task.target}" in self._names:
+                raise ConfigError(
+                    f"{task.target!r} of {kind} are classes, numbered in the order of their words, "
+                    f"and {task.kind} predicts numbers",
+                    where=f"{where}.kind",
+                    remedy=f"set label_kind: number in the YAML of the tables, or {where}.kind to "
+                    f"{task.unit}_classification",
+                )
+
+    @property
+    def _names(self) -> Container[str]:
+        """``"<type>/<array>"`` of the arrays whose numbers stand for words."""
+        if self.data is not None:
+            return self.data.names
+        assert self.meta is not None
+        names: Container[str] = (self.meta.manifest or {}).get("names", {})
+        return names
+
+    @property
+    def _nodes_are_split(self) -> bool:
+        if self.data is not None:
+            return any("train_mask" in frame.data for frame in self.data.nodes.values())
+        assert self.meta is not None
+        parts = (self.meta.manifest or {}).get("parts", [])
+        return any(part["splits"] for part in parts)
+
+    def _edge_arrays(self) -> set[str] | None:
+        """Names of arrays of edges; None where only reading the parts would tell."""
+        if self.data is not None:
+            return {name for frame in self.data.edges.values() for name in frame.data}
+        assert self.meta is not None
+        manifest = self.meta.manifest
+        if manifest is None:
+            return None
+        kinds = {etype_str(etype) for etype in self.meta.etypes}
+        named = (key.rpartition("/") for key in manifest["features"])
+        return {name for kind, _, name in named if kind in kinds}
+
+
+def _no_array(name: str, arrays: set[str], key: str) -> ConfigError:
+    known = ", ".join(sorted(arrays)) or "none"
+    return ConfigError(
+        f"no edge type has an array {name!r}; there are: {known}",
+        where=key,
+        remedy="name one of them, or remove the key",
+    )
+
+
+@dataclass(frozen=True)
+class CollectionInput:
+    """Many graphs in one directory: there, or yet to be packed."""
+
+    found: CollectionMeta | MissingCollection
+    passing: bool = False  # packed to be looked at, in a directory that goes
+
+    structure_bytes = 0
+    parts = 1
+
+    @property
+    def place(self) -> Path:
+        found = self.found
+        return found.place if isinstance(found, MissingCollection) else found.directory
+
+    @property
+    def meta(self) -> CollectionMeta | None:
+        found = self.found
+        return None if self.passing or isinstance(found, MissingCollection) else found
+
+    def made(self, show: Display) -> CollectionInput:
+        if not isinstance(self.found, MissingCollection):
+            return self
+        with show.stage("collection") as detail:
+            return CollectionInput(self.found.make(detail))
+
+    def facts(self, config: Config) -> PartitionFacts:
+        meta = self.found
+        assert isinstance(meta, CollectionMeta)
+        meta.check_target(config.task, known=config.trains)
+        splits = _splits(meta, config) if config.trains else {}
+        return collection_facts(meta, splits, stored=not self.passing)
+
+    def known(self, config: Config) -> PartitionFacts:
+        return dataset_facts() if self.meta is None else self.facts(config)
+
+    def check(self, config: Config) -> None:
+        """See `Input`: nothing is sampled, and `facts` looks at the targets."""
+
+
+def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
+    """How many graphs there are in each split."""
+    column = meta.target(config.task.target)
+    graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
+    classes = None
+    if column.high is not None and column.shape in ((), (1,)):
+        classes = np.load(meta.directory / column.file).reshape(-1)
+    splits = split_graphs(meta.num_graphs, classes, graph)
+    return {name: len(numbers) for name, numbers in splits.items()}
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """A dataset of the user's own, which only the ranks open."""
+
+    place = None
+    meta = None
+    structure_bytes = 0
+    parts = 1
+
+    def made(self, show: Display) -> DatasetInput:
+        return self
+
+    def facts(self, config: Config) -> PartitionFacts:
+        return dataset_facts()
+
+    known = facts
+
+    def check(self, config: Config) -> None:
+        """The ranks will see."""

@@ -1,0 +1,342 @@
+"""Starting Ray Train on a job, and saying why it failed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.checkpoint import save_requests
+from raygnn.checkpoint.save_requests import Request
+from raygnn.driver.ray.connection import RayCluster, patience
+from raygnn.driver.worker_startup import Startup
+from raygnn.errors import LONGEST_TRACE, DataError, RaygnnError, TrainingError, plain_text
+from raygnn.preflight.comm_plan import CommPlan
+from raygnn.runs.diagnose.causes import REMEDIES
+from raygnn.runs.diagnose.memory import MemoryKill
+from raygnn.runs.diagnose.state import STATE, file_of, read_state
+from raygnn.runs.display import Display
+from raygnn.util.files import read_json
+from raygnn.worker import blackbox, ray_nodes
+from raygnn.worker import failures as faults
+from raygnn.worker.blackbox import memory
+from raygnn.worker.job import RESULT, SENDING, STOP, Job, attempts
+from raygnn.worker.main import train_loop
+
+if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
+
+_LONGEST_STOP = 60.0  # seconds
+_OWN_STOP = 3.0  # seconds
+_POLL = 0.05  # seconds
+
+_CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# what the text of a cause says of how to mend it
+_REMEDIES = (
+    (
+        "Unable to find address for",
+        "let GLOO_SOCKET_IFNAME name an interface that is up and has an address on every node",
+    ),
+    (
+        "worker group startup timed out",
+        "see what else runs on the cluster, lower cluster.workers, or raise comm.timeout",
+    ),
+)
+
+
+class Launch:
+    """A job under way: Ray Train in a thread of its own, so that the caller's can do other things.
+
+    Args:
+        cluster: it need not be ready yet.
+
+    Attributes:
+        cluster: the Ray that the ranks run on.
+    """
+
+    def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
+        self._job = job
+        self._workers = workers
+        self._comm = comm
+        self.cluster = cluster
+        self._error: BaseException | None = None
+        self._oom_kills = memory.oom_kills()
+        self._before = attempts(job.run_dir)
+        self._starts: int | None = None  # before the end was asked for
+        self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
+        self._stopped = False
+        cluster.start()
+        cluster.host(self._thread)
+
+    def stop(self, *, ask: bool = True) -> None:
+        """End the job: ranks look for a file, leave behind what they were doing, and go.
+
+        Args:
+            ask: by that file; not where the run directory is another run's by now.
+        """
+        self._stopped = True
+        self._starts = self.starts  # Ray Train may start them once more, to find that file
+        if ask:
+            with contextlib.suppress(OSError):
+                (self._job.run_dir / STOP).touch()
+        # where Ray goes with us, too, nobody has to wait for its last word
+        self._thread.join(_OWN_STOP if self.cluster.local else _LONGEST_STOP)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the ranks are between their first step and their last."""
+        return self.running() and self.starts > 0 and _trains(self._job.run_dir)
+
+    def save(self) -> None:
+        """Have the ranks write a checkpoint; waits for it no longer than the configuration
+        says."""
+        sending = self._job.run_dir / SENDING
+        deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
+        with contextlib.suppress(OSError):
+            request = Request(self._job.run_dir)
+            try:
+                while (request.answer is None or sending.exists()) and self.running():
+                    if time.monotonic() >= deadline:
+                        break
+                    time.sleep(_POLL)
+            finally:
+                request.withdraw()
+
+    @property
+    def started(self) -> float:
+        """When the command began, seconds since the epoch."""
+        return self._job.started
+
+    @property
+    def starts(self) -> int:
+        """How often this command has started the ranks."""
+        if self._starts is not None:
+            return self._starts
+        return attempts(self._job.run_dir) - self._before
+
+    def running(self) -> bool:
+        """Whether there is something to wait for."""
+        return self._thread.is_alive() and self.cluster.death() is None
+
+    def startup(self, show: Display) -> Startup:
+        """What to look at until the workers are there."""
+        return Startup(self._job.config, self._workers, self.cluster, show)
+
+    def result(self) -> dict[str, Any]:
+        """What rank 0 left for the summary; waits for the end.
+
+        Raises:
+            PreflightError: Ray did not start.
+            TrainingError: with the first cause, as far as a rank could still say it.
+        """
+        while self.running():
+            self._thread.join(_POLL)
+        if self._thread.is_alive() or self._error is not None:
+            death = self.cluster.death()
+            if death is not None:
+                with contextlib.suppress(OSError):  # ranks on other nodes may run on
+                    (self._job.run_dir / STOP).touch()
+                raise self._ray_died(death, None)
+        if isinstance(self._error, RaygnnError):
+            raise self._error
+        failures = faults.recorded(self._job.run_dir)
+        file = self._job.run_dir / RESULT
+        # without an error and without a result, the ranks found a failure recorded: see train_loop
+        if self._error is not None or not file.exists():
+            gone = self._lost()
+            error = explain(self._error, failures, gone)
+            direct = error.final or isinstance(_root(self._error), TrainingError)
+            error.direct = direct or (bool(failures) and not failures[0].is_consequence)
+            killed = memory.oom_kills() - self._oom_kills
+            faults.record_driver(self._job.run_dir, error, self._error, killed, gone)
+            raise error from self._error
+        result = read_json(file)
+        file.unlink()
+        save_requests.clear(self._job.run_dir)
+        blackbox.tidy(self._job.run_dir / "logs")
+        return result
+
+    def _lost(self) -> list[ray_nodes.Lost]:
+        """The ranks whose nodes are gone; none where Ray itself is."""
+        found: list[ray_nodes.Lost] = []
+        if not self.cluster.local:
+            with contextlib.suppress(Exception):  # which must not hide the error
+                found = ray_nodes.lost(self._job.run_dir)
+        return found
+
+    def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
+        """The error for a process of Ray's that died, with its record for `raygnn diagnose`."""
+        error = TrainingError(what, remedy=REMEDIES["ray_died"])
+        error.trace = plain(cause) if cause is not None else None
+        faults.record_driver(self._job.run_dir, error, cause, 0, ray_died=True)
+        return error
+
+    def _run(self) -> None:
+        try:
+            self.cluster.wait()
+            self._fit()
+        except BaseException as error:
+            self._error = error
+
+    def _fit(self) -> None:
+        """Run Ray Train; the death of its controller counts as that of a rank."""
+        from ray.exceptions import ActorDiedError
+
+        local, failures = self.cluster.local, self._job.config.fault.max_failures
+        while not self._stopped:
+            trainer = make_trainer(self._job, self._workers, self._comm, failures, local=local)
+            try:
+                trainer.fit()
+                return
+            except ActorDiedError as error:
+                failures = min(failures - 1, self._job.config.fault.max_failures - self.starts)
+                if self.cluster.death() is not None:
+                    raise
+                if failures < 0:
+                    raise self._ray_died(_CONTROLLER, error) from error
+
+
+def _trains(run_dir: Path) -> bool:
+    """Whether the ranks are between their first step and their last."""
+    try:
+        state = read_state(file_of(run_dir / "logs", 0, STATE))
+    except DataError:
+        return False
+    if state is None or state.training.step is None or state.start.attempt != attempts(run_dir):
+        return False
+    return state.training.phase not in (blackbox.TEST, blackbox.DONE)
+
+
+def make_trainer(
+    job: Job, workers: int, comm: CommPlan, failures: int, *, local: bool
+) -> TorchTrainer:
+    """The TorchTrainer of a job; nothing starts yet.
+
+    Args:
+        failures: after which the ranks are started again.
+        local: on a Ray that was started for this job.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from raygnn.driver.ray.allocator import ENVIRONMENT
+    from raygnn.driver.ray.scaling import Scaling
+    from raygnn.driver.ray.trainer import LeanTrainer
+    from raygnn.worker.comm.backend import CommConfig
+
+    config = job.config
+    cluster = config.cluster
+    known = {field.name for field in fields(FailureConfig)}
+    resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
+    trainer = LeanTrainer(
+        train_loop,
+        train_loop_config=job,  # passed on as it is
+        torch_config=CommConfig.of(comm, job.run_dir / "logs"),
+        scaling_config=ScalingConfig(
+            num_workers=workers,
+            use_gpu=cluster.gpus_per_worker > 0,
+            resources_per_worker={k: v for k, v in resources.items() if v},
+        ),
+        run_config=RunConfig(
+            # our checkpoints lie in the run directory; Ray's bookkeeping stays out of the way,
+            # under a name that it has never seen, since it would continue a run of that name
+            name=f"start-{time.time_ns()}",
+            storage_path=str(job.run_dir / ".ray"),
+            failure_config=FailureConfig(
+                max_failures=failures,
+                # a node that goes while the ranks start is what [min, max] is there for
+                controller_failure_limit=failures if cluster.elastic else 0,
+                # of newer versions, whose default is to begin anew without end
+                **{name: failures for name in ("max_preemption_failures",) if name in known},
+            ),
+            # from their first moment what is the same on all nodes; the backend sees to the rest
+            worker_runtime_env={"env_vars": {**ENVIRONMENT, **comm.everywhere()}},
+        ),
+    )
+    trainer.local = local
+    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
+    trainer.policy = Scaling(trainer.scaling_config, fewest, job.run_dir, patience(config))
+    return trainer
+
+
+def explain(
+    error: BaseException | None,
+    failures: list[faults.Failure],
+    lost: Sequence[ray_nodes.Lost] = (),
+) -> TrainingError:
+    """What to tell the user: what a rank recorded, else what Ray Train says of it.
+
+    Args:
+        lost: ranks whose nodes are gone.
+    """
+    root = _root(error)
+    if isinstance(root, TrainingError):  # ours, of Ray Train's controller: it ended the run
+        return root
+    if failures and not failures[0].is_consequence:
+        return failures[0].as_error()
+    if lost:
+        return TrainingError(
+            str(lost[0]), where=lost[0].host, remedy=REMEDIES["node_lost"], rank=lost[0].rank
+        )
+    # those that could not say anything: killed, and the cause of what the others met
+    said = {failure.rank for failure in failures}
+    dead = [(r, e) for r, e in getattr(error, "worker_failures", {}).items() if r not in said]
+    if dead:
+        rank, cause = min(dead, key=lambda one: not getattr(one[1], "final", False))
+        if isinstance(cause, TrainingError):  # there was no room to record it
+            return cause
+        text = plain(cause)
+        kill = MemoryKill.of(text)
+        return TrainingError(
+            f"it was killed by Ray for memory: {kill.why}"
+            if kill
+            else f"a worker died: {_cause_line(text)}",
+            where=f"rank {rank}",
+            remedy=REMEDIES["memory" if kill else "died"],
+            rank=rank,
+            trace=text,
+        )
+    if failures:
+        return failures[0].as_error()
+    text = plain(root)
+    if (kill := MemoryKill.of(text)) is not None:
+        what = f"{kill.process or 'a process'} was killed by Ray for memory: {kill.why}"
+        return TrainingError(what, where=kill.host, remedy=REMEDIES["memory"], trace=text)
+    remedies = [remedy for phrase, remedy in _REMEDIES if phrase in text]
+    return TrainingError(
+        f"Ray Train failed: {type(root).__name__}: {_cause_line(text)}",
+        remedy=(remedies or ["run again with -v to see Ray's own messages"])[0],
+        trace=plain(error),
+    )
+
+
+def plain(error: BaseException | None) -> str:
+    """The text of an error of Ray's, without what colours it in a terminal."""
+    text = plain_text(str(error), LONGEST_TRACE)
+    return _ESCAPES.sub("", text).strip() or type(error).__name__
+
+
+def _root(error: BaseException | None) -> BaseException | None:
+    """What an error of Ray's was made of."""
+    for _ in range(10):
+        inner = getattr(error, "controller_failure", None) or getattr(error, "cause", None)
+        inner = inner or getattr(error, "__cause__", None)
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error
+
+
+def _cause_line(text: str) -> str:
+    """The line that says it: the first, or the last one that is not indented of a traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not any(line.startswith(("Traceback", "ray::")) for line in lines):
+        return lines[0]
+    flush = [line for line in lines if not line[0].isspace()]
+    return flush[-1] if flush else lines[-1].strip()

@@ -1,0 +1,165 @@
+"""What is decided before anything starts: partition, nodes, workers, topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+
+from raygnn.config.schema import Config
+from raygnn.driver import dry_run
+from raygnn.driver.inputs import Input
+from raygnn.driver.ray.connection import RayCluster
+from raygnn.graph.partition.edge_target import EdgeTarget
+from raygnn.preflight.edges import edge_target
+from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.partition import Stored, task_ntype
+from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
+from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
+from raygnn.runs.display import Display
+from raygnn.worker.job import Goal
+
+# share of a node's free memory that the whole structure may take; its workers map one copy
+_REPLICATED_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job that is ready to be judged and started.
+
+    Attributes:
+        report: of the preflight.
+        goals: what each task predicts for, by name, "" for the only one; nothing where the report
+            says why.
+        workers: see `count_workers`.
+        replicated: whether every rank holds the whole structure.
+        training_seeds: how many there are; None where only the ranks will know.
+        global_batch: seeds of a batch, over all ranks.
+    """
+
+    input: Input
+    report: Report
+    goals: Mapping[str, Goal]
+    workers: int
+    replicated: bool
+    training_seeds: int | None
+    global_batch: int
+
+    def topology(self, config: Config) -> str | None:
+        """How the structure is spread over the nodes; None where graphs are the seeds."""
+        if config.task.of_graphs:
+            return None
+        return "replicated" if self.replicated else "partitioned"
+
+    def steps_per_epoch(self, config: Config) -> int | None:
+        """Optimizer steps, as every rank makes them; None where only the ranks will know."""
+        if self.training_seeds is None:
+            return None
+        batches = -(-self.training_seeds // self.global_batch)
+        return -(-batches // config.train.accumulate)
+
+
+def count_workers(config: Config, cluster: RayCluster) -> int:
+    """How many workers a batch and the partition are made for, the most that there will be; asks
+    a running cluster when that decides."""
+    if config.cluster.limits is not None:
+        return config.cluster.limits[1]
+    if not cluster.local:
+        cluster.wait()
+    return resolve_workers(config, probe_resources(config, cluster.local))
+
+
+class Nodes:
+    """Those that a job may use, looked at as often as there is something new to look for; a
+    context manager."""
+
+    def __init__(self, config: Config, cluster: RayCluster):
+        self._config = config
+        self._cluster = cluster
+        self._probes: Probes | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def look(self, meta: Stored | None) -> Survey:
+        """What they have, and what they see of the partition; ``meta`` is None before there is one.
+
+        Raises:
+            InputError: the driver cannot write to the storage.
+            PreflightError: no connection to the cluster.
+        """
+        if self._cluster.local:
+            return probe_local(self._config, meta)
+        if self._probes is None:
+            self._cluster.wait()
+            self._probes = self._open.enter_context(Probes())
+        return self._probes.about(self._config, meta)
+
+
+def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
+    """Make what the job trains on, unless it is there, on nodes that can train on it: what else
+    stops the job is said before time is spent.
+
+    Raises:
+        InputError: bad input.
+        PreflightError: the job cannot run here. Nothing was made.
+    """
+    if given.meta is None and given.place is not None:
+        given.check(config)
+        verdict(preflight(config, given.known(config), nodes.look(None)).findings, config)
+    return given.made(show)
+
+
+def make_plan(
+    config: Config, nodes: Nodes, workers: int, given: Input, global_batch: int, show: Display
+) -> Plan:
+    """Look at the nodes and check everything; nothing is raised for what the checks find.
+
+    Raises:
+        ConfigError: what is to be sampled is not in the graph, or the class of the model cannot be
+            imported.
+        PreflightError: no connection to the cluster.
+    """
+    given.check(config)
+    facts = given.facts(config)
+    goals = goals_of(config, facts)
+    request = dry_run.request_of(config, given, facts, goals)
+    # while the nodes are looked at
+    with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
+        survey = nodes.look(given.meta)
+        with nullcontext() if request is None else show.stage("trial of the model"):
+            trial = outcome()
+        report = preflight(config, facts, survey, trial)
+    return Plan(
+        input=given,
+        report=report,
+        goals=goals,
+        workers=workers,
+        replicated=_replicated(config, given.structure_bytes, report),
+        training_seeds=None if config.tasks else facts.splits.get("train"),
+        global_batch=global_batch,
+    )
+
+
+def goals_of(config: Config, facts: PartitionFacts) -> dict[str, Goal]:
+    """What each task predicts for, by name."""
+    return {name: _goal(one, facts) for name, one in config.by_task.items()}
+
+
+def _goal(config: Config, facts: PartitionFacts) -> Goal:
+    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
+    return Goal(
+        ntype=task_ntype(config, facts.columns),
+        edges=edges if isinstance(edges, EdgeTarget) else None,
+    )
+
+
+def _replicated(config: Config, size: int, report: Report) -> bool:
+    if config.sampling.topology != "auto":
+        return config.sampling.topology == "replicated"
+    free = [node.memory_available for node in report.nodes if node.memory_available is not None]
+    return not free or size <= _REPLICATED_SHARE * min(free)

@@ -1,0 +1,192 @@
+"""How many workers each start of the ranks gets: Ray Train's policy of scaling.
+
+Ray's own policies start what was asked for, or as many as Ray has had room for some time ago, and
+then wait in silence for nodes that do not come. This one counts what there is at that moment, and
+ends the run when there is not enough for too long. Where ``cluster.workers`` is ``[min, max]`` it
+also lets the run go on with fewer workers, and with more when there is room again.
+
+Runs in the process of Ray Train's controller.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.scaling_policy import (
+    FixedScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+)
+
+from raygnn.checkpoint import store
+from raygnn.checkpoint.save_requests import Request
+from raygnn.errors import TrainingError
+from raygnn.preflight.findings import some
+from raygnn.runs.run_directory import SCALING, Events
+from raygnn.worker import ray_nodes
+from raygnn.worker.job import STOP
+
+log = logging.getLogger("raygnn")
+
+_POLL = 1.0  # seconds between looks for room while nothing runs
+_SETTLE = 3.0  # seconds that less than the most has to last before it is taken for what there is
+_LOOK = 15.0  # seconds between looks for more room while ranks run
+_NAMED = 4  # ranks that are named of those that were lost
+_AGAIN = 300.0  # seconds until the next try, after one for which no checkpoint came
+_SAVING = 30.0  # seconds for the ranks to write the checkpoint that more of them go on from
+
+
+class Group(WorkerGroupCallback):
+    """Knows the placement group that the ranks hold, which the policy is not told of."""
+
+    held: ClassVar[Any] = None
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        state = worker_group.get_worker_group_state()
+        handle = getattr(state, "placement_group_handle", None)  # of newer versions
+        Group.held = state.placement_group if handle is None else handle.placement_group
+
+
+class Scaling(FixedScalingPolicy):
+    """Between ``fewest`` and ``scaling_config.num_workers``, as many workers as fit.
+
+    Args:
+        patience: seconds to wait for room for the fewest.
+    """
+
+    def __init__(self, scaling_config: Any, fewest: int, run_dir: Path, patience: float):
+        super().__init__(scaling_config)
+        self._fewest, self._most = fewest, int(scaling_config.num_workers)
+        self._run_dir = run_dir
+        self._patience = patience
+        self._waiting: float | None = None  # since when there is no room for the fewest
+        self._settling: float | None = None  # since when there is less than for the most
+        self._next_look = 0.0
+        self._more = 0  # room that the last look found while the ranks ran
+        self._request: Request | None = None  # for a checkpoint
+        self._asked = 0.0  # when it was made
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start as many as fit, or wait.
+
+        Raises:
+            TrainingError: there has been no room for long enough, or the driver wants the end.
+        """
+        whole: Any = super().make_decision_for_non_running_worker_group()
+        self._more = 0
+        self._withdraw()
+        if Group.held is None and self._fewest == self._most:
+            return whole  # the first start, which Ray waits for, and the driver looks at
+        room, now = self._room(), time.monotonic()
+        if room >= self._most or (room >= self._fewest and self._settled(now)):
+            if room < self._most:
+                self._tell(f"{some(room, 'worker')} of {self._most}{self._why()}")
+            self._waiting = self._settling = None
+            self._next_look = now + _LOOK
+            return replace(whole, num_workers=room)
+        if room < self._fewest:
+            self._settling = None
+            if self._waiting is None:
+                self._waiting = now
+                self._tell(
+                    f"waiting up to {self._patience:.0f} s for room for {self._fewest} workers: "
+                    f"there is room for {room}{self._why()}"
+                )
+            if now - self._waiting >= self._patience:
+                raise self._no_room(room)
+        if (self._run_dir / STOP).exists():
+            raise TrainingError("the command ended the run while it waited for room")
+        time.sleep(_POLL)  # Ray would ask again at once
+        return NoopDecision()
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        """Start anew with more, after a checkpoint, when two looks have found room for them."""
+        nothing = super().make_decision_for_running_worker_group(
+            worker_group_state, worker_group_status
+        )
+        size, now = len(worker_group_state.workers), time.monotonic()
+        if size >= self._most or (self._request is None and now < self._next_look):
+            return nothing
+        self._next_look = now + _LOOK
+        room, before = self._room(), self._more
+        self._more = room
+        if min(room, before) <= size:
+            self._withdraw()
+            return nothing
+        if not self._saved(now):
+            return nothing
+        return ResizeDecision(
+            num_workers=room,
+            resources_per_worker=self.scaling_config._resources_per_worker_not_none,
+        )
+
+    def _room(self) -> int:
+        needs = self.scaling_config._resources_per_worker_not_none
+        wanted = {name: n for name, n in needs.items() if n}
+        try:
+            return min(ray_nodes.room(wanted, Group.held), self._most)
+        except Exception:  # Ray does not answer; ranks that run need not end of that
+            log.warning("the room for workers cannot be told", exc_info=True)
+            return 0
+
+    def _settled(self, now: float) -> bool:
+        self._settling = now if self._settling is None else self._settling
+        return now - self._settling >= _SETTLE
+
+    def _saved(self, now: float) -> bool:
+        """Whether the ranks have written the checkpoint that they are asked for here. If they do
+        not in time, they go on as many as they are: more are not worth what would be lost."""
+        with suppress(OSError):
+            if self._request is None:
+                self._request, self._asked = Request(self._run_dir), now
+                self._tell(f"there is room for {self._more} workers: first a checkpoint")
+                return False
+            saved = self._request.answer
+            if saved is None and now - self._asked < _SAVING:
+                return False
+            self._withdraw()
+            if saved:
+                newest = store.newest(self._run_dir / "checkpoints")
+                self._tell(f"a start of all with {self._more} workers, from {newest}")
+                return True
+            self._tell("no checkpoint came, so all go on as they are")
+            self._next_look = now + _AGAIN
+        return False
+
+    def _withdraw(self) -> None:
+        if self._request is not None:
+            self._request.withdraw()
+            self._request = None
+
+    def _why(self) -> str:
+        """The ranks that were lost, after a semicolon each."""
+        if Group.held is None:  # there was no start yet
+            return ""
+        return "".join(f"; {each}" for each in ray_nodes.lost(self._run_dir)[:_NAMED])
+
+    def _tell(self, what: str) -> None:
+        """Leave word for the driver, which shows it."""
+        events = Events(self._run_dir / "logs" / SCALING)
+        events.tell(what)
+        events.close()
+
+    def _no_room(self, room: int) -> TrainingError:
+        lost = ray_nodes.lost(self._run_dir)
+        told = "".join(f"; {each}" for each in lost[:_NAMED])
+        return TrainingError(
+            f"there is room for {some(room, 'worker')} of {self._fewest}, after "
+            f"{self._patience:.0f} s{told}",
+            where=f"rank {lost[0].rank} on {lost[0].host}" if lost else None,
+            remedy="bring the node back or add another, and train with --resume; with "
+            "cluster.workers [min, max] a run goes on with the workers that are left",
+            rank=lost[0].rank if lost else None,
+        )

@@ -1,0 +1,201 @@
+"""Where a run goes on: from which checkpoint, and whether this job may."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from raygnn.checkpoint import store as checkpoint
+from raygnn.checkpoint.mirror import Mirror
+from raygnn.checkpoint.store import Checkpoint
+from raygnn.config.rules import changes, fixed
+from raygnn.config.schema import Config
+from raygnn.driver.plan import Plan
+from raygnn.errors import InputError, RaygnnError
+from raygnn.runs.run import Run
+from raygnn.runs.run_directory import Mode, RunDir, is_run
+from raygnn.util.files import storage_errors
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        checkpoint: what it goes on from; None = from the beginning.
+        global_batch: seeds of a batch, over all ranks.
+        rejected: newer checkpoints and what is wrong with each.
+        resumed: whether the user asked for an earlier run to go on.
+        fetched: the mirror that the checkpoint was fetched from, if it was.
+    """
+
+    checkpoint: Checkpoint | None
+    global_batch: int
+    rejected: tuple[str, ...] = ()
+    resumed: bool = False
+    fetched: str | None = None
+
+    def notes(self, workers: int, batch_size: int) -> Iterator[str]:
+        """What the user should know, a line each."""
+        for what in self.rejected:
+            yield f"resume: passed over {what}"
+        if not self.resumed:
+            return
+        if self.checkpoint is None:
+            yield "resume: there is no checkpoint yet, so this starts from the beginning"
+            return
+        place = f", from {self.fetched}" if self.fetched else ""
+        yield f"resume: from step {self.checkpoint.step:,} ({self.checkpoint.name}{place})"
+        if self.global_batch != workers * batch_size:
+            yield (
+                f"resume: a batch stays {self.global_batch:,} seeds, as the run began: about "
+                f"{-(-self.global_batch // workers):,} for each of {workers} workers"
+            )
+
+
+def resume_mode(config: Config) -> Mode:
+    """How to claim the directory of a run that is to go on: with a mirror of its checkpoints,
+    this machine need not have seen it."""
+    new = config.fault.mirror is not None and not is_run(config.run_dir)
+    return "new" if new else "resume"
+
+
+@contextmanager
+def only_fetched(run: RunDir) -> Iterator[None]:
+    """What was fetched from a mirror to a directory in which no run begins goes again."""
+    fresh = not is_run(run.path)
+    try:
+        yield
+    finally:
+        if fresh and not run.begun:
+            shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def check_mirror(config: Config, run: RunDir, *, overwrite: bool) -> None:
+    """Before a run begins anew: see that the mirror has none of its name, or remove it there.
+
+    Raises:
+        InputError: it has one, or is where the run's own are.
+        DataError: the mirror cannot be reached.
+    """
+    mirror = Mirror.of(config)
+    if mirror is None:
+        return
+    mirror.check(run.checkpoints)
+    if overwrite:
+        mirror.clear()
+    elif names := mirror.names():
+        raise InputError(
+            f"the mirror has checkpoints of a run of this name: {names[-1]} is the newest",
+            where=str(mirror),
+            remedy="pass --resume to go on from it, --overwrite to replace it, or choose another "
+            "name",
+        )
+
+
+def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> Start:
+    """Where to begin.
+
+    The number of workers may be another one than the checkpoint's: batches stay as they are, and
+    are cut into as many shares.
+
+    Raises:
+        InputError: the config has changed where it must not, or there is no whole checkpoint of a
+            run that had one, or that is done.
+    """
+    global_batch = config.sampling.batch_size * workers
+    if not resume:
+        return Start(None, global_batch)
+    mirror, fetched = Mirror.of(config), False
+    with storage_errors(run.checkpoints, InputError):
+        found, rejected = checkpoint.find(run.checkpoints, config)
+        if mirror is not None:
+            mirror.check(run.checkpoints)
+            newer, bad = _fetch(mirror, config, run, found)
+            found, fetched = (newer, True) if newer is not None else (found, False)
+            rejected += bad
+    if found is None and not rejected and not is_run(run.path):
+        raise InputError(
+            "there is no run to resume, neither here nor in the mirror",
+            where=f"{run.path}, {mirror}",
+            remedy="start it without --resume",
+        )
+    changed = changes(fixed(_recorded(run)), config) if found or rejected else []
+    if found is not None:
+        began = int(found.about["global_batch"])
+        if global_batch != began and config.sampling.batch_size != found.about["batch_size"]:
+            changed.append(f"sampling.batch_size × workers was {began:,} and is {global_batch:,}")
+        global_batch = began
+    if changed:
+        raise InputError(
+            f"the run began with another configuration: {'; '.join(changed)}",
+            where=str(run.path),
+            remedy="go on with what it began with, or start over with another name or --overwrite",
+        )
+    if found is None and rejected:
+        raise checkpoint.unusable(run.checkpoints, rejected)
+    if found is None and run.summary.get("status") == "done":
+        raise InputError(
+            "this run is done, and has no checkpoint to go on from",
+            where=str(run.path),
+            remedy="start over with --overwrite, or choose another name",
+        )
+    place = str(mirror) if fetched else None
+    return Start(found, global_batch, tuple(rejected), resumed=True, fetched=place)
+
+
+def _fetch(
+    mirror: Mirror, config: Config, run: RunDir, here: Checkpoint | None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint of the mirror, if it is newer than that here, fetched; and of
+    each newer one what is wrong with it."""
+    rejected: list[str] = []
+    for name in reversed(mirror.names()):
+        if here is not None and name <= here.name:
+            break
+        found = checkpoint.judge(mirror.fetch(name, run.checkpoints), config)
+        if isinstance(found, Checkpoint):
+            return found, rejected
+        checkpoint.put_aside(run.checkpoints / name)
+        rejected.append(f"{name} in {mirror}: {found}")
+    return None, rejected
+
+
+def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:
+    """Refuse to go on where there is nothing left to do.
+
+    Raises:
+        InputError: the run is done, or went further than the configuration now says.
+    """
+    per_epoch = plan.steps_per_epoch(config)
+    if per_epoch is None or not start.resumed:
+        return  # the ranks will see
+    steps = config.train.epochs * per_epoch
+    if config.train.max_steps is not None:
+        steps = min(steps, config.train.max_steps)
+    done = run.summary.get("steps", 0) if run.summary.get("status") == "done" else 0
+    if done and done >= steps:
+        raise InputError(
+            f"this run is done: it made {done:,} steps, and train.epochs and train.max_steps ask "
+            f"for {steps:,}",
+            where=str(run.path),
+            remedy="ask for more of them, or start over with --overwrite",
+        )
+    if start.checkpoint is not None and start.checkpoint.step > steps:
+        raise InputError(
+            f"the newest checkpoint is of step {start.checkpoint.step:,}, and train.epochs and "
+            f"train.max_steps ask for {steps:,}",
+            where=str(start.checkpoint.state.parent),
+            remedy="repeat the --set options of the first start, or start over with --overwrite",
+        )
+
+
+def _recorded(run: RunDir) -> dict[str, Any]:
+    """The config that the run began with; empty where nobody can tell any more."""
+    try:
+        return Run(run.path).config
+    except RaygnnError:
+        return {}

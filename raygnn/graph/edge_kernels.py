@@ -1,0 +1,234 @@
+"""Compiled passes over edge lists (numba, without the GIL, compiled once and cached).
+
+An edge list may come in any order; *lists* are its in-edge lists: ``indptr`` ``[rows+1]``, and
+``order`` ``[E]``, the edges' places in the input; an empty ``order`` says that the input lies in
+this order already, which most do and which saves a random access and the memory for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, uint64
+
+from raygnn.graph.partition.dgl_json import IntArray
+from raygnn.util import hashing
+
+IndexArray = np.ndarray[Any, Any]  # int32 where that is wide enough, int64 elsewhere
+
+_COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
+
+_mix = njit(inline="always")(hashing.mix)
+
+
+def index_type(limit: int) -> type[np.int32] | type[np.int64]:
+    """The integer type for ids and places below ``limit``."""
+    return np.int32 if limit < 2**31 else np.int64
+
+
+def group(keys: IntArray, groups: int) -> tuple[IntArray, IndexArray]:
+    """Stable counting sort: (int64 ``[groups+1]`` where each group starts, places by group)."""
+    starts = starts_of(keys, groups)
+    order = np.empty(len(keys), dtype=index_type(len(keys)))
+    _scatter(keys, starts[:-1].copy(), order)
+    return starts, order
+
+
+def in_lists(dst: IntArray, num: int) -> tuple[IntArray, IndexArray]:
+    """The in-edge lists of an edge list: see the module's text."""
+    if rising(dst):
+        return starts_of(dst, num), np.empty(0, dtype=index_type(len(dst)))
+    return group(dst, num)
+
+
+def starts_of(keys: IntArray, groups: int) -> IntArray:
+    """int64 ``[groups+1]``: where each key's run starts once the keys are sorted."""
+    starts = np.zeros(groups + 1, dtype=np.int64)
+    _count(keys, starts)
+    return np.cumsum(starts, out=starts)
+
+
+@njit(**_COMPILE)
+def rising(keys):  # type: ignore[no-untyped-def]
+    """Whether the keys are sorted."""
+    for i in range(1, len(keys)):  # noqa: SIM110 (slower as a generator)
+        if keys[i] < keys[i - 1]:
+            return False
+    return True
+
+
+@njit(**_COMPILE)
+def _count(keys, starts):  # type: ignore[no-untyped-def]
+    for key in keys:
+        starts[key + 1] += 1
+
+
+@njit(**_COMPILE)
+def _scatter(keys, cursor, order):  # type: ignore[no-untyped-def]
+    for i in range(len(keys)):
+        order[cursor[keys[i]]] = i
+        cursor[keys[i]] += 1
+
+
+@njit(**_COMPILE)
+def is_symmetric(indptr, ids):  # type: ignore[no-untyped-def]
+    """Whether lists are those of a symmetric graph without loops and multiple edges, sorted.
+
+    That each edge has its opposite is seen from sums of hashes of both directions, which differ
+    otherwise but for a chance of 2⁻⁶⁴: looking for it would take a random access for each edge.
+    """
+    total = uint64(0)
+    for row in range(len(indptr) - 1):
+        last = np.int64(-1)
+        for k in range(indptr[row], indptr[row + 1]):
+            other = np.int64(ids[k])
+            if other == row or other <= last:
+                return False
+            last = other
+            if row < other:
+                total += _mix(_mix(uint64(row)) + uint64(other))
+            else:
+                total -= _mix(_mix(uint64(other)) + uint64(row))
+    return total == uint64(0)
+
+
+@njit(**_COMPILE)
+def count_ends(src, dst, src_first, dst_first, starts):  # type: ignore[no-untyped-def]
+    """Add each edge to ``starts[node + 1]`` of both its ends."""
+    for i in range(len(src)):
+        starts[src[i] + src_first + 1] += 1
+        starts[dst[i] + dst_first + 1] += 1
+
+
+@njit(**_COMPILE)
+def put_ends(src, dst, src_first, dst_first, cursor, ids):  # type: ignore[no-untyped-def]
+    """Put each end of each edge into the list of the other one."""
+    for i in range(len(src)):
+        a, b = src[i] + src_first, dst[i] + dst_first
+        ids[cursor[a]] = b
+        cursor[a] += 1
+        ids[cursor[b]] = a
+        cursor[b] += 1
+
+
+@njit(**_COMPILE)
+def sort_lists(indptr, ids, out):  # type: ignore[no-untyped-def]
+    """The lists of a symmetric graph, each sorted: transposed, which it is its own of."""
+    cursor = indptr[:-1].copy()
+    for row in range(len(indptr) - 1):
+        for k in range(indptr[row], indptr[row + 1]):
+            out[cursor[ids[k]]] = row
+            cursor[ids[k]] += 1
+
+
+@njit(**_COMPILE)
+def drop_repeats(indptr, ids):  # type: ignore[no-untyped-def]
+    """Drop loops and repeated ids from sorted lists, in place; ``ids`` is used up to the end of
+    the new ``indptr``."""
+    kept, begin = 0, 0
+    for row in range(len(indptr) - 1):
+        end = indptr[row + 1]
+        last = row
+        for k in range(begin, end):
+            if ids[k] != row and ids[k] != last:
+                last = ids[k]
+                ids[kept] = last
+                kept += 1
+        begin = end
+        indptr[row + 1] = kept
+
+
+@njit(**_COMPILE)
+def degrees_in(indptr, rows, out):  # type: ignore[no-untyped-def]
+    """``out[i+1]`` = entries of all lists up to that of ``rows[i]``."""
+    total = 0
+    for i in range(len(rows)):
+        total += indptr[rows[i] + 1] - indptr[rows[i]]
+        out[i + 1] = total
+
+
+@njit(**_COMPILE)
+def count_leaving(indptr, order, src, rows, row_part, src_part, counts):  # type: ignore[no-untyped-def]
+    """Add the edges into ``rows`` from other parts to ``counts[part of the source]``.
+
+    ``rows`` are input ids in new order, ``row_part`` their parts in that order, ``src_part`` the
+    parts of the sources by input id.
+    """
+    sorted_already = len(order) == 0
+    for i in range(len(rows)):
+        for k in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            source = src_part[src[k if sorted_already else order[k]]]
+            if source != row_part[i]:
+                counts[source] += 1
+
+
+@njit(**_COMPILE)
+def put_leaving(indptr, order, src, rows, row_part, src_part, new_indptr, cursor, heads, places):  # type: ignore[no-untyped-def]
+    """As `count_leaving`: put down the new row, and the place in the new lists, of these edges."""
+    sorted_already = len(order) == 0
+    for i in range(len(rows)):
+        start = indptr[rows[i]]
+        for k in range(start, indptr[rows[i] + 1]):
+            source = src_part[src[k if sorted_already else order[k]]]
+            if source != row_part[i]:
+                at = cursor[source]
+                heads[at] = i
+                places[at] = new_indptr[i] + k - start
+                cursor[source] = at + 1
+
+
+@njit(**_COMPILE)
+def own_edges(indptr, order, src, rows, new_id, first_row, first, last, far, sources, heads):  # type: ignore[no-untyped-def]
+    """Both ends of the edges into ``rows``, list after list.
+
+    Args:
+        rows: input ids; new_id: homogeneous ids of the sources by input id.
+        first_row: what the first row is called in ``heads``.
+        first, last: the part's own homogeneous ids; ``far`` is set for the sources outside.
+        sources, heads: are filled, with homogeneous ids and with row numbers.
+
+    Returns the number of edges from outside.
+    """
+    sorted_already = len(order) == 0
+    at, cut = 0, 0
+    for i in range(len(rows)):
+        for k in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            source = new_id[src[k if sorted_already else order[k]]]
+            if source < first or source >= last:
+                far[source] = True
+                cut += 1
+            sources[at] = source
+            heads[at] = first_row + i
+            at += 1
+    return cut
+
+
+@njit(**_COMPILE)
+def make_local(ids, first, last, local):  # type: ignore[no-untyped-def]
+    """Homogeneous ids → local ids, in place: own nodes come first, ``local`` has the others."""
+    for i in range(len(ids)):
+        if first <= ids[i] < last:
+            ids[i] -= first
+        else:
+            ids[i] = local[ids[i]]
+
+
+@njit(**_COMPILE)
+def places_of(indptr, order, rows, out):  # type: ignore[no-untyped-def]
+    """The input's places of the edges into ``rows``, list after list."""
+    sorted_already = len(order) == 0
+    at = 0
+    for i in range(len(rows)):
+        for k in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            out[at] = k if sorted_already else order[k]
+            at += 1
+
+
+@njit(**_COMPILE)
+def sources_of(indptr, order, src, rows, new_indptr, heads, places, out):  # type: ignore[no-untyped-def]
+    """Sources (input ids) of the edges at ``places`` of the new lists, in rows ``heads``."""
+    sorted_already = len(order) == 0
+    for i in range(len(heads)):
+        k = indptr[rows[heads[i]]] + places[i] - new_indptr[heads[i]]
+        out[i] = src[k if sorted_already else order[k]]

@@ -1,0 +1,286 @@
+"""From a graph and the part of each node to the contents of DGL's partition files.
+
+The convention is DGL's: homogeneous ids run part by part and type by type, a part owns the
+in-edges of its nodes, and its graph holds every edge that touches one of its nodes, so the
+out-edges to other parts too (one hop of halo). Within a part, nodes of a type keep their
+original order, and edges are numbered by type, destination and original id: in-edge lists are
+in original order however the graph is divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.graph import edge_kernels
+from raygnn.graph.arrays import Rows
+from raygnn.graph.data import EdgeType, GraphData, etype_str
+from raygnn.graph.edge_kernels import IndexArray, index_type
+from raygnn.graph.partition.dgl_json import IntArray
+
+
+@dataclass(frozen=True)
+class PartGraph:
+    """The content of a part's ``graph.dgl``, and what the manifest says of it.
+
+    Attributes:
+        src, dst: int64 ``[E_local]`` local ids; own nodes come first, then the halo.
+        ndata, edata: DGL's reserved fields.
+        halo: nodes of other parts that own in-edges come from.
+        cut: own in-edges that come from other parts.
+    """
+
+    num_nodes: int
+    src: IntArray
+    dst: IntArray
+    ndata: dict[str, IndexArray]
+    edata: dict[str, IndexArray]
+    halo: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Edges of one type: the in-edge lists of the input (see `passes`), and what is new.
+
+    Attributes:
+        indptr, order, src: the lists in input ids; ``src`` by place in the input.
+        new_indptr: int64 ``[n_dst + 1]``, where the lists start once the rows are renumbered.
+        leaving: ``[parts + 1]``; from there on are the edges that leave each part, in ``heads``
+            (type-wise ids of the destinations) and ``places`` (type-wise ids of the edges).
+    """
+
+    indptr: IntArray
+    order: IndexArray
+    src: IntArray
+    new_indptr: IntArray
+    leaving: IntArray
+    heads: IndexArray
+    places: IndexArray
+
+
+class Assembly:
+    """A graph renumbered for its parts; gives what each part's files hold.
+
+    Its methods may be called from several threads at once.
+
+    Attributes:
+        node_map: node type → int64 ``[parts, 2]`` homogeneous id ranges, as DGL's json has them.
+        edge_map: edge type → the same.
+    """
+
+    def __init__(self, data: GraphData, assignment: dict[str, IntArray], parts: int):
+        self.data, self.parts = data, parts
+        self.typed = len(data.nodes) > 1 or len(data.edges) > 1
+        self._node_starts: dict[str, IntArray] = {}
+        self._node_order: dict[str, IndexArray] = {}
+        for ntype in data.nodes:
+            self._node_starts[ntype], self._node_order[ntype] = edge_kernels.group(
+                assignment[ntype], parts
+            )
+        self._part_of = {
+            ntype: np.repeat(np.arange(parts, dtype=np.int32), np.diff(starts))
+            for ntype, starts in self._node_starts.items()
+        }
+        input_part = {ntype: part.astype(np.int32) for ntype, part in assignment.items()}
+        self._edges = {etype: self._lists(etype, input_part[etype[0]]) for etype in data.edges}
+        self._edge_starts = {
+            etype: edges.new_indptr[self._node_starts[etype[2]]]
+            for etype, edges in self._edges.items()
+        }
+        self.node_map = _homogeneous(self._node_starts)
+        self.edge_map = _homogeneous(self._edge_starts)
+        # type-wise id + shift[part] = homogeneous id
+        index = index_type(data.num_nodes)
+        self._node_shift = {
+            ntype: (self.node_map[ntype][:, 0] - starts[:-1]).astype(index)
+            for ntype, starts in self._node_starts.items()
+        }
+        self._edge_shift = {
+            etype: self.edge_map[etype][:, 0] - starts[:-1]
+            for etype, starts in self._edge_starts.items()
+        }
+        self._new_id: dict[str, IndexArray] = {}  # homogeneous, by input id
+        for ntype, order in self._node_order.items():
+            starts = np.repeat(self._node_shift[ntype], np.diff(self._node_starts[ntype]))
+            self._new_id[ntype] = np.empty(len(order), dtype=index)
+            self._new_id[ntype][order] = starts + np.arange(len(order))
+        self._bounds = np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
+
+    def _lists(self, etype: EdgeType, src_part: IndexArray) -> _Edges:
+        frame, rows = self.data.edges[etype], self._node_order[etype[2]]
+        src, dst = np.ascontiguousarray(frame.src), np.ascontiguousarray(frame.dst)
+        indptr, order = edge_kernels.in_lists(dst, len(rows))
+        new_indptr = np.zeros(len(rows) + 1, dtype=np.int64)
+        edge_kernels.degrees_in(indptr, rows, new_indptr)
+        given = (indptr, order, src, rows, self._part_of[etype[2]], src_part)
+        counts = np.zeros(self.parts, dtype=np.int64)
+        edge_kernels.count_leaving(*given, counts)
+        leaving = np.concatenate([[0], np.cumsum(counts)])
+        heads = np.empty(leaving[-1], dtype=index_type(len(rows)))
+        places = np.empty(leaving[-1], dtype=index_type(len(src)))
+        edge_kernels.put_leaving(*given, new_indptr, leaving[:-1].copy(), heads, places)
+        return _Edges(indptr, order, src, new_indptr, leaving, heads, places)
+
+    def num_nodes(self, part: int) -> dict[str, int]:
+        """Own nodes of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
+
+    def num_edges(self, part: int) -> dict[EdgeType, int]:
+        """Own edges of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
+
+    def original_nodes(self, part: int) -> dict[str, Tensor]:
+        """Node type → int64, original ids of the part's own nodes."""
+        return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
+
+    def original_edges(self, part: int) -> dict[str, Tensor]:
+        """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
+        return {etype_str(t): torch.from_numpy(self._own(t, part)) for t in self.data.edges}
+
+    def node_data(self, part: int) -> dict[str, Rows]:
+        """``"<type>/<name>"`` → rows of the part's own nodes."""
+        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
+        return {
+            f"{ntype}/{name}": Rows(array, ids)
+            for ntype, ids in own.items()
+            for name, array in self.data.nodes[ntype].data.items()
+        }
+
+    def edge_data(self, part: int) -> dict[str, Rows]:
+        """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
+        own = {t: self._own(t, part) for t, frame in self.data.edges.items() if frame.data}
+        return {
+            f"{etype_str(etype)}/{name}": Rows(array, ids)
+            for etype, ids in own.items()
+            for name, array in self.data.edges[etype].data.items()
+        }
+
+    def _nodes(self, ntype: str, part: int) -> IntArray:
+        first, last = self._node_starts[ntype][part : part + 2]
+        return self._node_order[ntype][first:last].astype(np.int64)
+
+    def _own(self, etype: EdgeType, part: int) -> IntArray:
+        """Places in the input of the part's own edges."""
+        edges = self._edges[etype]
+        places = np.empty(self.num_edges(part)[etype], dtype=np.int64)
+        edge_kernels.places_of(edges.indptr, edges.order, self._rows(etype, part), places)
+        return places
+
+    def _rows(self, etype: EdgeType, part: int) -> IndexArray:
+        """Input ids of the part's own nodes of the destination type."""
+        first, last = self._node_starts[etype[2]][part : part + 2]
+        return self._node_order[etype[2]][first:last]
+
+    def part(self, part: int) -> PartGraph:
+        """One part's graph."""
+        first, last = (int(bound) for bound in self._bounds[part : part + 2])
+        outer = [self._outer_edges(etype, part) for etype in self.data.edges]
+        out_src, out_dst, out_ids = map(np.concatenate, zip(*outer, strict=True))
+        sizes = list(self.num_edges(part).values())
+        own = sum(sizes)
+        types = np.arange(len(outer), dtype=np.int32)
+        out_types = np.repeat(types, [len(ids) for *_, ids in outer])
+        if self.typed:  # sorted runs, one for each type and part: merged rather than sorted
+            by_id = np.argsort(out_ids, kind="stable")
+            out_src, out_dst, out_ids, out_types = (
+                array[by_id] for array in (out_src, out_dst, out_ids, out_types)
+            )
+        del outer
+
+        # The part's own edges come first; they have one range of ids.
+        src, dst = (np.empty(own + len(out_ids), dtype=np.int64) for _ in range(2))
+        src[own:], dst[own:] = out_src, out_dst
+        far = np.zeros(self._bounds[-1], dtype=np.bool_)
+        cut, begin = 0, 0
+        for etype, size in zip(self.data.edges, sizes, strict=True):
+            edges, end = self._edges[etype], begin + size
+            cut += edge_kernels.own_edges(
+                edges.indptr,
+                edges.order,
+                edges.src,
+                self._rows(etype, part),
+                self._new_id[etype[0]],
+                int(self.node_map[etype[2]][part, 0]),
+                first,
+                last,
+                far,
+                src[begin:end],
+                dst[begin:end],
+            )
+            begin = end
+        halo = int(np.count_nonzero(far))
+        far[out_dst] = True
+        nodes = np.concatenate([np.arange(first, last), np.flatnonzero(far)])
+        local = np.empty(self._bounds[-1], dtype=index_type(len(far)))
+        local[nodes] = np.arange(len(nodes), dtype=local.dtype)
+        edge_kernels.make_local(src, first, last, local)
+        edge_kernels.make_local(dst, first, last, local)
+
+        start = min(self.edge_map[etype][part, 0] for etype in self.data.edges)
+        ids = np.arange(start, start + len(src))
+        ids[own:] = out_ids
+        inner = np.zeros(len(src), dtype=np.uint8)
+        inner[:own] = 1
+        node_type, node_part = self._describe(nodes)
+        ndata = {
+            "_ID": nodes,
+            "part_id": node_part,
+            "inner_node": (np.arange(len(nodes)) < last - first).astype(np.uint8),
+        }
+        edata: dict[str, IndexArray] = {"_ID": ids, "inner_edge": inner}
+        if self.typed:
+            ndata["_TYPE"] = node_type
+            edata["_TYPE"] = np.concatenate([np.repeat(types, sizes), out_types])
+        return PartGraph(
+            num_nodes=len(nodes),
+            src=src,
+            dst=dst,
+            ndata=ndata,
+            edata=edata,
+            halo=halo,
+            cut=int(cut),
+        )
+
+    def _outer_edges(self, etype: EdgeType, part: int) -> tuple[IndexArray, IndexArray, IntArray]:
+        """Homogeneous ids of both ends, and of the edges, that leave the part."""
+        edges, ntype = self._edges[etype], etype[2]
+        chosen = slice(*edges.leaving[part : part + 2])
+        heads, places = edges.heads[chosen], edges.places[chosen]
+        sources = np.empty(len(heads), dtype=edges.src.dtype)
+        edge_kernels.sources_of(
+            edges.indptr,
+            edges.order,
+            edges.src,
+            self._node_order[ntype],
+            edges.new_indptr,
+            heads,
+            places,
+            sources,
+        )
+        dst_part = self._part_of[ntype][heads]
+        return (
+            self._new_id[etype[0]][sources],
+            heads + self._node_shift[ntype][dst_part],
+            places + self._edge_shift[etype][dst_part],
+        )
+
+    def _describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
+        """Type number (int32) and part (int64) of homogeneous node ids."""
+        starts = np.stack([m[:, 0] for m in self.node_map.values()], axis=1).reshape(-1)
+        at = np.searchsorted(starts, nodes, side="right") - 1
+        return (at % len(self.node_map)).astype(np.int32), at // len(self.node_map)
+
+
+def _homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
+    """Where each type's parts start, type-wise ``[parts+1]`` → homogeneous ``[parts, 2]``."""
+    sizes = np.stack([np.diff(each) for each in starts.values()], axis=1)  # [parts, types]
+    ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
+    return {
+        kind: np.stack([ends[:, i] - sizes[:, i], ends[:, i]], axis=1)
+        for i, kind in enumerate(starts)
+    }

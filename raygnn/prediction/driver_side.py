@@ -1,0 +1,350 @@
+"""``raygnn predict`` and ``raygnn evaluate``: what a trained model says of the data of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.config.places import unwritable
+from raygnn.config.schema import Config
+from raygnn.config.values import LARGEST
+from raygnn.driver.plan import Plan
+from raygnn.errors import InputError, TrainingError
+from raygnn.graph.data import etype_str
+from raygnn.graph.partition.layout import read_meta
+from raygnn.prediction.request import Asked, ask
+from raygnn.runs.display import Display
+from raygnn.runs.run import Run
+from raygnn.util.files import replacing, storage_errors
+from raygnn.worker.job import ROWS, SPLITS
+from raygnn.worker.planes.id_lists import read_wanted
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A file of predictions.
+
+    Attributes:
+        path: of the Parquet file.
+        rows: how many it has.
+        split: what was predicted.
+        workers: how many took part.
+        left_out: graphs that could not be had and have no row (``guard.on_bad_sample: skip``).
+    """
+
+    path: Path
+    rows: int
+    split: str
+    workers: int
+    left_out: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def predict(
+    run: str | Path | Run,
+    *,
+    out: str | PathLike[str],
+    split: str = "all",
+    task: str | None = None,
+    scores: bool = False,
+    ids: str | PathLike[str] | None = None,
+    fanout: Sequence[int] | None = None,
+    new_data: bool = False,
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> Predicted:
+    """Predict with the weights that a run was tested with, and write a row for each node, edge
+    or graph.
+
+    Blocks. The model is run as it is when training ends, exactly, over the data that it was
+    trained on. The run directory stays as it is.
+
+    Args:
+        run: its path, or its name within ``storage``.
+        out: the Parquet file to write; whole, or not at all.
+        split: ``train``, ``val``, ``test`` or ``all``.
+        task: which one, of a run with several.
+        scores: also a probability for each class.
+        ids: a file of nodes or graphs, to predict for those alone: text with an id in each line,
+            or Parquet with a column of them, ``node`` or ``graph``.
+        fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
+            place of all of them.
+        new_data: for data that the model was not trained on, of the same node and edge types and
+            features, which ``overrides`` name; nodes and graphs need no labels and no splits.
+        overrides: such as ``cluster.workers=1``: keys that do not change what was trained; with
+            ``new_data`` also those of ``graph``.
+        overwrite: replace ``out`` if it is there.
+        verbose, display, started: see `raygnn.train`.
+
+    Returns:
+        The file. Columns: ``node`` (its id in the user's graph: a number, or of
+        tables what they call it), ``edge`` (its number) with ``source``, ``target`` and
+        ``relation``, or ``graph``; ``prediction`` (a class, of tables its word; a number or a list
+        of them), ``probability`` (of the class), ``split``, ``label`` (as ``prediction``, null
+        where unknown), and ``scores``, of the classes in the order of their numbers;
+        of links ``score`` instead; rows in order of the number.
+
+    Raises:
+        InputError: ``out`` cannot be written, or the run has no weights or not its data.
+        PreflightError: it cannot be done here. Nothing was started.
+        TrainingError: it failed on a rank.
+        Interrupted: Ctrl-C.
+    """
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    splits = (*SPLITS, "all")
+    asked = ask(
+        run, splits, split, storage, overrides, verbose, display, started, new_data, task, True
+    )
+    request = {"scores": scores, **_few(asked.one, ids, fanout)}
+    of = f"{asked.task}, " if asked.task else ""
+    return _write(asked, file, overwrite, f"{of}split {split} → {file}", **request)
+
+
+def embed(
+    run: str | Path | Run,
+    *,
+    out: str | PathLike[str],
+    ntype: str | None = None,
+    split: str = "all",
+    new_data: bool = False,
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> Predicted:
+    """Write what a run's tested model makes of each node or graph before its last step.
+
+    Of tasks on nodes that is what goes into the last layer; of tasks on edges what goes into the
+    decoder; of tasks on graphs all pooled layers side by side; of several tasks what their heads
+    have in common.
+
+    Args:
+        ntype: which nodes; None = those that the task is about.
+        run, out, split, new_data, storage, overrides, overwrite, verbose, display,
+            started: see `predict`.
+
+    Returns:
+        The file. Columns: ``node`` or ``graph``, as of `predict`, ``split``, and ``embedding``,
+        a list of float32.
+
+    Raises:
+        InputError: the model has no such rows, or none for this type; and see `predict`.
+        PreflightError, TrainingError, Interrupted: see `predict`.
+    """
+    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    asked = ask(
+        run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started, new_data
+    )
+    if asked.config.task.of_edges and split != "all":
+        raise InputError(
+            f"the splits of {asked.config.task.kind} are of edges, and embeddings are of nodes",
+            where=f"--split {split}",
+            remedy="leave it out, and choose nodes from the file that is written",
+        )
+    if ntype is not None and asked.config.task.of_graphs:
+        raise InputError(
+            "the embeddings of this run are of graphs",
+            where=f"--ntype {ntype}",
+            remedy="leave it out",
+        )
+    purpose = f"embeddings, split {split} → {file}"
+    return _write(asked, file, overwrite, purpose, embeddings=True, ntype=ntype)
+
+
+def evaluate(
+    run: str | Path | Run,
+    *,
+    split: str | None = None,
+    task: str | None = None,
+    new_data: bool = False,
+    storage: str = "runs",
+    overrides: Sequence[str] = (),
+    verbose: bool = False,
+    display: bool = True,
+    started: float | None = None,
+) -> dict[str, float]:
+    """Measure the weights that a run was tested with, as it was done when training ended.
+
+    Args:
+        split: ``train``, ``val`` or ``test``; of new graphs also ``all``, those that have a target.
+            None = all of new graphs, else ``test``.
+        task: which one, of a run with several; None = all.
+        run, new_data, storage, overrides, verbose, display, started: see `predict`.
+
+    Returns:
+        The metrics, named as in ``summary.json``: ``test/accuracy``, …; of several tasks
+        ``test/<task>/accuracy``.
+
+    Raises:
+        InputError, PreflightError, TrainingError, Interrupted: see `predict`.
+    """
+    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task)
+    with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
+        metrics: dict[str, float] = found["metrics"]
+    asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
+    return metrics
+
+
+def _few(
+    config: Config, ids: str | PathLike[str] | None, fanout: Sequence[int] | None
+) -> dict[str, Any]:
+    """What a `Request` says of a list of nodes or graphs.
+
+    Raises:
+        InputError: it cannot be read, or asks for what there is not.
+    """
+    task = config.task
+    if ids is None:
+        if fanout is not None:
+            raise InputError(
+                "neighbours are drawn for a list of nodes; without one all of them are used",
+                where="--fanout",
+                remedy="name a file with --ids, or leave --fanout out",
+            )
+        return {}
+    if task.of_edges:
+        raise InputError(
+            f"{task.kind} predicts for edges, which have no ids",
+            where=f"--ids {ids}",
+            remedy="leave it out and choose from the file that is written",
+        )
+    depth = config.model.depth
+    wrong = [each for each in fanout or () if not -1 <= each <= LARGEST]
+    if fanout is not None and (task.of_graphs or len(fanout) != depth or wrong):
+        what = f"the model has {depth} layers"
+        if task.of_graphs:
+            what = "graphs have all their edges"
+        elif len(fanout) == depth:
+            what = f"{wrong[0]} is no number of neighbours"
+        raise InputError(
+            what,
+            where=f"--fanout {','.join(map(str, fanout))}",
+            remedy="leave it out"
+            if task.of_graphs or not depth
+            else f"give a number up to {LARGEST} for each, from the nodes outward; -1 = all",
+        )
+    file = Path(ids).expanduser().absolute()
+    return {
+        "wanted": read_wanted(file, task.unit),
+        "fanout": None if fanout is None else tuple(fanout),
+    }
+
+
+def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: Any) -> Predicted:
+    """Run the job, and put the ranks' rows into one file."""
+    with asked.answered(purpose, rows=True, **request) as (found, place, plan):
+        key = asked.one.task.unit
+        if request.get("embeddings"):
+            key = "graph" if asked.config.task.of_graphs else "node"
+        names = _names(plan, asked, request.get("ntype"), key)
+        _merge(place / ROWS, found, key, file, overwrite, asked.show, names)
+    left_out = found.get("left_out", 0)
+    made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
+    if left_out:
+        asked.show.note(f"{left_out:,} graphs could not be had, and have no row")
+    asked.show.note(f"{made.rows:,} rows in {file}")
+    return made
+
+
+def free_file(file: Path, overwrite: bool) -> Path:
+    """The file of ``--out``, if it can be written.
+
+    Raises:
+        InputError: it cannot.
+    """
+    other = "choose another --out"
+    what, remedy = None, other
+    with storage_errors(file, InputError, other):  # of a name that is too long
+        if not file.parent.is_dir():
+            what, remedy = f"there is no directory {file.parent}", f"make it, or {other}"
+        elif file.exists() and not file.is_file():
+            what = "this is no file but a directory or a device"
+        elif file.exists() and not overwrite:
+            what, remedy = "this file is there already", f"{other}, or pass --overwrite"
+        elif (why := unwritable(file.parent)) is not None:
+            what = f"it cannot be written: {why}"
+    if what is not None:
+        raise InputError(what, where=str(file), remedy=remedy)
+    return file
+
+
+def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, Any]:
+    """Column → what the user calls the nodes, relations or classes in it; none where that is their
+    number.
+
+    Args:
+        ntype: of the nodes, if it is not the one that the task is about.
+        key: the first column.
+
+    Raises:
+        DataError: the partition's file of them is damaged.
+    """
+    goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
+    if plan.input.place is None or (goal.ntype is None and goal.edges is None):
+        return {}
+    import pyarrow as pa
+
+    from raygnn.graph.partition.id_file import read_ids
+
+    meta = read_meta(plan.input.place)
+    words = {**(meta.manifest or {}).get("names", {}), **(asked.weights.words or {})}
+    if goal.edges is None or key == "node":
+        if ntype is None:
+            ntype = goal.ntype if goal.edges is None else goal.edges.etype[0]
+        assert ntype is not None
+        found = {"node": read_ids(meta, ntype)}
+    else:
+        etype, relation = goal.edges.etype, goal.edges.relation
+        found = {"source": read_ids(meta, etype[0]), "target": read_ids(meta, etype[2])}
+        names = words.get(f"{etype_str(etype)}/{relation}")
+        if names is not None:
+            found["relation"] = pa.array(names)
+    kind = goal.ntype if goal.edges is None else etype_str(goal.edges.etype)
+    classes = words.get(f"{kind}/{asked.one.task.target}")
+    if classes is not None and asked.one.task.classifies:
+        spare = [None] * (2 - len(classes))  # a model has two classes at least
+        found |= dict.fromkeys(("prediction", "label"), pa.array([*classes, *spare]))
+    return {column: names for column, names in found.items() if names is not None}
+
+
+def _merge(
+    place: Path,
+    found: dict[str, Any],
+    key: str,
+    file: Path,
+    overwrite: bool,
+    show: Display,
+    names: Mapping[str, Any] | None = None,
+) -> None:
+    """Put the ranks' rows into one file, sorted, with what the user calls the numbers in them."""
+    from raygnn.prediction.merge import merge
+
+    files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
+    files = [each for each in files if each.exists()]
+    with (
+        show.stage("merge"),
+        storage_errors(file, InputError, "choose another --out"),
+        replacing(file) as out,
+    ):
+        rows = merge(files, out, key, names)
+        if rows != found["rows"]:
+            raise TrainingError(
+                f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
+                where=str(place),
+                remedy="see that all nodes mount the same storage",
+            )
+        free_file(file, overwrite)  # which may have changed meanwhile

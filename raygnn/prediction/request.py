@@ -1,0 +1,348 @@
+"""The job in which a trained model is asked, beside its run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raygnn.checkpoint import weights
+from raygnn.config.graph import TablesGraph
+from raygnn.config.load import load_config
+from raygnn.config.rules import changes, fixed
+from raygnn.config.schema import Config
+from raygnn.driver.heartbeat import Heartbeat
+from raygnn.driver.launch import Launch
+from raygnn.driver.plan import Plan
+from raygnn.driver.plan_display import display_of
+from raygnn.driver.session import run_aside
+from raygnn.driver.startup_progress import Coming
+from raygnn.driver.watch import News
+from raygnn.errors import ConfigError, InputError
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.remote import any_path
+from raygnn.graph.sources import scaling
+from raygnn.runs.display import Display
+from raygnn.runs.metrics_files import MetricsTail
+from raygnn.runs.run import Run, open_run
+from raygnn.runs.run_directory import CHECKPOINTS, PARTITION, RunDir
+from raygnn.util.files import is_vacant, read_json
+from raygnn.worker.job import SPLITS, Request
+from raygnn.worker.planes import vocabulary as words
+
+_PLACE = ".predicting"  # in the storage; no run can have this name
+_POLL = 0.2  # seconds
+# keys that say of other data what the training found
+_TOLD = (".ntype", ".etype", ".split", ".split.val", ".split.test", ".split.seed", "model.relation")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be predicted, and with what; nothing has started.
+
+    Attributes:
+        others: the data are others than those of the training.
+        task: which of several tasks; "" = the only one, or all.
+    """
+
+    config: Config
+    weights: weights.Weights
+    split: str
+    show: Display
+    verbose: bool
+    started: float
+    others: bool
+    task: str = ""
+
+    @property
+    def one(self) -> Config:
+        """The configuration as it is for that task alone."""
+        return self.config.of(self.task) if self.task else self.config
+
+    @contextmanager
+    def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
+        """Run the job; see `run_aside`. Yields also what it was planned as."""
+        plans: list[Plan] = []
+
+        def watching(config: Config, plan: Plan, *more: Any) -> int:
+            plans.append(plan)
+            return _watch(config, plan, *more)
+
+        if self.others:
+            request["sizes"] = self.weights.sizes
+        elif self.weights.data is None:
+            self.show.note("of what data it was trained on there is no record: not compared")
+        with run_aside(
+            self.config,
+            _PLACE,
+            self.show,
+            watching,
+            lambda run: "interrupted; nothing was written",
+            verbose=self.verbose,
+            started=self.started,
+            purpose=purpose,
+            keep=False,
+            request=Request(self.weights, self.split, task=self.task, **request),
+            program="raygnn.prediction.worker_side:Predicting",
+        ) as answer:
+            if not answer[0].get("rows") and not answer[0].get("metrics"):
+                raise InputError(
+                    f"the data have nothing in the split {self.split!r}",
+                    where=f"--split {self.split}",
+                    remedy="choose another split",
+                )
+            yield (*answer, plans[-1])
+
+
+def ask(
+    run: str | Path | Run,
+    splits: Sequence[str],
+    split: str | None,
+    storage: str,
+    overrides: Sequence[str],
+    verbose: bool,
+    display: bool,
+    started: float | None,
+    others: bool = False,
+    task: str | None = None,
+    one: bool = False,
+) -> Asked:
+    """What a run is to be asked.
+
+    Args:
+        split: one of ``splits``, and of new graphs also ``all``; None = all of new graphs, else
+            ``test``.
+        others: of data that it was not trained on.
+        task: name of one of its tasks, where it has several.
+        one: whether one of several has to be chosen.
+
+    Raises:
+        InputError: there is no such run, split or task, it has no weights, or cannot be asked
+            about other data.
+    """
+    there = run if isinstance(run, Run) else open_run(run, storage)
+    found = weights.find(there.path / CHECKPOINTS)
+    if others:
+        config = _of_others(there, found, overrides)
+    else:
+        config = config_of(there, overrides)
+    chosen = _split(split, splits, config if others and config.task.of_graphs else None)
+    name = _task(config, task, one)
+    started = time.time() if started is None else started
+    show = display_of(display, verbose)
+    return Asked(config.asking(), found, chosen, show, verbose, started, others, name)
+
+
+def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) -> str:
+    """What is asked about.
+
+    Args:
+        new_graphs: the configuration, if it names graphs that the model was not trained on.
+
+    Raises:
+        InputError: there is no such split.
+    """
+    if new_graphs is None:
+        found = split or "test"
+    else:
+        found, splits = split or "all", list(dict.fromkeys([*splits, "all"]))
+        graph = new_graphs.graph
+        if found in SPLITS and getattr(graph, "dataset", None) is None:
+            raise InputError(
+                f"files of new graphs have no split {found!r}: shares and folds are of the graphs "
+                "that it was trained on",
+                where=f"--split {found}",
+                remedy="leave it out: all graphs are asked about",
+            )
+    if found not in splits:
+        raise InputError(
+            f"there is no split {found!r}",
+            where=f"--split {found}",
+            remedy=f"choose one of {', '.join(splits)}",
+        )
+    return found
+
+
+def _task(config: Config, task: str | None, one: bool) -> str:
+    """Raises:
+    InputError: there is no such task, or one is to be named.
+    """
+    names = list(config.tasks or ())
+    if task is None and (not names or not one):
+        return ""
+    if task is None and len(names) == 1:
+        return names[0]
+    if task in names:
+        return task
+    what = f"there is no task {task!r}" if names else "this run has one task, which has no name"
+    raise InputError(
+        "it is to be said for which task" if task is None else what,
+        where="--task" if task is None else f"--task {task}",
+        remedy=f"choose one of {', '.join(names)}" if names else "leave it out",
+    )
+
+
+def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Config:
+    """The run's configuration for other data of the same kind.
+
+    Raises:
+        ConfigError: see `config_of`.
+        InputError: no other data are named, or the model is only for those it was trained on.
+    """
+    task, model = (run.config.get(name) or {} for name in ("task", "model"))
+    kind = str(task.get("kind"))
+    what = remedy = None
+    if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
+        what = "no other data are named"
+        remedy = "say where they are, such as --set graph.path=DIRECTORY"
+    elif model.get("embedding"):
+        what = "nodes of other data have no learned rows (model.embedding)"
+        remedy = "train a model on features alone, or train on these data, too"
+    elif None in (found.sizes, found.goals, found.words) or (
+        kind.startswith("graph") and not found.like
+    ):
+        what = "of what its data were there is no record: it is of an older version"
+        remedy = "train it again"
+    if what is not None:
+        raise InputError(what, where="--new-data", remedy=remedy)
+    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
+    assert found.goals is not None
+    if "" in found.goals:
+        values["task"] = _told(task, found.goals[""])
+    else:
+        tasks = run.config["tasks"]
+        values["tasks"] = {name: _told(tasks[name], goal) for name, goal in found.goals.items()}
+    # said of all edges, so only where all tasks on edges have read it
+    read = {goal["relation"] for goal in found.goals.values() if goal["etype"] is not None}
+    relation = read.pop() if len(read) == 1 else None
+    values["model"] = {**model, "relation": relation or model.get("relation")}
+    values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
+    if kind.startswith("graph"):
+        values |= _of_graphs(run, found, overrides)
+    config = load_config(values, overrides)
+    before = {
+        key: value
+        for key, value in fixed(run.config).items()
+        if not key.startswith("graph") and not key.endswith(_TOLD)
+    }
+    _check_scaling(run, config)
+    _unchanged(before, config, "change keys of graph, partition, cluster, comm, staging or fault")
+    return _with_words(config, found)
+
+
+def _with_words(config: Config, found: weights.Weights) -> Config:
+    """The configuration with the words of the training: tables number theirs as it did.
+
+    Raises:
+        DataError: a partition that is there numbers them in another way.
+    """
+    if isinstance(config.graph, TablesGraph):
+        graph = config.graph.model_copy(update={"vocabulary": found.about})
+        return config.model_copy(update={"graph": graph})
+    if config.graph is None and not config.task.of_graphs:
+        assert found.words is not None
+        assert config.partition.path is not None
+        meta = read_meta(any_path(config.partition.path))
+        words.check(found.words, (meta.manifest or {}).get("names", {}))
+    return config
+
+
+def _told(task: Mapping[str, Any], goal: Mapping[str, str | None]) -> dict[str, Any]:
+    """A section ``task`` that says what the training found, where other data would not show it."""
+    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"]}
+    if goal["etype"] is not None:
+        told["split"] = {"val": 0.0, "test": 0.0}  # by masks, or all of them are known
+    return told
+
+
+def _of_graphs(run: Run, found: weights.Weights, overrides: Sequence[str]) -> dict[str, Any]:
+    """The section for other graphs: text as GIN's numbers its words as that of the training."""
+    graph, words = run.config.get("graph"), found.words or {}
+    own = any(key.startswith(("graph.dataset", "graph=")) for key in overrides)
+    if not graph or own or graph.get("dataset") is not None:
+        return {}
+    numbers = {key: words.get(name) for key, name in (("tags", "tag"), ("labels", "label"))}
+    return {"graph": {**graph, **numbers}}
+
+
+def _check_scaling(run: Run, config: Config) -> None:
+    """That features of other data are scaled as those of the training were.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if not run.config.get("graph") or config.graph is None:
+        return  # of partitions by others nobody knows
+    if getattr(config.graph, "dataset", None) is not None:
+        return  # which scales its features itself
+    before = scaling(run.config["graph"]["format"], run.config["graph"].get("normalize"))
+    now = scaling(config.graph.format, config.graph.normalize)
+    if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):
+        return
+    remedy = f"set graph.normalize={before}"
+    if before == "standard":
+        remedy = "scale them in the files as they were then, and set graph.normalize=none"
+    what = f"features were scaled by {before} when the model was trained, and by {now} here"
+    if now == before:
+        what = "standard takes mean and deviation from the data, which are others here"
+    raise ConfigError(what, where="graph.normalize", remedy=remedy)
+
+
+def config_of(run: Run, overrides: Sequence[str]) -> Config:
+    """The run's configuration, wherever its directory lies by now.
+
+    Raises:
+        ConfigError: an override is wrong, or changes what was trained; a value is needed that
+            the run does not keep.
+    """
+    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
+    if not any(key.startswith(("graph", "partition")) for key in overrides):
+        values |= _partition(run)
+    config = load_config(values, overrides)
+    remedy = "change keys of cluster, comm, staging, fault, partition, or graph.path"
+    return _unchanged(fixed(run.config), config, remedy)
+
+
+def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:
+    if changed := changes(before, config):
+        what = f"a trained model cannot be changed: {'; '.join(changed)}"
+        raise ConfigError(what, where="--set", remedy=remedy)
+    return config
+
+
+def _partition(run: Run) -> dict[str, Any]:
+    """Sections for the partition that the run was trained on: that one, or one like it if it is
+    gone, since another number of workers would ask for another.
+
+    The graph's files need not be there, or be read, where the partition is.
+    """
+    made = read_json(run.path / PARTITION)
+    place, parts = made.get("directory"), made.get("parts")
+    if not isinstance(place, str) or not isinstance(parts, list):
+        return {}  # one that others made, or graphs
+    if not is_vacant(Path(place)):
+        return {"graph": None, "partition": {"path": place}}
+    return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
+
+
+def _watch(
+    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
+) -> int:
+    """Tell how far the ranks are until they are through; returns the parts."""
+    parts = plan.input.made(show).parts
+    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
+    news = News(run, show)
+    with show.stage("prediction") as detail:
+        startup = launch.startup(show)
+        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
+        while launch.running():
+            startup.look()
+            coming.look()
+            heartbeat.look()
+            news.look()
+            time.sleep(_POLL)
+    news.look()
+    return parts

@@ -1,0 +1,106 @@
+"""One rank of a prediction: data plane → trained weights → exact outputs → rows, or metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raygnn.checkpoint import weights
+from raygnn.checkpoint.learned_rows import RowState
+from raygnn.errors import DataError, InputError
+from raygnn.tasks.embeddings import Embeddings
+from raygnn.util.files import storage_errors
+from raygnn.worker import blackbox
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import ROWS, Job
+from raygnn.worker.planes import vocabulary
+from raygnn.worker.planes.plane import Plane, open_plane
+from raygnn.worker.planes.prediction_rows import Format, write_rows
+from raygnn.worker.rank import Runtime
+
+
+class Predicting:
+    """A request to a trained model, on one of the ranks.
+
+    Args:
+        job: its ``request`` says what is wanted.
+    """
+
+    def __init__(self, job: Job, runtime: Runtime):
+        assert job.request is not None
+        self._job = job
+        self._request = job.request
+        torch.set_num_threads(job.config.cluster.cpus_per_worker)
+        self._device = runtime.device
+        self._ranks = Ranks.join(job.config, runtime.world, runtime.device)
+
+    def run(self) -> dict[str, Any]:
+        """Predict; returns ``workers`` and either ``rows``, a number, or ``metrics``, of all ranks:
+        0 or none where the split has nothing. With rows of all graphs also how many were
+        ``left_out``. Collective.
+
+        Raises:
+            DataError: the data are not those of the training, or the weights are damaged.
+            InputError: there is no room for the rows.
+        """
+        request = self._request
+        plane = open_plane(self._job, self._ranks)
+        self._check_data(plane.identity)
+        task = plane.task()
+        weights.load(request.weights, task.model)
+        self._load_rows(task.embeddings)
+        task.to(self._device)
+        blackbox.note("predict")
+        workers = self._ranks.world.size
+        if request.rows:
+            rows, left_out = self._write(plane, task), 0
+            if self._job.config.task.of_graphs and request.wanted is None:
+                left_out = plane.count(request.split) - rows
+            return {"workers": workers, "rows": rows, "left_out": left_out}
+        there = plane.count(request.split) > 0
+        metrics = plane.evaluate(task, request.split) if there else {}
+        named = {f"{request.split}/{name}": value for name, value in metrics.items()}
+        return {"workers": workers, "metrics": named}
+
+    def _write(self, plane: Plane, task: Any) -> int:
+        """Write this rank's rows; returns how many all ranks have."""
+        rank, request = self._ranks.world.rank, self._request
+        config = self._job.config.of(request.task) if request.task else self._job.config
+        unit = config.task.unit
+        file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
+        with storage_errors(file, InputError):
+            file.parent.mkdir(exist_ok=True)
+            file.unlink(missing_ok=True)  # of an earlier start
+            if request.embeddings:
+                key = "node" if config.task.of_edges else unit
+                own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
+            else:
+                form = Format(unit, config.task.classifies, request.scores)
+                own = write_rows(file, map(form.table, plane.predict(task, request)))
+        return int(self._ranks.control.sum(torch.tensor(own)))
+
+    def _load_rows(self, embeddings: Embeddings | None) -> None:
+        found = self._request.weights
+        if embeddings is None:
+            return
+        if found.rows is None:
+            raise DataError(
+                "the learned rows of nodes are missing",
+                where=str(found.path),
+                remedy="put back selected.json and selected-rows, which training wrote beside it",
+            )
+        timeout = self._job.config.fault.storage_timeout.seconds
+        state = RowState(embeddings, self._ranks.control, timeout)
+        state.read(found.rows_directory, found.rows)
+
+    def _check_data(self, found: str) -> None:
+        trained = self._request.weights.data
+        if self._request.sizes is not None:
+            vocabulary.check(self._request.weights.words or {}, vocabulary.words(self._job))
+        elif trained is not None and trained != found:
+            raise DataError(
+                f"these are not the data that the run was trained on: {found} here, {trained} then",
+                where=str(self._job.partition or "graph.dataset"),
+                remedy="put back what they were, or train on them as they are now",
+            )

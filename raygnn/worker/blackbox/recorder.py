@@ -1,0 +1,303 @@
+"""One rank's recorder: its state file, its black box, and where a crash leaves its traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from raygnn.errors import DataError
+from raygnn.runs.diagnose.state import (
+    BOX,
+    CRASH,
+    DONE,
+    FAILURE,
+    LIFE,
+    PREFETCH,
+    STATE,
+    TRAINING,
+    WORDS,
+    Life,
+    Place,
+    Start,
+    State,
+    file_of,
+    pack_words,
+    read_state,
+)
+from raygnn.util.files import write_atomic
+from raygnn.worker.blackbox import flight, memory, stacks
+
+PREFETCH_THREAD = "raygnn-prefetch"
+
+_SLOW = 1e-3  # seconds of a write above which only the watcher writes
+_APART = 5e-3  # seconds between a thread's own writes; what comes sooner is left to the watcher
+_LARGEST = 900_000  # characters of a black box
+_LONGEST = 4000  # characters of a reason
+_WITNESSES = 3.0  # seconds that a failed rank waits for the others' black boxes
+_POLL = 0.1
+_LATE = 0.8  # of the timeout: how long a collective may wait before the black box is written
+
+
+class Recorder:
+    """Leaves in ``logs`` what this rank does, so that a failure can be explained afterwards.
+
+    Nothing here raises for want of storage: without it there are no records, and training goes
+    on. The state is written, not mapped: a mapped page that storage has no room for any more
+    ends the process (SIGBUS).
+
+    Args:
+        command: when the command began, seconds since the epoch.
+        timeout: of a collective, seconds.
+        own: top-level packages of the user's classes.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        rank: int,
+        world: int,
+        attempt: int = 1,
+        command: float = 0.0,
+        timeout: float = 1800.0,
+        own: Collection[str] = (),
+    ):
+        self._logs = logs
+        self._own = own
+        self._timeout = timeout
+        self._training = threading.get_ident()
+        host = socket.gethostname()
+        self._start = Start(attempt, rank, world, os.getpid(), command, time.time(), host)
+        self._places = {TRAINING: Place(), PREFETCH: Place()}
+        self._life = self._breath(0.0)
+        self._written = {TRAINING: 0.0, PREFETCH: 0.0}  # when, by the monotonic clock
+        self._lock = threading.RLock()  # of the file; `note` waits for it, so it is held briefly
+        self._boxing = threading.Lock()  # one black box at a time
+        self._batch: Callable[[], Any] | None = None
+        self._before: dict[str, Any] | None = None
+        self._final = False  # the black box tells of this rank's own failure
+        self._oom_kills = memory.oom_kills()
+        self._seen = self._signs()  # what others left in an earlier start
+        self._next_look = 0.0
+        self._file = self._open()
+        self._slow = self._cost() > _SLOW
+        self._crash = self._catch_crashes()
+
+    def note(self, phase: str, *, epoch: int | None = None, step: int | None = None) -> None:
+        """Say what this thread does from now on; an epoch or step not given stays as it was.
+
+        Threads other than the training thread and the prefetch thread are passed over. In the
+        file it may be found only after the next `watch`: most phases are too short for a write.
+        """
+        at = self._slot()
+        if at is None:
+            return
+        last = self._places[at]
+        place = Place(
+            phase,
+            last.epoch if epoch is None else epoch,
+            last.step if step is None else step,
+            time.time(),
+            time.monotonic(),
+        )
+        self._places[at] = place
+        if not self._slow and place.mono - self._written[at] >= _APART:
+            self._write_place(at)
+
+    def remember(self, describe: Callable[[], Any]) -> None:
+        """Keep what can describe the batch at hand, in plain JSON types; it is called if needed."""
+        self._batch = describe
+
+    def watch(self) -> None:
+        """Give a sign of life, and write the black box if another rank failed or a collective
+        has waited for most of its timeout. To be called about once a second."""
+        self._life = self._breath(self._life.boxed)
+        self._write(LIFE, self._life.pack())
+        self._write_places()
+        signs = self._signs()
+        news = {name for name, stamp in signs.items() if self._seen.get(name) != stamp}
+        self._seen = signs
+        if news:
+            other = min(news).partition(".")[0].replace("-", " ")
+            self.write(f"{other} left a record of a failure")
+        elif time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self._timeout / 10
+            if not self._life.boxed and (waited := flight.longest_wait()) > _LATE * self._timeout:
+                self.write(f"a collective has waited for {waited:.0f} s")
+
+    def write(self, reason: str, *, final: bool = False) -> None:
+        """Write the black box, over an earlier one.
+
+        Args:
+            final: it tells of this rank's own failure, whose text ``reason`` is; none will be
+                written over it.
+        """
+        with self._boxing:
+            if self._final:
+                return
+            self._final = final
+            self._write_places()
+            if final:
+                self._write(WORDS, pack_words(reason))
+            with contextlib.suppress(OSError):
+                path = file_of(self._logs, self._start.rank, BOX)
+                write_atomic(path, self._content(reason[:_LONGEST], times=1 if final else 4))
+                self._life = self._breath(time.time())
+                self._write(LIFE, self._life.pack())
+                self._sync()
+
+    def await_others(self, seconds: float = _WITNESSES) -> None:
+        """Wait until the other ranks have written their black boxes, or have ended; bounded."""
+        deadline = time.monotonic() + seconds
+        others = [r for r in range(self._start.world) if r != self._start.rank]
+        while others and self._file is not None and time.monotonic() < deadline:
+            others = [rank for rank in others if self._is_awaited(rank)]
+            time.sleep(_POLL if others else 0)
+
+    def close(self) -> None:
+        """The rank came to its end."""
+        self.note(DONE)
+        with self._lock:
+            self._write_places()
+            if self._crash is not None:
+                faulthandler.enable()  # to standard error, where Ray wants it
+                self._crash.close()
+                self._crash = None
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _slot(self) -> int | None:
+        if threading.get_ident() == self._training:
+            return TRAINING
+        return PREFETCH if threading.current_thread().name == PREFETCH_THREAD else None
+
+    def _breath(self, boxed: float) -> Life:
+        return Life(time.time(), time.monotonic(), *memory.usage(), boxed)
+
+    def _is_awaited(self, rank: int) -> bool:
+        """Whether a rank may still write its black box of this start."""
+        try:
+            state = read_state(file_of(self._logs, rank, STATE))
+        except DataError:
+            return False
+        if state is None or state.start.attempt != self._start.attempt:
+            return True
+        if state.life.boxed or state.training.phase == DONE:
+            return False
+        return state.start.host != self._start.host or Path(f"/proc/{state.start.pid}").exists()
+
+    def _signs(self) -> dict[str, int]:
+        """The others' records of failures and black boxes, and when each was written."""
+        mine = f"rank-{self._start.rank}."
+        found = {}
+        with contextlib.suppress(OSError), os.scandir(self._logs) as entries:
+            for entry in entries:
+                if entry.name.endswith((FAILURE, BOX)) and not entry.name.startswith((mine, ".")):
+                    found[entry.name] = entry.stat().st_mtime_ns
+        return found
+
+    def _content(self, reason: str, times: int) -> str:
+        roles = {self._training: "training"}
+        roles |= {
+            thread.ident: "prefetch"
+            for thread in threading.enumerate()
+            if thread.name == PREFETCH_THREAD and thread.ident is not None
+        }
+        rss, used, limit = memory.usage()
+        box: dict[str, Any] = {
+            **{name: getattr(self._start, name) for name in ("rank", "attempt", "world", "host")},
+            "time": time.time(),
+            "reason": reason,
+            "training": self._places[TRAINING].__dict__,
+            "prefetch": self._places[PREFETCH].__dict__,
+            "memory": {"rss": rss, "used": used, "limit": limit},
+            "oom_kills": memory.oom_kills() - self._oom_kills,
+            "batch": self._described(),
+            "collectives": flight.collectives(self._own),
+            "threads": stacks.sample(roles, self._own, times=times),
+            "before": self._before,  # what was under way when it still waited
+        }
+        self._before = {key: box[key] for key in ("time", "reason", "collectives")}
+        text = json.dumps(box, default=str)
+        for name in ("before", "batch", "threads", "collectives"):
+            if len(text) > _LARGEST:
+                text = json.dumps({**box, name: None}, default=str)
+                box[name] = None
+        return text
+
+    def _described(self) -> Any:
+        try:
+            return None if self._batch is None else self._batch()
+        except Exception as error:
+            return f"not to be described: {type(error).__name__}: {error}"
+
+    def _open(self) -> int | None:
+        try:
+            path = file_of(self._logs, self._start.rank, STATE)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            data = replace(State(self._start), life=self._life).pack()
+            if os.pwrite(file, data, 0) == len(data):
+                return file
+            os.close(file)
+        except OSError:
+            pass
+        return None
+
+    def _cost(self) -> float:
+        """Seconds of a write, at best."""
+        times = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            self._write(TRAINING, Place().pack())
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    def _write(self, at: int, data: bytes) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._file is not None:
+                os.pwrite(self._file, data, at)
+
+    def _write_place(self, at: int) -> None:
+        with self._lock:  # read under the lock, so that no older place is written over a newer
+            self._written[at] = time.monotonic()
+            self._write(at, self._places[at].pack())
+
+    def _write_places(self) -> None:
+        for at in self._places:
+            self._write_place(at)
+
+    def _sync(self) -> None:
+        """Without the lock, since it can take long; by a copy, since the file may be closed."""
+        with self._lock:
+            if self._file is None:
+                return
+            copy = os.dup(self._file)
+        try:
+            os.fsync(copy)
+        finally:
+            os.close(copy)
+
+    def _catch_crashes(self) -> IO[str] | None:
+        """Let SIGSEGV, SIGABRT and their like leave a traceback of all threads in a file."""
+        try:
+            path = file_of(self._logs, self._start.rank, CRASH)
+            file = open(path, "a")  # noqa: SIM115
+            file.write(f"start {self._start.attempt} pid {self._start.pid}\n")
+            file.flush()
+            # Enabled twice, faulthandler only changes files: where another library (Ray's core)
+            # has put its own handler over it since, that one would stay.
+            faulthandler.disable()
+            faulthandler.enable(file)
+        except (OSError, ValueError):
+            return None
+        return file

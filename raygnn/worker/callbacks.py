@@ -1,0 +1,295 @@
+"""What happens around the steps: evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from raygnn.checkpoint import store
+from raygnn.checkpoint.learned_rows import RowState
+from raygnn.checkpoint.writer import Saver
+from raygnn.config.values import Duration
+from raygnn.sampling.batch import Share
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.loader import BatchLoader
+from raygnn.tasks.metrics import LOWER_IS_BETTER
+from raygnn.tasks.task import Task
+from raygnn.worker import blackbox
+from raygnn.worker.averaging import Averaging
+from raygnn.worker.comm.dtensors import whole
+from raygnn.worker.records import Records
+
+_LOOK = 0.5  # seconds between looks at the clock and for requests
+_FARTHEST = 1000  # steps
+_GRACE = 10.0  # seconds to wait, once, for a checkpoint that is still being written
+_APART = 0.05  # seconds between looks whether it is
+
+
+class Evaluation(pl.Callback):
+    """Exact validation after every ``every`` epochs; keeps the best weights, stops when asked.
+
+    All ranks see the same metrics and so decide alike, a learning rate that depends on them
+    included.
+
+    Args:
+        evaluate: split → metrics; collective.
+        metric: what "best" means: its highest value, or its lowest (`LOWER_IS_BETTER`).
+        patience: epochs without improvement before training stops; None = never.
+        min_delta: what counts as one is by more than this.
+        averaging: whose weights are evaluated and kept, in place of those that are trained.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[str], dict[str, float]],
+        records: Records,
+        loader: BatchLoader[Share],
+        *,
+        metric: str,
+        every: int,
+        patience: int | None,
+        min_delta: float,
+        epochs: int,
+        max_steps: int | None,
+        averaging: Averaging | None,
+    ):
+        self._evaluate = evaluate
+        self._records = records
+        self._loader = loader
+        self._metric = metric
+        self._every = every
+        self._patience = patience
+        self._min_delta = min_delta
+        self._averaging = averaging
+        self._epochs = epochs
+        self._max_steps = max_steps
+        self.epoch = -1  # the last one whose end was dealt with
+        self.best: float | None = None
+        self.best_epoch = -1
+        self.best_weights: dict[str, Tensor] = {}
+        self.newest: dict[str, float] = {}  # metrics of the last evaluation
+        self._mark: float | None = None  # what the next improvement is measured from
+        self._mark_epoch = -1
+
+    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
+        # a checkpoint on an epoch's last batch was written before that epoch's evaluation
+        done = self._loader.epochs_done
+        if done - 1 > self.epoch:
+            self._end_of(done - 1, trainer, module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
+        self._end_of(trainer.current_epoch, trainer, module)
+
+    def finish(self, trainer: pl.Trainer, module: Task) -> None:
+        """Evaluate after the last step, if a run that goes on from there has not done it."""
+        if self._loader.epoch > self.epoch:
+            self._end_of(self._loader.epoch, trainer, module)
+
+    def _end_of(self, epoch: int, trainer: pl.Trainer, module: Task) -> None:
+        self.epoch = epoch
+        last = epoch + 1 == self._epochs or trainer.global_step == self._max_steps
+        if (epoch + 1) % self._every and not last:
+            return
+        began = self._records.begin_pause()
+        with self._averaging.applied(module) if self._averaging else nullcontext():
+            values = self._evaluate("val")
+            score = values[self._metric]
+            if self._metric.rpartition("/")[2] in LOWER_IS_BETTER:
+                score = -score
+            if self.best is None or score > self.best or math.isnan(self.best):
+                self.best, self.best_epoch = score, epoch
+                state = module.state_dict()
+                self.best_weights = {n: whole(v.detach()).cpu().clone() for n, v in state.items()}
+                if module.embeddings is not None:
+                    module.embeddings.keep()
+        if self._mark is None or score > self._mark + self._min_delta or math.isnan(self._mark):
+            self._mark, self._mark_epoch = score, epoch
+        elif self._patience is not None and epoch - self._mark_epoch >= self._patience:
+            trainer.should_stop = True
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                config.scheduler.step(score)
+        self.newest = {f"val/{name}": value for name, value in values.items()}
+        self._records.write(trainer.global_step, epoch, self.newest)
+        self._records.end_pause(began)
+
+    def restore_best(self, module: Task) -> None:
+        """Put the best weights back, if an evaluation kept any."""
+        if self.best_weights:
+            module.load_state_dict(self.best_weights)
+            if module.embeddings is not None:
+                module.embeddings.restore()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "best_weights": self.best_weights,
+            "mark": self._mark,
+            "mark_epoch": self._mark_epoch,
+            "newest": self.newest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.best = state["epoch"], state["best"]
+        self.best_epoch, self.best_weights = state["best_epoch"], state["best_weights"]
+        self._mark = state.get("mark", self.best)
+        self._mark_epoch = state.get("mark_epoch", self.best_epoch)
+        self.newest = state.get("newest", {})
+
+
+class Checkpoints(pl.Callback):
+    """Saves every so many steps, or every so many seconds as rank 0's clock tells all ranks, when
+    somebody asks for it, and after the last step.
+
+    They are written while training goes on, one at a time. One that is due meanwhile is waited for
+    shortly, and left out if that is not enough; the last one is not: it waits, and is waited for,
+    for as long as the storage takes anything.
+
+    Args:
+        saver: writes them on rank 0; the trainer's `CheckpointIO`.
+        every: steps (int) or seconds (`Duration`).
+        last: the optimizer step after which training ends.
+        rows: the learned rows, which each rank writes itself; None = there are none.
+        patience: seconds for which the storage may take nothing.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        directory: Path,
+        exchange: Exchange,
+        records: Records,
+        *,
+        every: int | Duration,
+        last: int,
+        rows: RowState | None,
+        patience: float,
+    ):
+        self._saver = saver
+        self._rows = rows
+        self._directory = directory
+        self._exchange = exchange
+        self._records = records
+        self._every = every
+        self._last = last
+        self._patience = patience
+        self._first = exchange.world.rank == 0
+        self._stalled = False  # whether a rank's storage took nothing, when ranks last met
+        self._skipping = False  # whether one was left out since the one under way began
+        self._step = self._look_at = -1
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._step = self._looked_step = trainer.global_step
+        self._saved_at = self._looked_at = time.monotonic()
+        self._look_at = self._step + 1
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        step = trainer.global_step
+        if step == self._step:  # batches accumulate
+            return
+        self._step = step
+        if self._is_due(step):
+            began = self._records.begin_pause()
+            self._save(trainer)
+            self._records.end_pause(began)
+
+    def finish(self) -> None:
+        """Wait for what is being written, for as long as the storage takes anything. Collective."""
+        blackbox.note("checkpoint")
+        self._wait(None)
+        if self._first:
+            self._saver.finish(0.0)
+            self._saver.answer_rest()
+        blackbox.note("between")
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        blackbox.note("checkpoint")
+        step = trainer.global_step
+        last = step == self._last
+        if self._wait(None if last else 0.0 if self._skipping else _GRACE):
+            self._begin(trainer, step, last)
+            self._skipping = False
+        else:
+            if self._first and (self._stalled or not self._skipping):
+                self._saver.skip(step, self._patience if self._stalled else None, last)
+            self._skipping = True
+        blackbox.note("between")
+        self._saved_at = time.monotonic()
+
+    def _begin(self, trainer: pl.Trainer, step: int, last: bool) -> None:
+        copy = True
+        if self._rows is not None:
+            copy = not self._exchange.max(not self._rows.has_room())
+            draft = store.draft_of(self._directory, step)
+            self._rows.begin(draft, copy=copy, again=self._patience if last else 0.0)
+        path = store.state_at(self._directory, step)
+        options = {"rows": self._rows is not None, "last": last}
+        trainer.save_checkpoint(path, storage_options=options)
+        # rows that are not copied must not change before they are written
+        if self._rows is not None and not copy and not self._wait(None):
+            self._rows.abandon()
+
+    def _wait(self, grace: float | None) -> bool:
+        """Wait until nothing is being written, on no rank; whether that is so. No longer than
+        ``grace`` seconds by rank 0's clock; None = for as long as the storage takes anything.
+        Collective, by many short exchanges, none of which `comm.timeout` ends."""
+        end = math.inf if grace is None else time.monotonic() + grace
+        while True:
+            busy, over = self._meet(self._first and time.monotonic() >= end)
+            if not busy:
+                return True
+            if self._stalled or over:
+                return False
+            time.sleep(_APART)
+
+    def _meet(self, *flags: int) -> list[int]:
+        """How many ranks are writing, and the sum of each of ``flags``. Learned rows that all
+        ranks have written go to rank 0, which writes the rest. Collective."""
+        rows, saver = self._rows, self._saver
+        silence = max(saver.silence, rows.silence if rows is not None else 0.0)
+        mine = [rows is not None and rows.busy, saver.busy, silence >= self._patience, *flags]
+        told = self._exchange.sum(torch.tensor(mine, dtype=torch.int64)).tolist()
+        writing, saving, stalled, *flags_sum = told
+        self._stalled = stalled > 0
+        if rows is not None and rows.pending and not writing:
+            try:
+                files = rows.collect()
+                if self._first:
+                    saver.complete(files)
+            except OSError as error:
+                saving = 0
+                if self._first:
+                    saver.fail(error)
+        return [writing + saving, *flags_sum]
+
+    def _is_due(self, step: int) -> bool:
+        if step == self._last or (isinstance(self._every, int) and step % self._every == 0):
+            return True
+        return step >= self._look_at and self._look(step)
+
+    def _look(self, step: int) -> bool:
+        """Do what rank 0 finds is to be done, and look again about half a second later, by its
+        clock. Collective."""
+        now, due, steps = time.monotonic(), False, 0
+        if self._first:
+            late = isinstance(self._every, Duration) and now - self._saved_at >= self._every.seconds
+            # a request is for a checkpoint that begins after it, once there is a turn
+            may_ask = self._stalled or not self._saver.busy
+            due = late or (may_ask and bool(self._saver.asked))
+            each = (now - self._looked_at) / max(1, step - self._looked_step)
+            steps = max(1, min(_FARTHEST, int(_LOOK / max(each, 1e-9))))
+        _, told_due, told_steps = self._meet(due, steps)
+        self._looked_at, self._looked_step = now, step
+        self._look_at = step + told_steps
+        return bool(told_due)

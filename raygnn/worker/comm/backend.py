@@ -1,0 +1,117 @@
+"""How Ray Train sets up the process group: the communication plan, before it exists.
+
+The training function runs after the group was made, which is too late for communication
+variables; a backend's ``on_start`` runs before, on every start and restart. Afterwards every
+worker compares what it got with what was planned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.train.torch import TorchConfig
+from ray.train.torch.config import _TorchBackend
+
+from raygnn.config.places import HIDDEN, is_secret
+from raygnn.errors import TrainingError
+from raygnn.preflight import machine
+from raygnn.preflight.comm_plan import CommPlan
+from raygnn.worker.comm.rendezvous import listen_on_own_address
+
+_GOODBYE = 5  # seconds for ranks to leave their process groups
+
+
+@dataclass
+class CommConfig(TorchConfig):
+    """A TorchConfig that carries out a plan.
+
+    Attributes:
+        plan: wins over Ray's own choices.
+        logs: directory for a record per rank of what it was given, ``comm-rank-<r>.jsonl``, a
+            line for each start.
+    """
+
+    plan: CommPlan | None = None
+    logs: Path | None = None
+
+    @classmethod
+    def of(cls, plan: CommPlan, logs: Path) -> CommConfig:
+        return cls(backend=plan.backend, timeout_s=plan.timeout, plan=plan, logs=logs)
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        return _CommBackend
+
+
+class _CommBackend(_TorchBackend):
+    def on_start(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
+        plan, logs = backend_config.plan, backend_config.logs
+        worker_group.execute(_apply, plan)
+        super().on_start(worker_group, backend_config)
+        worker_group.execute(_verify, plan, logs)
+
+    def on_shutdown(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
+        # its default is to wait half a minute for ranks that may have gone; they are killed next
+        os.environ.setdefault("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", str(_GOODBYE))
+        super().on_shutdown(worker_group, backend_config)
+
+
+def _apply(plan: CommPlan) -> None:
+    """Set this rank's variables. A node that joined after the plan was made gets its own now."""
+    context = ray.get_runtime_context()
+    variables = plan.nodes.get(context.get_node_id()) or plan.nodes.get("")
+    if variables is None:
+        network = machine.network(ray.util.get_node_ip_address())
+        variables = plan.variables(network, machine.environment())
+    os.environ.update({variable.name: variable.value for variable in variables})
+    dist.set_debug_level_from_env()  # torch read it when it was imported
+    listen_on_own_address()
+    _given.clear()
+    _given.update({variable.name: variable.value for variable in variables})
+
+
+_given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
+
+
+def _verify(plan: CommPlan, logs: Path | None) -> None:
+    """Compare the process group, and the variables it was made with, with the plan.
+
+    Raises:
+        TrainingError: naming what is not as planned.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda" if plan.backend == "nccl" else "cpu")
+    group = dist.distributed_c10d._get_default_group()
+    timeout = group._get_backend(device).options._timeout.total_seconds()
+    found: dict[str, Any] = {name: os.environ.get(name) for name in _given}
+    found |= {"backend": dist.get_backend(), "timeout": int(timeout)}
+    planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
+    if logs is not None:
+        record = {"rank": rank, "world": size, "time": time.time(), "host": socket.gethostname()}
+        record["node"] = ray.get_runtime_context().get_node_id()
+        record["given"] = {name: _shown(name, value) for name, value in found.items()}
+        logs.mkdir(parents=True, exist_ok=True)
+        with open(logs / f"comm-rank-{rank}.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+    for name, wanted in planned.items():
+        if found[name] != wanted:
+            raise TrainingError(
+                f"{name} is {_shown(name, found[name])!r} after the process group was made, "
+                f"planned {_shown(name, wanted)!r}",
+                where=f"rank {rank} on {socket.gethostname()}",
+                remedy="look for what sets it in that node's start-up or in the model's module",
+                rank=rank,
+            )
+
+
+def _shown(name: str, value: Any) -> Any:
+    return HIDDEN if is_secret(name, str(value)) else value

@@ -1,0 +1,240 @@
+"""A rank's log, and what it leaves behind when it fails: its own cause, not the others'."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from raygnn.errors import (
+    InputError,
+    PreflightError,
+    RaygnnError,
+    TrainingError,
+    error_text,
+    plain_text,
+    trace_text,
+)
+from raygnn.runs.diagnose.causes import of_training
+from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
+from raygnn.runs.run_directory import EVENTS, LOGGERS, SCALING
+from raygnn.util.files import write_json
+from raygnn.worker.ray_nodes import Lost
+
+_LONGEST = 4000  # characters of an error's text
+
+# how torch, gloo and our alarm word it when another rank has gone: a consequence, never the cause
+_CONSEQUENCES = (
+    "connection reset",
+    "connection closed",
+    "broken pipe",
+    "timed out waiting",
+    "could not prepare its batch",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What one rank died of.
+
+    Attributes:
+        reached: the newest checkpoint at that time.
+        final: a new start would meet it again, so there shall be none.
+        kind: name of the exception's class.
+        attempt: which start of the run it ended.
+        blamed: the rank whose fault the error itself says it is.
+        telling: the trace says more to the user than where we noticed bad input; logs have it
+            anyway.
+    """
+
+    rank: int
+    time: float
+    what: str
+    trace: str
+    remedy: str | None = None
+    where: str | None = None
+    exit_code: int = TrainingError.exit_code
+    reached: str = ""
+    final: bool = False
+    kind: str = ""
+    attempt: int = 0
+    blamed: int | None = None
+    telling: bool = True
+
+    @property
+    def is_consequence(self) -> bool:
+        said = any(phrase in self.what.lower() for phrase in _CONSEQUENCES)
+        return said and of_training(self.kind, self.what, self.trace)
+
+    def as_error(self) -> TrainingError:
+        place = f"rank {self.rank}" + (f", {self.where}" if self.where else "")
+        error = TrainingError(
+            self.what,
+            where=place,
+            remedy=self.remedy,
+            rank=self.rank,
+            trace=self.trace if self.telling else None,
+        )
+        error.exit_code, error.final = self.exit_code, self.final
+        return error
+
+
+def describe(error: BaseException, rank: int, reached: str, earlier: list[Failure]) -> Failure:
+    """What to say of an exception; of another's text and trace as much as `error_text` and
+    `trace_text` keep, in all that is made of it.
+
+    Args:
+        reached: name of the newest checkpoint.
+        earlier: what the ranks died of in the start before. The same cause on the same rank
+            again, without a new checkpoint in between, is final; bad input is so at once, as
+            is storage that stays full or read-only.
+    """
+    trace, kind = trace_text(error), type(error).__name__
+    found = Failure(rank, time.time(), error_text(error), trace, reached=reached, kind=kind)
+    if isinstance(error, RaygnnError):
+        found = replace(
+            found,
+            what=plain_text(error.what),
+            remedy=error.remedy,
+            where=error.where,
+            exit_code=error.exit_code,
+            final=isinstance(error, (InputError, PreflightError)) or getattr(error, "final", False),
+            telling=not isinstance(error, InputError) or error.__cause__ is not None,
+            blamed=getattr(error, "rank", None),
+        )
+    same = any((e.rank, e.what, e.reached) == (rank, found.what, reached) for e in earlier)
+    return replace(found, final=found.final or (same and not found.is_consequence))
+
+
+def record(run_dir: Path, failure: Failure) -> None:
+    """Leave the failure in ``logs/rank-<r>.failure.json``; a full disk must not hide the cause."""
+    with contextlib.suppress(OSError):
+        path = file_of(run_dir / "logs", failure.rank, FAILURE)
+        path.write_text(json.dumps(failure.__dict__))
+
+
+def log_failure(run_dir: Path, rank: int, what: str) -> None:
+    """Say in a rank's log what ended it, where it cannot do so itself."""
+    with contextlib.suppress(OSError), _appending(run_dir / "logs" / f"rank-{rank}.log") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')},000 ERROR raygnn: failed\n{what}\n")
+
+
+def recorded(run_dir: Path) -> list[Failure]:
+    """The failures that the ranks left, causes first, then by time."""
+    found = []
+    for path in (run_dir / "logs").glob(f"rank-*{FAILURE}"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Failure(**json.loads(path.read_text())))
+    return sorted(found, key=lambda failure: (failure.is_consequence, failure.time))
+
+
+def record_driver(
+    run_dir: Path,
+    error: TrainingError,
+    cause: BaseException | None,
+    oom_kills: int,
+    lost: Sequence[Lost] = (),
+    *,
+    ray_died: bool = False,
+) -> None:
+    """Leave in ``logs/driver.json`` what Ray Train says of workers that could say nothing.
+
+    Args:
+        error: what the user is told.
+        cause: what Ray Train raised.
+        oom_kills: processes that the driver's machine killed for memory during the run.
+        lost: ranks whose nodes are gone.
+        ray_died: the error is the death of a process of Ray's own.
+    """
+    workers = getattr(cause, "worker_failures", {})
+    facts = {
+        "time": time.time(),
+        "error": error.what[:_LONGEST],
+        "rank": error.rank,
+        "ray": {"type": type(cause).__name__, "text": str(cause)[:_LONGEST]} if cause else None,
+        "workers": {
+            str(rank): {
+                "type": type(failure).__name__,
+                "text": str(failure)[:_LONGEST],
+                "said": isinstance(failure, RaygnnError),
+            }
+            for rank, failure in workers.items()
+        },
+        "oom_kills": oom_kills,
+        "ray_died": ray_died,
+        "lost": {str(each.rank): {"host": each.host, "why": each.why} for each in lost},
+    }
+    with contextlib.suppress(OSError):
+        write_json(run_dir / "logs" / DRIVER, facts)
+
+
+def clear(run_dir: Path) -> None:
+    """Forget the failures, and what else was told, of an earlier command."""
+    logs = run_dir / "logs"
+    told = (logs / name for name in (DRIVER, EVENTS, SCALING, LOGGERS))
+    for path in (*logs.glob(f"rank-*{FAILURE}"), *logs.glob(f"rank-*{BOX}"), *told):
+        path.unlink(missing_ok=True)
+
+
+class _Tee:
+    """A stream that also goes to the log file, for what user code prints."""
+
+    def __init__(self, stream: IO[str], log: IO[str]):
+        self._stream, self._log = stream, log
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):  # a full disk shall not fail what prints
+            self._log.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._log.flush()
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _appending(path: Path) -> Iterator[IO[str]]:
+    """The file, by lines; what a full disk has no room for is lost, and hides no other error."""
+    file = open(  # noqa: SIM115
+        path, "a", encoding="utf-8", errors="backslashreplace", buffering=1
+    )
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Send this rank's logging, warnings and prints to ``path``, too."""
+    with _appending(path) as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root, ours = logging.getLogger(), logging.getLogger("raygnn")
+        root.addHandler(handler)
+        ours.addHandler(handler)
+        ours.propagate = False  # others' handlers write to the streams that go here, too
+        ours.setLevel(logging.INFO)
+        logging.captureWarnings(True)
+        warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning's own
+        out, err = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = _Tee(out, file), _Tee(err, file)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = out, err
+            logging.captureWarnings(False)
+            root.removeHandler(handler)
+            ours.removeHandler(handler)

@@ -1,0 +1,353 @@
+"""When ranks compare, and what becomes of steps that cannot be made: a Lightning callback."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from raygnn.config.schema import GuardConfig
+from raygnn.errors import GuardError
+from raygnn.sampling.batch import Share
+from raygnn.sampling.exchange import Exchange
+from raygnn.worker.comm.dtensors import is_sharded
+from raygnn.worker.guard import fingerprint
+from raygnn.worker.guard.compare import compare, ranks_text
+
+log = logging.getLogger("raygnn")
+
+_UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+class Guard(pl.Callback):
+    """Makes ranks that are about to do different things fail together, with the reason.
+
+    - Before anything is reduced, DDP's own broadcasts included, `check_model` compares
+      parameters, buffers, options, arithmetic and software.
+    - At the first batch of every start and each ``every`` batches from there: position, batch,
+      optimizer and parameters before the step; autocast, as the model met it, before the
+      backward pass, which is where gradients are first reduced.
+    - After each backward pass that reduces, a rank on which a parameter got no gradient fails,
+      rather than the next forward pass; the others wait for it in the reduction.
+    - Before each optimizer step: gradients are rescaled for samples that were left out, and a
+      step whose gradient is not finite is left out. With a step go the running statistics that
+      its forward passes left in the module's buffers.
+
+    The last needs no exchange, but one number where gradients are sharded: elsewhere they are the
+    same on all ranks once reduced, so each rank alone comes to the same decision.
+
+    Not with fp16-mixed: there, gradients that are not finite are a matter of course, which the
+    gradient scaler deals with. With ``mode: off`` only the last is done. ``deep`` is ``on``, and
+    the process groups compare, too, which whoever makes them sees to.
+
+    To use it, give it to the trainer before the callbacks that checkpoint, and call
+    ``check_model`` right before ``trainer.fit``::
+
+        guard = Guard(control, config.guard)
+        trainer = pl.Trainer(strategy=..., callbacks=[guard, ...])
+        guard.check_model(module, options)
+        trainer.fit(module, ...)
+
+    with ``options`` all that is told to the strategy and to the trainer and must not differ
+    (``bucket_cap_mb``, ``find_unused_parameters``, ``static_graph``,
+    ``gradient_as_bucket_view``, ``ddp_comm_hook``, ``accumulate``, ``clip``, ``precision``, the
+    ``guard`` section itself). The module needs ``model``, the network; it may have
+    ``window_scale()``: planned seeds of the window that ends now over those that it had, the
+    same number on all ranks, 0 or infinite where it had none.
+
+    Args:
+        exchange: of the control messages, used by the thread that trains alone.
+        config: the ``guard`` section.
+
+    Attributes:
+        skipped_steps: steps left out since their gradient was not finite, over the whole run.
+    """
+
+    def __init__(self, exchange: Exchange, config: GuardConfig):
+        self._exchange = exchange
+        self._config = config
+        self._batches = 0  # since the start: the same on all ranks, wherever they believe to be
+        self._checking = False
+        self._place = (0, 0)  # epoch and step of the batch, which itself is not held on to
+        self._numerics: fingerprint.Section = {}
+        self._ddp: DistributedDataParallel | None = None  # if its reductions are watched
+        self._names: list[str] = []
+        self._losses: list[tuple[int, int, Tensor]] = []  # epoch, step, loss since the last step
+        self._in_a_row = 0
+        self._gradients = _Gradients()
+        self._buffers: _Buffers | None = None  # if the module has any
+        self._begins = True  # the next batch is the first since the last optimizer step
+        self.skipped_steps = 0
+
+    def check_model(self, module: nn.Module, options: Mapping[str, Any]) -> None:
+        """Compare what there is before the trainer runs. Collective.
+
+        Raises:
+            GuardError: ranks differ.
+        """
+        if self._config.mode == "off":
+            return
+        sections = {
+            "software": fingerprint.software(),
+            "position": fingerprint.position(self._exchange.world.size, 0),
+            "options": fingerprint.options(options),
+            "parameters": fingerprint.parameters(module),
+            "numerics": fingerprint.numerics(),
+        }
+        compare(self._exchange, sections, "before training")
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._batches = 0
+        self._losses.clear()
+        watched = self._config.mode != "off" and isinstance(trainer.model, DistributedDataParallel)
+        self._ddp = trainer.model if watched else None
+        # in the order of DDP's own numbers
+        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        self._buffers = _Buffers.of(module)
+        self._begins = True
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Share, batch_idx: int
+    ) -> None:
+        self._place = (batch.epoch, batch.step)
+        self._checking = self._config.mode != "off" and self._batches % self._config.every == 0
+        self._batches += 1
+        if self._checking:
+            self._check_batch(trainer, module, batch)
+        if self._begins and self._buffers is not None:
+            self._buffers.keep()
+        self._begins = False
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor
+    ) -> None:
+        self._losses.append((*self._place, loss.detach()))
+        if self._checking:
+            compare(self._exchange, {"numerics": self._numerics}, _where(trainer))
+
+    def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        ddp = self._ddp
+        if ddp is not None and ddp.require_backward_grad_sync:  # not while batches accumulate
+            self._check_reduced(ddp, trainer)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        losses, self._losses = self._losses, []
+        self._begins = True
+        held = (p.grad for group in optimizer.param_groups for p in group["params"])
+        gradients = [_local(gradient) for gradient in held if gradient is not None]
+        if not _rescale(gradients, module):
+            self._drop(optimizer)
+            return
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            return
+        if self._are_finite(gradients, optimizer):
+            self._in_a_row = 0
+            return
+        self._drop(optimizer)
+        self._count(losses, trainer)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped_steps": self.skipped_steps, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.skipped_steps, self._in_a_row = state["skipped_steps"], state["in_a_row"]
+
+    def _check_batch(self, trainer: pl.Trainer, module: Any, batch: Share) -> None:
+        world, step = self._exchange.world.size, trainer.global_step
+        sections = {
+            "position": fingerprint.position(world, step, batch),
+            "batch": fingerprint.batch(batch),
+            "parameters": fingerprint.parameters(module),
+            "optimizers": fingerprint.optimizers(trainer.optimizers, module),
+        }
+        compare(self._exchange, sections, _where(trainer))
+        # Lightning enters autocast around training_step, which may do so itself: only where the
+        # model runs is it as it is. Compared later, since a rank may not come to this place.
+        self._numerics = {}
+
+        def note(*_: Any) -> None:
+            self._numerics = fingerprint.numerics()
+            handle.remove()
+
+        handle = module.model.register_forward_pre_hook(note)
+
+    def _check_reduced(self, ddp: DistributedDataParallel, trainer: pl.Trainer) -> None:
+        """Ask DDP whether all gradients came; it would say so in the next forward pass only."""
+        try:
+            ddp._check_reducer_finalized()
+        except RuntimeError as error:
+            found = _UNUSED.search(str(error))
+            if found is None:
+                raise
+            names = [self._names[int(number)] for number in found[1].split()]
+            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+            rank = self._exchange.world.rank
+            raise GuardError(
+                f"no gradient for {', '.join(names[:10])}{more} on rank {rank}, for which the "
+                "others would wait",
+                where=_where(trainer),
+                remedy="set comm.find_unused_parameters: true, or use the parameter in every "
+                "branch of the model",
+                rank=rank,
+            ) from None
+
+    def _are_finite(self, gradients: list[Tensor], optimizer: torch.optim.Optimizer) -> bool:
+        """Collective where gradients are sharded: each rank sees a part of them only."""
+        finite = self._gradients.are_finite(gradients)
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        if any(map(is_sharded, parameters)):
+            return self._exchange.max(int(not finite)) == 0
+        return finite
+
+    def _drop(self, optimizer: torch.optim.Optimizer) -> None:
+        # Lightning clips after this, and only then do optimizers look for gradients: those that
+        # are gone move neither parameters nor an optimizer's state, by weight decay neither
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        if self._buffers is not None:
+            self._buffers.put_back()
+
+    def _count(self, losses: list[tuple[int, int, Tensor]], trainer: pl.Trainer) -> None:
+        self.skipped_steps += 1
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            log.warning("%s left out: its gradient is not finite", _where(trainer))
+        if self._in_a_row > self._config.nan_steps:
+            raise self._not_finite(losses, _where(trainer))
+
+    def _not_finite(self, losses: list[tuple[int, int, Tensor]], where: str) -> GuardError:
+        """The error about steps in a row. Collective: only now does it matter whose they were."""
+        bad = [(e, s) for e, s, loss in losses if not math.isfinite(loss)]
+        epoch, step = bad[0] if bad else losses[-1][:2]
+        own = torch.tensor([[bool(bad), epoch, step]])
+        said = self._exchange.gather_rows(own).tolist()
+        ranks = [rank for rank, (is_bad, _, _) in enumerate(said) if is_bad]
+        if ranks:
+            _, epoch, step = said[ranks[0]]
+            cause = f"the loss was not finite on {ranks_text(ranks)}"
+        else:
+            cause = "every rank's loss was finite, so it is the backward pass that overflows"
+        limit = self._config.nan_steps
+        return GuardError(
+            f"the gradient was not finite in {self._in_a_row} steps in a row (guard.nan_steps: "
+            f"{limit}): {cause}, in epoch {epoch}, batch {step}",
+            where=where,
+            remedy="lower train.lr, set train.clip, take a precision with a wider range (fp32, "
+            "bf16-mixed), or look for values in the data that are not finite",
+            rank=ranks[0] if ranks else None,
+        )
+
+
+class _Buffers:
+    """What a module's buffers held when a window of batches began.
+
+    Running statistics (batch normalisation) are written by the forward pass, long before it is
+    known whether the step is made, and what is not finite would stay in them for good.
+
+    Each rank keeps its own: DDP sends rank 0's around in the next window's first forward pass,
+    as it would have without the step.
+
+    Args:
+        buffers: of one type and device each, so that a copy is one kernel on a GPU.
+    """
+
+    def __init__(self, buffers: list[list[Tensor]]):
+        self._pairs = [(own, [torch.empty_like(b) for b in own]) for own in buffers]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Buffers | None:
+        """Of those that are floating-point, and of the counts beside them; None without any."""
+        groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for name, buffer in module.named_buffers():
+            moves = buffer.is_floating_point() or name.endswith("num_batches_tracked")
+            if moves and buffer.layout is torch.strided:
+                groups.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        return cls(list(groups.values())) if groups else None
+
+    def keep(self) -> None:
+        for own, copies in self._pairs:
+            torch._foreach_copy_(copies, own)
+
+    def put_back(self) -> None:
+        for own, copies in self._pairs:
+            torch._foreach_copy_(own, copies)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """This rank's own part of it, if it is sharded, in the same memory."""
+    part: Tensor = gradient.to_local() if is_sharded(gradient) else gradient  # type: ignore[attr-defined]
+    return part
+
+
+def _where(trainer: pl.Trainer) -> str:
+    return f"step {trainer.global_step}"
+
+
+def _rescale(gradients: list[Tensor], module: Any) -> bool:
+    """Make up for samples that were left out; whether there were any others."""
+    known = getattr(module, "window_scale", None)  # not every module knows of samples left out
+    scale: float = known() if known else 1.0
+    if scale == 0 or not math.isfinite(scale):
+        return False
+    if scale != 1:
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return True
+
+
+class _Gradients:
+    """Tells whether all elements of gradients are finite, exactly, for the price of one sum.
+
+    Such a sum, or norm, is not finite if an element is not. Only the reverse may fail, by
+    overflow, which might depend on the processor; so then the elements are looked at.
+
+    On a CPU most parameters have so few elements that to call torch costs more than to add them
+    up. So gradients that fill one storage, as in DDP's buckets, are added up as one tensor, which
+    is remembered for as long as they lie where they lay.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._merged: list[Tensor] = []  # holds the storage, so that no other takes its place
+
+    def are_finite(self, gradients: list[Tensor]) -> bool:
+        if not gradients:
+            return True
+        if math.isfinite(self._total(gradients)):
+            return True
+        values = (g.coalesce().values() if g.is_sparse else g for g in gradients)
+        return all(bool(value.isfinite().all()) for value in values)
+
+    def _total(self, gradients: list[Tensor]) -> float:
+        if any(g.is_sparse for g in gradients):
+            return sum(g.sum().item() for g in gradients)
+        if gradients[0].is_cuda:  # one kernel for many
+            norms = [norm.float() for norm in torch._foreach_norm(gradients)]
+            return torch.stack(norms).sum().item()
+        places = [g.data_ptr() for g in gradients]
+        if places != self._places:
+            self._places, self._merged = places, _merge(gradients)
+        return sum(g.sum().item() for g in self._merged)
+
+
+def _merge(gradients: list[Tensor]) -> list[Tensor]:
+    """The same elements in fewer tensors, where gradients fill a storage together."""
+    by_storage: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        by_storage.setdefault(gradient.untyped_storage().data_ptr(), []).append(gradient)
+    merged: list[Tensor] = []
+    for group in by_storage.values():
+        first, size = group[0], sum(g.numel() for g in group)
+        fills = size * first.element_size() == first.untyped_storage().nbytes()
+        merged += [first.as_strided((size,), (1,), 0)] if fills else group
+    return merged

@@ -1,0 +1,253 @@
+"""What the driver hands to every rank; light, so that the driver need not import what ranks do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raygnn.checkpoint import save_requests
+from raygnn.checkpoint.weights import Weights
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
+from raygnn.runs.run_directory import RunDir, lost
+from raygnn.util.files import remove, storage_errors
+
+if TYPE_CHECKING:
+    from raygnn.graph.partition.layout import AnyPath
+
+STOP = ".stop"  # in the run directory: the driver wants the ranks to end
+SENDING = ".sending"  # in the run directory: there while checkpoints are copied to the mirror
+LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
+TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
+RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
+ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
+
+SPLITS = ("train", "val", "test")
+
+_LONGEST = 2**16  # bytes of a record of a start
+
+
+def clear(run_dir: Path) -> None:
+    """Remove what an earlier command left for its ranks, and they for it.
+
+    Raises:
+        TrainingError: that cannot be done.
+    """
+    save_requests.clear(run_dir)
+    for name in (RESULT, STOP, SENDING, LENGTH):
+        with storage_errors(run_dir / name):
+            remove(run_dir / name)
+
+
+def clean_up(run: RunDir, *, local: bool) -> None:
+    """Remove what Ray Train and the ranks have used, unless the directory is another run's by now.
+
+    Args:
+        local: on a Ray that was started for this job, whose ranks end now.
+    """
+    if run.lost is None:
+        shutil.rmtree(run.path / ".ray", ignore_errors=True)
+        if local:
+            (run.path / STOP).unlink(missing_ok=True)
+
+
+def last_start(logs: Path, rank: int) -> dict[str, Any] | None:
+    """What the backend noted of a rank's last start (``host``, ``node``, ``world``, …); None
+    where it noted nothing."""
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        with open(logs / f"comm-rank-{rank}.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
+            record = json.loads(file.read().splitlines()[-1])
+        return record if isinstance(record, dict) else None
+    return None
+
+
+def host_of(logs: Path, rank: int) -> str | None:
+    """Where a rank runs, or ran last, as far as that was noted."""
+    host = (last_start(logs, rank) or {}).get("host")
+    return None if host is None else str(host)
+
+
+def attempts(run_dir: Path) -> int:
+    """How often the ranks of a run were started: before each, the backend leaves rank 0 a line."""
+    try:
+        with open(run_dir / "logs" / "comm-rank-0.jsonl", "rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
+def ranks(run_dir: Path) -> int | None:
+    """With how many ranks a run was started last; None if that is not known."""
+    world = (last_start(run_dir / "logs", 0) or {}).get("world")
+    return world if isinstance(world, int) else None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a trained model.
+
+    Attributes:
+        weights: to predict with.
+        split: ``train``, ``val``, ``test`` or ``all``.
+        rows: write a row for each node, edge or graph; else only measure.
+        scores: also a score for each class.
+        wanted: only these, see `raygnn.worker.planes.id_lists.read_wanted`; None = all of the
+            split.
+        fanout: neighbours of the wanted nodes, from them outward; None = all.
+        embeddings: what the rows have: the last hidden layer's output in place of predictions.
+        ntype: of the nodes that embeddings are for; None = the one that the task is about.
+        task: which of several tasks; "" = the only one, and of metrics all.
+        sizes: what the data of the training had of what data are counted for, if these are others:
+            see `Sizes`; None = they are the same.
+    """
+
+    weights: Weights
+    split: str
+    rows: bool
+    scores: bool = False
+    wanted: Any = None
+    fanout: tuple[int, ...] | None = None
+    embeddings: bool = False
+    ntype: str | None = None
+    task: str = ""
+    sizes: Mapping[str, int] | None = None
+
+
+class Sizes:
+    """What a model must know of the data and only counting tells: classes, categories, relations.
+
+    Args:
+        trained: what was counted when the model was trained, by name; other data may have less.
+
+    Attributes:
+        found: name → what the model is made for.
+        like: what many graphs have in common, see `raygnn.graph.graph_sample.Sample.described`;
+            None of one graph.
+    """
+
+    def __init__(
+        self, trained: Mapping[str, int] | None = None, like: Mapping[str, Any] | None = None
+    ):
+        self._trained = trained
+        self.like = like
+        self.found: dict[str, int] = {}
+
+    def settle(self, name: str, counted: int) -> int:
+        """How many of something the model is made for.
+
+        Raises:
+            DataError: the data have more than the model knows.
+        """
+        known = counted if self._trained is None else self._trained.get(name, 0)
+        if counted > known:
+            raise DataError(
+                f"the data have {counted:,} {name}, and the model was trained for {known:,}",
+                remedy="predict for data that have what it was trained on, or train on them, too",
+            )
+        self.found[name] = known
+        return known
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What one task predicts for.
+
+    Attributes:
+        ntype: nodes of this type; None where the seeds are edges or graphs.
+        edges: what edges; None where the seeds are others.
+    """
+
+    ntype: str | None = None
+    edges: EdgeTarget | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as every rank sees it.
+
+    Attributes:
+        config: of the run.
+        partition: directory of the partition, or of a collection of graphs; it may appear after
+            the ranks have started. None for a dataset of the user's own.
+        run_dir: of the run, visible on every node.
+        ntype: see `Goal`, of the only task.
+        replicated: whether every rank holds the whole structure.
+        started: when the command began, seconds since the epoch.
+        global_batch: seeds of a batch, over all ranks; as the run began, whatever its number of
+            workers was then.
+        tune: seconds that a trial of a sweep takes; None to train.
+        profile: steps to record with torch's profiler.
+        request: what to predict; None to train.
+        edges: see `Goal`, of the only task.
+        goals: of several tasks, by name; empty where there is but one.
+        task: name of the task that this job is about, of several; "" = of all, or the only one.
+        token: see `raygnn.runs.run_directory.RunDir`; "" = none is looked for.
+        program: ``module:Class`` of what a rank runs: called with the job and the runtime, and
+            its ``run`` returns the result.
+    """
+
+    config: Config
+    partition: AnyPath | None
+    run_dir: Path
+    ntype: str | None
+    replicated: bool
+    started: float
+    global_batch: int
+    tune: float | None = None
+    profile: int = 0
+    request: Request | None = None
+    edges: EdgeTarget | None = None
+    goals: Mapping[str, Goal] = field(default_factory=dict)
+    task: str = ""
+    token: str = ""
+    program: str = "raygnn.worker.rank:Rank"
+
+    @property
+    def lost(self) -> str | None:
+        """What has become of the run directory: see `raygnn.runs.run_directory.lost`."""
+        return lost(self.run_dir, self.token)
+
+    def of(self, name: str) -> Job:
+        """The job as it is for one of several tasks alone."""
+        goal, tasks = self.goals[name], self.config.tasks
+        assert tasks is not None
+        return replace(
+            self,
+            config=self.config.of(name),
+            ntype=goal.ntype,
+            edges=goal.edges,
+            goals={},
+            task=name,
+            global_batch=max(1, round(self.global_batch * tasks[name].batch_factor)),
+        )
+
+    @property
+    def hidden(self) -> list[EdgeSplit]:
+        """Splits whose edges for validation and test no message may pass along."""
+        goals = self.goals.values() or [Goal(edges=self.edges)]
+        return list(dict.fromkeys(goal.edges.split for goal in goals if goal.edges))
+
+    @property
+    def others(self) -> Weights | None:
+        """What is asked about data that it was not trained on; None where none is."""
+        request = self.request
+        return None if request is None or request.sizes is None else request.weights
+
+    @property
+    def trains(self) -> bool:
+        """Whether a trained model is what comes of it."""
+        return self.tune is None and self.request is None
+
+    @property
+    def planned(self) -> float:
+        """How many ranks the global batch is made for; a run that goes on takes its learning rate
+        from the checkpoint."""
+        return self.global_batch / self.config.sampling.batch_size

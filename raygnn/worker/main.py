@@ -1,0 +1,194 @@
+"""The training function that Ray Train calls on every worker.
+
+It imports what a rank needs when it runs, so that the driver and the controller, which only pass
+it on, do not.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import logging
+import os
+import pkgutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from raygnn.checkpoint import store
+from raygnn.config.schema import Config
+from raygnn.errors import TrainingError
+from raygnn.worker import blackbox, failures
+from raygnn.worker.job import RESULT, STOP, Job, attempts
+
+if TYPE_CHECKING:
+    from raygnn.graph.partition.layout import AnyPath
+
+_POLL = 0.1  # seconds between looks for the partition
+_WATCH = 1.0  # seconds between signs of life
+
+log = logging.getLogger("raygnn")
+
+
+def train_loop(job: Job) -> None:
+    """Run this worker's rank.
+
+    A rank that fails raises, whatever the cause, since the others wait for it in a collective
+    and only Ray Train can end them. If a new start would meet the failure again, the ranks of
+    that start find it recorded, and return at once.
+
+    Raises:
+        TrainingError: whatever went wrong on this rank, with its traceback as ``trace``.
+    """
+    import ray.train
+
+    context = ray.train.get_context()
+    rank, size = context.get_world_rank(), context.get_world_size()
+    if job.lost:
+        return  # what lies there is not this run's
+    earlier = failures.recorded(job.run_dir)
+    with failures.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
+        if any(failure.final for failure in earlier):
+            log.info("not started again: %s", earlier[0].what)
+            return
+        if (job.run_dir / STOP).exists():
+            return
+        with recorded(job, rank, size, earlier):
+            _run(job, rank, size)
+
+
+@contextmanager
+def recorded(job: Job, rank: int, size: int, earlier: list[failures.Failure]) -> Iterator[None]:
+    """Leave behind what happens in the block: see `raygnn.worker.blackbox`.
+
+    Raises:
+        TrainingError: in place of any exception, when the other ranks had time to say what they
+            were doing: Ray Train ends them as soon as it hears of it.
+    """
+    attempt = max(1, attempts(job.run_dir))
+    recorder = blackbox.start(
+        job.run_dir / "logs",
+        rank=rank,
+        world=size,
+        attempt=attempt,
+        command=job.started,
+        timeout=job.config.comm.timeout.seconds,
+        own=_own_packages(job.config),
+    )
+    watch = threading.Thread(target=_watch, args=(job, recorder), name="raygnn-watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    except BaseException as error:  # SystemExit, too, which would end the rank without a word
+        reached = store.newest(job.run_dir / "checkpoints")
+        failure = failures.describe(error, rank, reached, earlier)
+        failure = replace(failure, attempt=attempt)
+        log.error("failed\n%s", failure.trace)
+        failures.record(job.run_dir, failure)
+        recorder.write(failure.what, final=True)
+        recorder.await_others()
+        raise failure.as_error() from None
+    recorder.close()
+
+
+def _watch(job: Job, recorder: blackbox.Recorder) -> None:
+    """End this process when the driver asks for it, whatever collective it waits in, or when the
+    run directory is gone.
+
+    Only this thread does, so nothing that goes wrong with the records may end it.
+    """
+    said = False
+    patience, last_seen = job.config.fault.storage_timeout.seconds, time.monotonic()
+    while not _asked(job.run_dir / STOP):
+        lost, now = job.lost, time.monotonic()
+        last_seen = now if lost is None else last_seen
+        if lost == "replaced" or now - last_seen >= patience:
+            os._exit(1)
+        try:
+            recorder.watch()
+        except Exception:
+            if not said:
+                log.warning("the black box cannot be kept up", exc_info=True)
+            said = True
+        time.sleep(_WATCH)
+    with suppress(Exception):
+        recorder.write("the command ended it")
+    os._exit(1)
+
+
+def _asked(stop: Path) -> bool:
+    try:
+        return stop.exists()
+    except OSError:  # storage that is away for a while
+        return False
+
+
+def _own_packages(config: Config) -> set[str]:
+    """Top-level packages of the user's own classes."""
+    classes = (config.model.kind, getattr(config.graph, "dataset", None))
+    return {name.partition(".")[0] for name in classes if name and ":" in name}
+
+
+def _run(job: Job, rank: int, size: int) -> None:
+    start = time.perf_counter()
+    blackbox.note("imports")
+    gc.disable()  # imports make no garbage
+    _import_torchmetrics()
+    import ray.train.lightning
+    import ray.train.torch
+
+    from raygnn.sampling.exchange import World
+    from raygnn.util.files import retry, storage_errors, write_json
+    from raygnn.worker.rank import Runtime
+
+    gc.enable()
+    log.info("imports took %.1f s", time.perf_counter() - start)
+    blackbox.note("partition")
+    if job.partition is not None:
+        _await_partition(job.partition, job.config.comm.timeout.seconds)
+    runtime = Runtime(
+        world=World(rank, size),
+        device=ray.train.torch.get_device(),
+        strategy=ray.train.lightning.RayDDPStrategy,
+        environment=ray.train.lightning.RayLightningEnvironment(),
+    )
+    blackbox.note("setup")
+    result = pkgutil.resolve_name(job.program)(job, runtime).run()
+    if rank == 0:
+        patience = job.config.fault.storage_timeout.seconds
+        with storage_errors(job.run_dir):
+            retry(lambda: write_json(job.run_dir / RESULT, result), patience)
+
+
+def _await_partition(directory: AnyPath, timeout: float) -> None:
+    """Wait until the driver has put the partition there, which it does at one stroke."""
+    deadline = time.monotonic() + timeout
+    while not any(directory.glob("*.json")):
+        if time.monotonic() > deadline:
+            raise TrainingError(f"no partition came within {timeout:g} s", where=str(directory))
+        time.sleep(_POLL)
+
+
+def _import_torchmetrics() -> None:
+    """Import torchmetrics without scipy.signal, which takes as long as all the rest of it.
+
+    It wants that module only to see whether an old name is there, for the sake of a package for
+    speech. Afterwards scipy.signal is imported as usual by whoever needs it.
+    """
+    wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
+    known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
+    if known or any(importlib.util.find_spec(name) for name in wanted_by):
+        return
+    stand_in = ModuleType("scipy.signal")
+    stand_in.hamming = None  # type: ignore[attr-defined]
+    sys.modules["scipy.signal"] = stand_in
+    try:
+        import torchmetrics  # noqa: F401
+    finally:
+        del sys.modules["scipy.signal"]

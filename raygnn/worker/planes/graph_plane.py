@@ -1,0 +1,363 @@
+"""The data plane of many graphs, which are the seeds: dataset → pattern → model → batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raygnn.checkpoint.weights import Weights
+from raygnn.config.schema import Config
+from raygnn.errors import DataError, InputError, RaygnnError
+from raygnn.graph.collection import open_samples
+from raygnn.graph.collection.data import read_collection
+from raygnn.graph.graph_sample import Sample, Samples
+from raygnn.models.graphs import GraphNetwork, GraphSchema
+from raygnn.models.registry import FAMILIES, build_graph_model
+from raygnn.sampling.batch import GraphBatch
+from raygnn.sampling.collate import Collate, GraphBatchMaker, find_pattern, get
+from raygnn.sampling.features import Inputs, choose_inputs
+from raygnn.tasks.graph import GraphTask, graph_outputs
+from raygnn.tasks.losses import make_loss
+from raygnn.tasks.metrics import measure
+from raygnn.tasks.task import Task
+from raygnn.worker import blackbox
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import SPLITS, Job, Request, Sizes
+from raygnn.worker.planes.id_lists import numbers_of
+from raygnn.worker.planes.plane import Traffic, build, seed_plan
+from raygnn.worker.planes.prediction_rows import Embedded, Predictions, chunk_rows
+from raygnn.worker.precision import PRECISIONS
+
+log = logging.getLogger("raygnn")
+
+
+@dataclass
+class GraphPlane:
+    """A dataset of graphs, the same on every rank.
+
+    Attributes:
+        pattern: the graph that all others must be like.
+        inputs: node type → the arrays that the model reads.
+    """
+
+    job: Job
+    ranks: Ranks
+    samples: Samples
+    pattern: Sample
+    inputs: dict[str, Inputs]
+
+    @classmethod
+    def open(cls, job: Job, ranks: Ranks) -> GraphPlane:
+        """Map the collection, or make the user's dataset.
+
+        Raises:
+            ConfigError: the dataset can not be imported or made.
+            DataError: it can not be read, or not be trained on.
+            Exception: whatever the user's dataset raises.
+        """
+        start = time.perf_counter()
+        config = job.config
+        others = job.others
+        samples = open_samples(config, job.partition, others=others is not None)
+        train = samples.splits["train"]
+        if not len(train) and others is None:
+            raise DataError(
+                f"none of {samples.num} graphs is left to train on",
+                where=str(job.partition or "graph.dataset"),
+                remedy="lower graph.val and graph.test, or give more graphs",
+            )
+        if others is not None:
+            pattern = _trained_on(others)
+        else:
+            pattern = find_pattern(samples, train, config.guard.on_bad_sample == "skip")
+        model = config.model
+        inputs = {
+            t: choose_inputs(pattern.node_data.get(t, {}), model.feature_names, model.categories)
+            for t in pattern.num_nodes
+        }
+        _check_inputs(config, pattern, inputs)
+        counts = ", ".join(f"{len(ids):,} {split}" for split, ids in samples.splits.items())
+        seconds = time.perf_counter() - start
+        log.info("%d graphs (%s); opened in %.1f s", samples.num, counts, seconds)
+        return cls(job, ranks, samples, pattern, inputs)
+
+    @property
+    def config(self) -> Config:
+        return self.job.config
+
+    def task(self) -> GraphTask:
+        """See `Plane`."""
+        config = self.config
+        schema = self.schema
+        model = build(config, lambda: build_graph_model(config.model, schema))
+        loss, world = make_loss(config.task), self.ranks.world.size
+        planned = self.job.planned
+        task = GraphTask(model, loss, config.train, world, schema.out_features, planned)
+        self.ranks.synchronise(task)
+        return task
+
+    @cached_property
+    def schema(self) -> GraphSchema:
+        """What the model must know. Collective."""
+        arrays, widths = self.pattern.node_data, self.config.model.categories
+        return GraphSchema(
+            in_features={t: i.width(arrays.get(t, {})) for t, i in self.inputs.items()},
+            etypes=list(self.pattern.edges),
+            out_features=self._out_features(),
+            categories={
+                t: {n: (self._count(t, n), widths[n]) for n in i.categories}
+                for t, i in self.inputs.items()
+                if i.categories
+            },
+        )
+
+    def batches(self, task: Task) -> GraphBatchMaker:
+        """See `Plane`."""
+        return self._maker
+
+    @property
+    def traffic(self) -> Traffic:
+        """See `Plane`."""
+        return Traffic(skipped=len(self._maker.skipped))
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """See `Plane`."""
+        assert isinstance(task, GraphTask)
+        world, config = self.ranks.world, self.config
+        mine = self._numbers(split)[world.rank :: world.size]
+        _, outputs, y = self._outputs(task, mine)
+        left_out = self._left_out(len(y), len(mine), split)
+        if self.job.others is not None:
+            known = y >= 0 if config.task.classifies else ~y.reshape(len(y), -1).isnan().any(1)
+            outputs, y = outputs[known], y[known]
+            if not self.ranks.control.max(len(y)):
+                raise DataError(
+                    f"none of these graphs has a target {config.task.target!r}, so there is "
+                    "nothing to compare with",
+                    where=self._where,
+                    remedy="see what the model says of them with raygnn predict",
+                )
+        values = measure(outputs, y, config.task, self.ranks.control)
+        return {**values, "left_out": float(left_out)} if left_out else values
+
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+        """See `Plane`; graphs that are left out have no row."""
+        assert isinstance(task, GraphTask)
+        mine, splits = self._asked(request)
+        size, found = chunk_rows(self.schema.out_features), 0
+        for start in range(0, len(mine), size):
+            there, outputs, y = self._outputs(task, mine[start : start + size])
+            found += len(there)
+            if len(there):
+                yield Predictions(there.numpy(), outputs, y, splits[there.numpy()])
+        self._left_out(found, len(mine), request.split)
+
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """See `Plane`: the pooled layers, which the last linear layer is given."""
+        model = task.model
+        if not isinstance(model, GraphNetwork):
+            raise InputError(
+                "of your own class there is nothing before its outputs to look at",
+                where="model.kind",
+                remedy="embeddings are of the built-in kinds",
+            )
+        assert isinstance(task, GraphTask)
+        mine, splits = self._asked(request)
+        size, found = chunk_rows(model.readout.in_features), 0
+        for start in range(0, len(mine), size):
+            there, rows, _ = self._outputs(task, mine[start : start + size], model.represent)
+            found += len(there)
+            if len(there):
+                yield Embedded(there.numpy(), rows, splits[there.numpy()])
+        self._left_out(found, len(mine), request.split)
+
+    def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of this rank's share of the graphs that are asked for, ascending, and of all
+        graphs their splits; see `Predictions`."""
+        world, samples, split = self.ranks.world, self.samples, request.split
+        splits = np.full(samples.num, -1, np.int8)
+        for number, name in enumerate(SPLITS):
+            splits[samples.splits[name]] = number
+        chosen = self._numbers(split)
+        if request.wanted is not None:
+            chosen = np.intersect1d(chosen, numbers_of(request.wanted, None, samples.num))
+        return chosen[world.rank :: world.size], splits
+
+    def _numbers(self, split: str) -> np.ndarray:
+        """Of the graphs in a split, ascending."""
+        samples = self.samples
+        return np.arange(samples.num) if split == "all" else np.sort(samples.splits[split])
+
+    def _left_out(self, there: int, asked: int, split: str) -> int:
+        """How many graphs could not be had, over all ranks, of those asked of each. Collective.
+
+        Raises:
+            DataError: none could.
+        """
+        counts = torch.tensor([there, asked - there])
+        there, left_out = self.ranks.control.sum(counts).tolist()
+        if left_out and not there:
+            raise DataError(
+                f"none of the graphs of split {split} can be had",
+                where=self._where,
+                remedy="see the ranks' logs for what was wrong with them",
+            )
+        return left_out
+
+    @property
+    def _where(self) -> str:
+        """Where the graphs are from, for errors."""
+        return str(self.job.partition or "graph.dataset")
+
+    def _outputs(
+        self,
+        task: GraphTask,
+        numbers: np.ndarray,
+        run: Callable[[GraphBatch], Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `graph_outputs`."""
+        sampling = self.config.sampling
+        size = sampling.eval_batch_size or sampling.batch_size
+        return graph_outputs(
+            task, self._maker.join, numbers, size, self.ranks.device, run or task.checked
+        )
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """See `Plane`."""
+        request = self.job.request
+        return Sizes(None if request is None else request.sizes, self.pattern.described())
+
+    @property
+    def identity(self) -> str:
+        """See `Plane`."""
+        return self._maker.identity
+
+    def count(self, split: str) -> int:
+        """See `Plane`."""
+        return len(self._numbers(split))
+
+    @cached_property
+    def _maker(self) -> GraphBatchMaker:
+        config, place = self.config, self.job.partition
+        train, precision = self.samples.splits["train"], PRECISIONS[config.precision]
+        return GraphBatchMaker(
+            plan=seed_plan(self.job, len(train)),
+            samples=self.samples,
+            numbers=train,
+            exchange=self.ranks.data,
+            collate=Collate(
+                pattern=self.pattern,
+                inputs=self.inputs,
+                dtype=precision.dtype,
+                whole=config.model.kind not in FAMILIES,
+                classes=self.schema.out_features if config.task.classifies else None,
+                categories={
+                    t: {name: count for name, (count, _) in named.items()}
+                    for t, named in self.schema.categories.items()
+                },
+                asked=self.job.others is not None,
+            ),
+            data=read_collection(Path(str(place))).digest if place is not None else "",
+            skip=config.guard.on_bad_sample == "skip",
+            most_skipped=config.guard.bad_samples,
+            note=blackbox.note,
+        )
+
+    def _out_features(self) -> int:
+        """Classes, or numbers that a target has. Collective."""
+        y = self.pattern.y
+        if not self.config.task.classifies:
+            return 1 if y is None else max(1, y.numel())
+        known = self.samples.num_classes
+        if self.job.others is not None:  # what is too high is refused graph by graph
+            return self.sizes.settle("classes", known or 0)
+        known = self._highest("", "") + 1 if known is None else known
+        return self.sizes.settle("classes", max(2, known))
+
+    def _count(self, ntype: str, name: str) -> int:
+        """Categories of an array. Collective."""
+        what = f"categories of {ntype}/{name}"
+        if self.job.others is not None:
+            return self.sizes.settle(what, 0)
+        return self.sizes.settle(what, max(1, self._highest(ntype, name) + 1))
+
+    def _highest(self, ntype: str, name: str) -> int:
+        """The highest number in a node array of all graphs, or of the targets (``""``). Collective.
+
+        Each rank looks at its share of the graphs.
+        """
+        world, highest, lowest = self.ranks.world, -1, 0
+        skip = self.config.guard.on_bad_sample == "skip"
+        used = np.concatenate(list(self.samples.splits.values()))
+        for number in used[world.rank :: world.size].tolist():
+            try:
+                sample = get(self.samples, number)
+                values = sample.node_data.get(ntype, {}).get(name) if name else sample.y
+                low, high = _range(number, values)
+            except RaygnnError:
+                if not skip:
+                    raise
+                continue  # said when it is to be trained on
+            if low < 0 and skip:
+                continue
+            highest, lowest = max(highest, high), min(lowest, low)
+        what = f"array {name!r} of node type {ntype!r} has categories" if name else "targets are"
+        if self.ranks.control.max(-lowest) > 0:
+            raise DataError(
+                f"{what} below 0",
+                where=self._where,
+                remedy="number them from 0",
+            )
+        return self.ranks.control.max(highest)
+
+
+def _trained_on(weights: Weights) -> Sample:
+    """What the graphs of the training had in common.
+
+    Raises:
+        DataError: what is written of it is damaged.
+    """
+    try:
+        return Sample.like(weights.like or {})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(
+            "what it says of the graphs of the training makes no sense",
+            where=str(weights.path.with_suffix(".json")),
+            remedy="put back the file that training wrote, or train again",
+        ) from None
+
+
+def _range(number: int, values: Tensor | None) -> tuple[int, int]:
+    """The lowest and the highest of whole numbers; 0 and -1 where there are none."""
+    if values is None or not values.numel():
+        return 0, -1
+    if values.is_floating_point():
+        raise DataError(
+            f"graph {number} has {values.dtype} where whole numbers are expected",
+            where=f"graph {number} of the dataset",
+            remedy="give class numbers from 0, or set task.kind to graph_regression",
+        )
+    return int(values.min()), int(values.max())
+
+
+def _check_inputs(config: Config, pattern: Sample, inputs: dict[str, Inputs]) -> None:
+    for ntype, chosen in inputs.items():
+        if chosen.plain or chosen.scaled or chosen.categories:
+            continue
+        there = ", ".join(sorted(pattern.node_data.get(ntype, {}))) or "none"
+        named = " or ".join(
+            repr(n) for n in (*config.model.feature_names, *config.model.categories)
+        )
+        raise DataError(
+            f"nodes of type {ntype!r} have no array {named} (model.features); there are: {there}",
+            remedy="set model.features to arrays that are there",
+        )

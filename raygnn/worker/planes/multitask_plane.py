@@ -1,0 +1,141 @@
+"""The data plane of several tasks on one graph: one neighbourhood, one network, a head for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from torch import nn
+
+from raygnn.config.schema import metric_name
+from raygnn.config.values import NO_LAYERS
+from raygnn.errors import ConfigError, InputError
+from raygnn.models.registry import build_model
+from raygnn.models.several import Several
+from raygnn.sampling.loader import BatchMaker
+from raygnn.sampling.plan import MultitaskPlan
+from raygnn.sampling.seeds import MultitaskSeeds
+from raygnn.tasks.several import SeveralTask
+from raygnn.tasks.task import Task
+from raygnn.worker.job import Request
+from raygnn.worker.planes.edge_plane import EdgePlane
+from raygnn.worker.planes.node_plane import NodePlane
+from raygnn.worker.planes.partition_plane import PartitionPlane
+from raygnn.worker.planes.plane import build
+from raygnn.worker.planes.prediction_rows import Embedded, Predictions
+
+
+class SeveralPlane(PartitionPlane):
+    """A shard of one graph, of whose nodes and edges several things are predicted."""
+
+    @cached_property
+    def planes(self) -> dict[str, NodePlane | EdgePlane]:
+        """Of each task, by name; they use this one's data."""
+        found: dict[str, NodePlane | EdgePlane] = {}
+        for name in self.job.goals:
+            job = self.job.of(name)
+            kind = NodePlane if job.edges is None else EdgePlane
+            found[name] = kind(job, self.ranks, self.shard, self.inputs, within=self)
+        return found
+
+    @property
+    def ntypes(self) -> list[str]:
+        """The node types that any task needs rows of."""
+        return list(dict.fromkeys(t for plane in self.planes.values() for t in plane.ntypes))
+
+    def task(self) -> SeveralTask:
+        """See `Plane`.
+
+        Raises:
+            ConfigError: the task that selects the best weights has nothing to validate on, where
+                another has.
+        """
+        config, tasks = self.config, self.config.tasks
+        assert tasks is not None
+        assert config.model.kind != NO_LAYERS
+        self._check_selection()
+        width, planes = config.model.hidden, self.planes
+        first, *others = self.ntypes
+        schema = self.schema(first, width, tuple(others))
+        # what heads must know is counted by all ranks together, before any of them is made
+        made = {name: plane.task_of(None) for name, plane in planes.items()}
+        for plane in planes.values():
+            if isinstance(plane, EdgePlane):
+                _ = plane.relations
+
+        def several() -> nn.Module:
+            encoder = build_model(config.model, schema)
+            return Several(encoder, {name: plane.head(width) for name, plane in planes.items()})
+
+        weights = {name: one.weight for name, one in tasks.items()}
+        world, planned = self.ranks.world.size, self.job.planned
+        model = build(config, several)
+        return self._finish(SeveralTask(model, made, weights, config.train, world, planned))
+
+    def batches(self, task: Task) -> BatchMaker:
+        """See `Plane`."""
+        assert isinstance(task.model, Several)
+        deals, nodes, share = {}, dict[str, np.ndarray](), 0
+        for name, plane in self.planes.items():
+            deals[name], own, some = plane.seeds()
+            share += some
+            for ntype, ids in own.items():
+                nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
+        plans = {name: deal.plan for name, deal in deals.items()}
+        plan = MultitaskPlan(plans, self.config.train.accumulate)
+        return self.make_batches(task.model.encoder, MultitaskSeeds(plan, deals), nodes, share)
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""
+        assert isinstance(task, SeveralTask)
+        assert isinstance(task.model, Several)
+        found: dict[str, float] = {}
+        request = self.job.request
+        wanted = [request.task] if request and request.task else list(self.planes)
+        with self.inference.represented(task.model.encoder, self.ntypes):
+            for name in wanted:
+                plane = self.planes[name]
+                if plane.count(split):
+                    values = plane.evaluate(task.of(name), split)
+                    found |= {metric_name(name, key): value for key, value in values.items()}
+        return found
+
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+        """See `Plane`."""
+        assert isinstance(task, SeveralTask)
+        return self.planes[request.task].predict(task.of(request.task), request)
+
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """See `Plane`: the rows of nodes that the heads are given."""
+        assert isinstance(task.model, Several)
+        there = self.ntypes
+        if request.ntype is None and len(there) > 1:
+            raise InputError(
+                f"there are rows of several node types: {', '.join(there)}",
+                where="--ntype",
+                remedy="say which with --ntype",
+            )
+        ntype = request.ntype or there[0]
+        self.check_ntype(ntype, there)
+        rows = self.inference.represent(task.model.encoder, [ntype])[ntype]
+        yield from self.embedded(rows, ntype, request)
+
+    def count(self, split: str) -> int:
+        """See `Plane`: of all tasks, or of the one that is asked about."""
+        request = self.job.request
+        wanted = [request.task] if request and request.task else list(self.planes)
+        return sum(self.planes[name].count(split) for name in wanted)
+
+    def _check_selection(self) -> None:
+        if not self.config.trains:
+            return
+        names = list(self.planes)
+        there = [name for name in names if self.planes[name].count("val")]
+        if there and there[0] != names[0]:
+            raise ConfigError(
+                f"{names[0]}, the first of the tasks, selects the best weights, and has nothing to "
+                "validate on",
+                where=f"tasks.{names[0]}",
+                remedy=f"let another come first, such as {there[0]}, or give it a validation split",
+            )

@@ -1,0 +1,159 @@
+"""The data plane of a graph whose nodes are the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raygnn.errors import InputError
+from raygnn.models.direct import Direct
+from raygnn.models.network import Network
+from raygnn.models.registry import build_model
+from raygnn.models.several import NodeHead
+from raygnn.sampling.features import row_width
+from raygnn.sampling.loader import BatchMaker
+from raygnn.sampling.plan import resolve_fanouts
+from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
+from raygnn.tasks.losses import make_loss
+from raygnn.tasks.metrics import measure
+from raygnn.tasks.node import NodeTask
+from raygnn.tasks.task import Task
+from raygnn.worker.job import Request
+from raygnn.worker.planes.partition_plane import PartitionPlane
+from raygnn.worker.planes.plane import build
+from raygnn.worker.planes.prediction_rows import Embedded, Predictions, chunk_rows
+
+
+class NodePlane(PartitionPlane):
+    """A shard of one graph, whose nodes are the seeds."""
+
+    @property
+    def ntype(self) -> str:
+        """The type of the seeds."""
+        assert self.job.ntype is not None
+        return self.job.ntype
+
+    @property
+    def of(self) -> str:
+        """See `PartitionPlane`."""
+        return self.ntype
+
+    def task(self) -> NodeTask:
+        """See `Plane`."""
+        config = self.config
+        schema = self.schema(self.ntype, self.out_features)
+        return self._finish(self.task_of(build(config, lambda: build_model(config.model, schema))))
+
+    def task_of(self, model: nn.Module | None) -> NodeTask:
+        """The task with a model."""
+        config, world, out = self.config, self.ranks.world.size, self.out_features
+        loss, planned = make_loss(config.task), self.job.planned
+        return NodeTask(model or nn.Identity(), loss, config.train, world, out, planned)
+
+    @cached_property
+    def out_features(self) -> int:
+        """Classes, or numbers of a node. Collective."""
+        if self.config.task.classifies:
+            return self.classes(self.labels)
+        return self.settle("numbers", row_width(self.labels))
+
+    @property
+    def ntypes(self) -> list[str]:
+        """The node types whose outputs are needed."""
+        return [self.ntype]
+
+    def head(self, width: int) -> NodeHead:
+        """See `Several`."""
+        model = self.config.model
+        return NodeHead(self.ntype, width, self.out_features, model.dropout)
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """See `Plane`."""
+        owned = owned_nodes(self.shard, self.ntype, split, self.labels)
+        first = self.shard.first(self.ntype)
+        outputs = self.inference.outputs(task.model, self.ntype, owned + first)
+        wanted = self.labels[torch.from_numpy(owned)]
+        return measure(outputs, wanted, self.config.task, self.control)
+
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+        """See `Plane`."""
+        ntype, splits, fanouts = self.ntype, self.splits(self.ntype), None
+        chosen = self.chosen(ntype, request)
+        if not self.control.max(len(chosen)):
+            return
+        original, ids = self.shard.original[ntype], chosen + self.shard.first(ntype)
+        if request.fanout is not None:
+            fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
+        if request.wanted is None:
+            outputs = self.inference.outputs(task.model, ntype, ids)
+        else:
+            outputs = self.inference.outputs_of_few(task.model, ntype, ids, fanouts)
+        size = chunk_rows(outputs.shape[1])
+        for start in range(0, len(chosen), size):
+            some = chosen[start : start + size]
+            yield Predictions(
+                ids=original[some].astype(np.int64),
+                outputs=outputs[start : start + size],
+                targets=self.labels[torch.from_numpy(some)],
+                splits=splits[some],
+            )
+
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """See `Plane`: what goes into the last layer, or into the only one where it is linear."""
+        model, ntype = task.model, request.ntype or self.ntype
+        if isinstance(model, Direct):
+            there = [self.ntype]
+        elif isinstance(model, Network) and model.num_layers > 1:
+            there = model.computes(model.num_layers - 2)
+        else:
+            raise InputError(
+                "the model has no hidden layer that could be looked at",
+                where="model.layers" if isinstance(model, Network) else "model.kind",
+                remedy="embeddings are of built-in kinds with 2 layers or more",
+            )
+        self.check_ntype(ntype, there)
+        if isinstance(model, Network):
+            rows = self.inference.hidden(model, ntype)
+        else:
+            rows = self.inference.represent(model, [ntype])[ntype]
+        yield from self.embedded(rows, ntype, request)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Of the owned nodes: classes, int64 ``[owned]``, or numbers, float32 ``[owned, …]``; -1
+        and NaN where the data have none and are only asked about."""
+        task, owned, request = self.config.task, self.shard.owned(self.ntype), self.job.request
+        stored = self.shard.node_data[self.ntype].get(task.target)
+        if stored is not None:
+            return stored.long().flatten() if task.classifies else stored.float()
+        assert not self.config.trains
+        if task.classifies:
+            return torch.full((owned,), -1)
+        width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
+        return torch.full((owned, width), float("nan"))
+
+    def batches(self, task: Task) -> BatchMaker:
+        """See `Plane`."""
+        deal, own, share = self.seeds()
+        return self.make_batches(task.model, deal, own, share)
+
+    def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
+        """What deals them, and ``own`` and ``share`` of `make_batches`. Collective.
+
+        Raises:
+            DataError: there are none.
+        """
+        seeds = gather_seeds(self.shard, self.control, self.ntype, self.labels)
+        first = self.shard.first(self.ntype)
+        ids = seeds.ids(np.arange(seeds.num))
+        own = ids[(ids >= first) & (ids < first + self.shard.owned(self.ntype))]
+        return self.dealer(seeds), {self.ntype: own}, self.batch_share
+
+    def count(self, split: str) -> int:
+        """See `Plane`."""
+        owned = len(owned_nodes(self.shard, self.ntype, split, self.labels))
+        return int(self.control.sum(torch.tensor(owned)))

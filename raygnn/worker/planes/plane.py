@@ -1,0 +1,125 @@
+"""A rank's data plane: what a task needs of the data, be its seeds nodes, edges or graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from raygnn.config.schema import Config
+from raygnn.graph.dgl import dgl
+from raygnn.sampling.batch import Share
+from raygnn.sampling.loader import Maker
+from raygnn.sampling.plan import SeedPlan
+from raygnn.tasks.task import Task
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job, Request, Sizes
+from raygnn.worker.planes.prediction_rows import Embedded, Predictions
+from raygnn.worker.precision import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What came to one rank for its batches, and what did not.
+
+    Attributes:
+        rows: of features, of other ranks; hits: how many of them its cache had.
+        skipped: samples left out, over all ranks.
+    """
+
+    rows: int = 0
+    hits: int = 0
+    skipped: int = 0
+
+
+class Plane(Protocol):
+    """What one rank trains on. Everything is collective but `traffic` and `identity`."""
+
+    def task(self) -> Task:
+        """The model, in the precision's dtype, and its loss; the same on all ranks."""
+        ...
+
+    def batches(self, task: Task) -> Maker[Share]:
+        """What makes the training batches."""
+        ...
+
+    def evaluate(self, task: Task, split: str) -> dict[str, float]:
+        """The metrics of a split, exact over all ranks."""
+        ...
+
+    def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
+        """This rank's share of the nodes, edges or graphs that are asked for, in chunks that
+        ascend by id. It has to be exhausted."""
+        ...
+
+    def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
+        """As `predict`, what the model makes of nodes or graphs before its last step.
+
+        Raises:
+            InputError: the model has no such rows, or not for this node type.
+        """
+        ...
+
+    def count(self, split: str) -> int:
+        """Seeds of all ranks in a split."""
+        ...
+
+    @property
+    def sizes(self) -> Sizes:
+        """What of the data was counted for the model."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What stands for the data, wherever they lie and however they are divided."""
+        ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """Since `batches`, on this rank."""
+        ...
+
+
+def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
+    """A model that is the same on all ranks, in the precision's dtype."""
+    if ":" in config.model.kind:
+        dgl()  # so that "import dgl" in the user's module finds one that works
+    torch.manual_seed(config.train.seed)
+    return make().to(PRECISIONS[config.precision].dtype)
+
+
+def seed_plan(job: Job, num_seeds: int) -> SeedPlan:
+    """Which of the training seeds come when."""
+    config = job.config
+    return SeedPlan(
+        num_seeds=num_seeds,
+        global_batch=job.global_batch,
+        seed=config.train.seed,
+        accumulate=config.train.accumulate,
+    )
+
+
+def open_plane(job: Job, ranks: Ranks) -> Plane:
+    """The data plane of a job's task.
+
+    Raises:
+        DataError: the data can not be read, or not be used.
+    """
+    if job.goals:
+        from raygnn.worker.planes.multitask_plane import SeveralPlane
+
+        return SeveralPlane.open(job, ranks)
+    if job.config.task.of_graphs:
+        from raygnn.worker.planes.graph_plane import GraphPlane
+
+        return GraphPlane.open(job, ranks)
+    if job.edges is not None:
+        from raygnn.worker.planes.edge_plane import EdgePlane
+
+        return EdgePlane.open(job, ranks)
+    from raygnn.worker.planes.node_plane import NodePlane
+
+    return NodePlane.open(job, ranks)

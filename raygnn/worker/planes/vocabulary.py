@@ -1,0 +1,80 @@
+"""What the numbers of words stand for: classes, categories and relations of tables.
+
+Other tables number the same words as the training did where `graph.vocabulary` names it; what was
+partitioned without it may number them in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raygnn.errors import DataError
+from raygnn.graph.collection import read_collection
+from raygnn.graph.data import etype_str
+from raygnn.graph.partition.layout import read_meta
+from raygnn.worker.job import Job, Sizes
+from raygnn.worker.planes.relations import relation_array
+
+Words = Mapping[str, Sequence[Any]]
+
+
+def known(job: Job, sizes: Sizes) -> dict[str, Any]:
+    """What is to be known of what a job trains on, as JSON: see `Weights`."""
+    goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
+    found = {"sizes": sizes.found, "like": sizes.like}
+    return {**found, "goals": goals, "words": words(job)}
+
+
+def _goal(job: Job) -> dict[str, str | None]:
+    edges = job.edges
+    return {
+        "ntype": job.ntype if edges is None else None,
+        "etype": None if edges is None else etype_str(edges.etype),
+        "relation": None if edges is None else edges.relation,
+    }
+
+
+def words(job: Job) -> Words:
+    """``"<type>/<array>"`` → what 0, 1, … stand for, of the arrays that the model reads and of
+    the target; of graphs in text as GIN's ``"tag"`` and ``"label"``."""
+    model = job.config.model
+    if job.partition is None:
+        return {}
+    if job.config.task.of_graphs:
+        return read_collection(Path(str(job.partition))).manifest.values
+    names: Words = (read_meta(job.partition).manifest or {}).get("names", {})
+    wanted = {*model.categories, relation_array(model)}
+    jobs = [job.of(name) for name in job.goals] or [job]
+    targets = set()
+    for each in jobs:
+        if each.edges is None:
+            targets.add(f"{each.ntype}/{each.config.task.target}")
+        else:
+            kind = etype_str(each.edges.etype)
+            targets |= {f"{kind}/{each.config.task.target}", f"{kind}/{each.edges.relation}"}
+    return {
+        key: values
+        for key, values in names.items()
+        if key in targets or key.rpartition("/")[2] in wanted
+    }
+
+
+def check(trained: Words, found: Words) -> None:
+    """That numbers stand for the words that they stood for when a model was trained.
+
+    Raises:
+        DataError: one does not.
+    """
+    for key in found.keys() & trained.keys():
+        before, now = trained[key], found[key]
+        for number, word in enumerate(now):
+            if number < len(before) and before[number] == word:
+                continue
+            was = f"{before[number]!r} was" if number < len(before) else "there was none"
+            raise DataError(
+                f"of {key}, {word!r} is number {number}, and when the model was trained {was}",
+                remedy="make the partition again with graph.vocabulary, the run's "
+                "checkpoints/selected.json, or name the tables with graph.path",
+            )

@@ -1,0 +1,402 @@
+"""One rank of a run: data plane → model → Lightning → exact test.
+
+All ranks go through the same sequence and the same collectives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from raygnn.checkpoint import store, weights
+from raygnn.checkpoint.epoch_counts import Position
+from raygnn.checkpoint.learned_rows import RowState
+from raygnn.checkpoint.mirror import Courier
+from raygnn.checkpoint.writer import Saver
+from raygnn.config.rules import fixed
+from raygnn.errors import ConfigError, TrainingError
+from raygnn.runs.metrics_files import RANKS, MetricsWriter
+from raygnn.runs.run_directory import EVENTS, METRICS, Events
+from raygnn.sampling.batch import Share
+from raygnn.sampling.exchange import World
+from raygnn.sampling.loader import BatchLoader, Maker
+from raygnn.tasks.task import EXITS, Task, exit_error
+from raygnn.util.files import json_text, retry, storage_errors, write_atomic
+from raygnn.worker import blackbox, summary_figures
+from raygnn.worker.averaging import Averaging
+from raygnn.worker.blackbox.phases import Phases, Waiting
+from raygnn.worker.callbacks import Checkpoints, Evaluation
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.comm.reduction import Reduction
+from raygnn.worker.comm.sharding import Sharding
+from raygnn.worker.guard import Guard
+from raygnn.worker.job import LENGTH, SENDING, Job, attempts, host_of
+from raygnn.worker.planes import vocabulary
+from raygnn.worker.planes.plane import Plane, open_plane
+from raygnn.worker.precision import PRECISIONS
+from raygnn.worker.profiling import PROFILE, Profiling
+from raygnn.worker.records import Closing, Counters, Records
+from raygnn.worker.stragglers import Stragglers
+
+T = TypeVar("T")
+
+_LAST_WORDS = 5.0  # seconds that a rank that failed waits for a checkpoint under way
+
+log = logging.getLogger("raygnn")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where a rank runs: what Ray Train, or a test, decides.
+
+    Attributes:
+        strategy: Lightning's data parallelism, as a class.
+        environment: tells Lightning about the ranks.
+    """
+
+    world: World
+    device: torch.device
+    strategy: type[DDPStrategy]
+    environment: ClusterEnvironment
+
+
+class Rank:
+    """One rank of a run; continues from the run's newest checkpoint, if there is one."""
+
+    def __init__(self, job: Job, runtime: Runtime, ranks: Ranks | None = None):
+        self.job = job
+        self.config = job.config
+        self.runtime = runtime
+        self.precision = PRECISIONS[job.config.precision]
+        torch.set_num_threads(self.config.cluster.cpus_per_worker)
+        self.ranks = ranks or Ranks.join(job.config, runtime.world, runtime.device)
+        self.control = self.ranks.control
+        self.sharding = Sharding(self.ranks)
+        self.directory = job.run_dir / "checkpoints"
+        # of rank 0 with storage that is full or away, while the others wait in a collective
+        self.storage_timeout = job.config.fault.storage_timeout.seconds
+        self.patience = min(self.storage_timeout, job.config.comm.timeout.seconds / 2)
+        self.events = Events(job.run_dir / "logs" / EVENTS)
+
+    def run(self) -> dict[str, Any]:
+        """Train, then test; returns the summary's figures (the same on all ranks)."""
+        config, job = self.config, self.job
+        plane = open_plane(job, self.ranks)
+        task = plane.task()
+        maker = plane.batches(task)
+        loader = self.loader(maker)
+        steps_per_epoch = maker.plan.updates_per_epoch
+        task.total_steps = self._total_steps(steps_per_epoch)
+        averaging = Averaging.of(config.train)
+        if self.ranks.first:
+            length = json_text({"steps_per_epoch": steps_per_epoch})
+            self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
+        evaluate = partial(self._evaluate, plane, task)
+        state, step = self._checkpoint(maker.identity)
+        rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state)
+        stragglers = self._stragglers()
+        reduction = Reduction(self.ranks)
+        guard = Guard(self.control, config.guard)
+        records = self._records(step, stragglers, reduction, guard)
+        evaluation = self._evaluation(evaluate, records, loader, averaging)
+        saver = self._saver(maker)
+        checkpoints = Checkpoints(
+            saver,
+            self.directory,
+            self.control,
+            records,
+            every=config.fault.checkpoint_every,
+            last=task.total_steps,
+            rows=rows,
+            patience=self.storage_timeout,
+        )
+        has_val = plane.count("val") > 0
+        self._check_schedule(has_val)
+        callbacks = [Phases(), reduction, records, guard]
+        callbacks += [averaging] if averaging else []
+        callbacks += [evaluation] if has_val else []
+        profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile, records)
+        callbacks += [profiling] if job.profile else []
+        trainer = self.trainer([*callbacks, Position(), checkpoints, Closing(), Waiting()], saver)
+        log.info("training from %s", state or "the start")
+        cause, trained = None, False
+        try:
+            guard.check_model(task, {**self.options(), "data": maker.identity})
+            self.sharding.prepare(task)
+            trainer.fit(task, train_dataloaders=loader, ckpt_path=state and str(state))
+            checkpoints.finish()
+            trained = True
+        except Exception as error:
+            if loader.failure is None or loader.failure is error:
+                raise
+            cause = loader.failure  # of which the others ended, and so this rank
+        finally:
+            loader.close()
+            if not trained:
+                saver.finish(_LAST_WORDS)
+        if cause is not None:
+            raise cause
+        task.to(self.runtime.device)  # Lightning leaves it on the CPU
+        self.sharding.collect(task)
+        blackbox.note(blackbox.TEST)
+        if guard.skipped_steps and guard.skipped_steps >= trainer.global_step:
+            raise TrainingError(
+                f"the gradient was finite in none of {guard.skipped_steps} steps, so nothing was "
+                "learnt",
+                remedy="look for values that are not finite in the data, the model and the loss; "
+                "lower train.lr",
+            )
+        if has_val:
+            evaluation.finish(trainer, task)
+        if averaging is not None:
+            averaging.put(task)
+        if config.train.select == "best":
+            evaluation.restore_best(task)
+        files = None
+        if rows is not None:
+            with storage_errors(self.directory):
+                files = rows.write(weights.rows_draft(self.directory))
+        if self.ranks.first:
+            known = {"data": maker.identity, **vocabulary.known(job, plane.sizes)}
+            self._insist(lambda: weights.save(self.directory, task.model, known, files))
+        metrics = {
+            f"{split}/{name}": value
+            for split in ("test", "val")
+            if plane.count(split)
+            for name, value in evaluate(split).items()
+        }
+        # those of the validation split are another epoch's, if the best weights were put back
+        tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
+        records.write(trainer.global_step, max(0, trainer.current_epoch - 1), tested)
+        records.close(self.patience)
+        self.events.flush()
+        result = {
+            "metrics": metrics,
+            "last_metrics": evaluation.newest,
+            "steps": trainer.global_step,
+            "epochs": trainer.current_epoch,
+            "workers": self.ranks.world.size,
+            "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
+            **summary_figures.operators(profiling),
+        }
+        if records.first_step is not None:  # else the figures of an earlier start stay
+            result |= {
+                **summary_figures.speed(records),
+                **summary_figures.communication(
+                    self.ranks, plane.traffic, reduction, task.embeddings
+                ),
+                "ranks": stragglers.summary(),
+            }
+        skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
+        saver.finish_sending(self.storage_timeout)
+        counts = {"saved": saver.saved, "failed": saver.failed, "skipped": saver.skipped}
+        return {**result, "skipped": skipped, "checkpoints": counts}
+
+    def _stragglers(self) -> Stragglers:
+        logs = self.job.run_dir / "logs"
+        tell = self.events.tell if self.ranks.first else lambda text: None
+        return Stragglers(self.config.fault.straggler, tell, partial(host_of, logs))
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """What the run cannot do without: the storage may be full or away for a while.
+
+        Raises:
+            TrainingError: it was so for too long.
+        """
+        with storage_errors(self.job.run_dir):
+            return retry(act, self.patience)
+
+    def _checkpoint(self, data: str) -> tuple[Path, int] | tuple[None, None]:
+        """The state to go on from, and its step: rank 0 chooses, so that all take the same.
+
+        Raises:
+            InputError: there are checkpoints, and none can be used: nobody is to start over where
+                they would be replaced.
+        """
+        directory = self.directory
+        step = -1
+        if self.ranks.first:
+            store.sweep(directory)
+            found, rejected = self._insist(lambda: store.find(directory, self.config, data))
+            for what in rejected:
+                log.warning("passed over the checkpoint %s", what)
+            if found is None and rejected:
+                raise store.unusable(directory, rejected)
+            if found is not None:
+                store.check_contents(found.state)
+                step = found.step
+        step = self.control.max(step)
+        return (store.state_at(directory, step), step) if step >= 0 else (None, None)
+
+    def _records(
+        self, keep: int | None, stragglers: Stragglers, reduction: Reduction, guard: Guard
+    ) -> Records:
+        """``keep``: the step up to which records of an earlier start stay."""
+        train = self.config.train
+        files = [self.job.run_dir / name for name in (METRICS, RANKS)]
+        writers = [MetricsWriter(file, keep, self.patience) for file in files if self.ranks.first]
+        return Records(
+            self.control,
+            writers,
+            stragglers,
+            Counters(
+                lambda: reduction.bytes,
+                lambda: self.ranks.sent_bytes,
+                lambda: guard.skipped_steps,
+            ),
+            log_every=train.log_every,
+            accumulate=train.accumulate,
+            started=self.job.started,
+            cpus=self.config.cluster.cpus_per_worker,
+        )
+
+    def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
+        train, plan = self.config.train, maker.plan
+        limit = train.epochs * plan.steps_per_epoch
+        if train.max_steps:
+            limit = min(limit, plan.batches_until(train.max_steps))
+        return BatchLoader(
+            maker,
+            prefetch=self.config.sampling.prefetch,
+            limit=limit,
+            across=train.patience is None,
+            alarm=self.ranks.alarm(),
+            note=blackbox.note,
+            pin=self._pin(),
+        )
+
+    def _pin(self) -> torch.device | None:
+        """The GPU for which batches are pinned, if they are."""
+        device, wanted = self.runtime.device, self.config.sampling.pin_memory
+        return device if wanted and device.type == "cuda" else None
+
+    def _total_steps(self, steps_per_epoch: int) -> int:
+        train = self.config.train
+        steps = train.epochs * steps_per_epoch
+        return min(steps, train.max_steps or steps)
+
+    def _check_schedule(self, has_val: bool) -> None:
+        if self.config.train.schedule.kind == "plateau" and not has_val:
+            raise ConfigError(
+                "plateau follows the validation metric, and there is nothing to validate on",
+                where="train.schedule.kind",
+                remedy="choose another kind, or give the data a validation split",
+            )
+
+    def _evaluate(self, plane: Plane, task: Task, split: str) -> dict[str, float]:
+        blackbox.note(blackbox.TEST if split == "test" else "evaluate")
+        self.ranks.share_buffers(task)
+        try:
+            with self.sharding.whole(task):
+                return plane.evaluate(task, split)
+        except EXITS as error:
+            raise exit_error(error) from error
+
+    def _evaluation(
+        self,
+        evaluate: Any,
+        records: Records,
+        loader: BatchLoader[Share],
+        averaging: Averaging | None,
+    ) -> Evaluation:
+        train = self.config.train
+        return Evaluation(
+            evaluate,
+            records,
+            loader,
+            metric=self.config.metric,
+            every=train.eval_every,
+            patience=train.patience,
+            min_delta=train.min_delta,
+            epochs=train.epochs,
+            max_steps=train.max_steps,
+            averaging=averaging,
+        )
+
+    def _saver(self, maker: Maker[Share]) -> Saver:
+        fault, run_dir = self.config.fault, self.job.run_dir
+        start = attempts(run_dir)
+        return Saver(
+            self.directory,
+            run_dir,
+            keep=fault.keep,
+            about={
+                "config": fixed(self.config.to_dict()),
+                "data": maker.identity,
+                "global_batch": self.job.global_batch,
+                "batch_size": self.config.sampling.batch_size,
+                "workers": self.ranks.world.size,
+            },
+            events=self.events,
+            patience=self.storage_timeout,
+            courier=Courier.of(self.config, self.events, run_dir / SENDING),
+            is_current=lambda: attempts(run_dir) == start,
+        )
+
+    def _ddp(self) -> dict[str, Any]:
+        """What `DistributedDataParallel` is told."""
+        comm = self.config.comm
+        return {
+            "bucket_cap_mb": comm.bucket_cap_mb,
+            "find_unused_parameters": comm.find_unused_parameters,
+            "static_graph": comm.static_graph,
+            "gradient_as_bucket_view": comm.gradient_as_bucket_view,
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Whatever decides how steps are made, and must be alike on all ranks."""
+        config = self.config
+        told = {"train": config.train, "guard": config.guard, "task": config.task}
+        told |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
+        return {
+            **self._ddp(),
+            "compression": config.comm.compression,
+            "powersgd": (config.comm.powersgd_rank, config.comm.powersgd_start),
+            "overlap": config.comm.overlap,
+            "shard": config.comm.shard,
+            "compared": self.ranks.compared,
+            "precision": config.precision,
+            "batch_size": config.sampling.batch_size,
+            **{
+                f"{n}.{k}": v
+                for n, section in told.items()
+                for k, v in section.model_dump().items()
+            },
+        }
+
+    def trainer(self, callbacks: list[pl.Callback], saver: Saver | None) -> pl.Trainer:
+        """Lightning's trainer for what the configuration says; ``saver`` None = no checkpoints."""
+        config = self.config
+        strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        trainer = pl.Trainer(
+            accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
+            devices="auto" if self.runtime.device.type == "cuda" else 1,
+            strategy=strategy,
+            plugins=[self.runtime.environment, *([saver] if saver else [])],
+            precision=self.precision.autocast,
+            max_epochs=config.train.epochs,
+            max_steps=config.train.max_steps or -1,
+            accumulate_grad_batches=config.train.accumulate,
+            gradient_clip_val=config.train.clip,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+        # newer versions send a word about SIGTERM around before every batch; ours comes by a file
+        if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = lambda: None
+        return trainer

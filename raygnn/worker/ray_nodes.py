@@ -1,0 +1,133 @@
+"""The nodes of a running Ray: which are there, what is free on them, which ranks went with one.
+
+Ray counts a node as alive until it has missed its health checks for about half a minute. Whoever
+decides before that has to ask the node itself.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raygnn.worker.job import last_start
+
+_REACH = 2.0  # seconds for a node to take a connection
+_AT_ONCE = 64  # nodes that are asked at once
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A rank whose node is gone.
+
+    Attributes:
+        why: what is to be seen of the node from here.
+    """
+
+    rank: int
+    host: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} was lost with its node {self.host}: {self.why}"
+
+
+def room(needs: Mapping[str, float], group: Any = None) -> int:
+    """How many workers fit on the nodes that take a connection, beside what others hold.
+
+    Args:
+        needs: resource → what a worker takes of it.
+        group: a placement group whose bundles, one for each worker, will be given back.
+    """
+    from ray._private import state
+
+    going = draining()  # where Ray starts nothing any more
+    alive = [node for node in _nodes() if node["Alive"] and node["NodeID"] not in going]
+    free, held = state.state.available_resources_per_node(), _held(group)
+    fits = {}
+    for node in alive:
+        name = node["NodeID"]
+        # a node that has just come is not in all of Ray's tables yet
+        there = free.get(name, node["Resources"])
+        counts = [(there.get(key, 0.0) + held.get(name, 0) * n) // n for key, n in needs.items()]
+        if (fit := int(min(counts))) > 0:
+            fits[name] = fit
+    there = _answering(node for node in alive if node["NodeID"] in fits)
+    return sum(fit for name, fit in fits.items() if name in there)
+
+
+def draining() -> dict[str, float | None]:
+    """The ids of the nodes that are to go, and in how many seconds; None where nobody says."""
+    from ray._private import state  # as Ray Train's own watcher does
+
+    now, known = time.time(), getattr(state.state, "get_draining_nodes", None)
+    told: Mapping[str, int] = known() if known is not None else {}  # not in every version
+    return {node: at / 1000 - now if at else None for node, at in told.items()}
+
+
+def lost(run_dir: Path) -> list[Lost]:
+    """The ranks of the last start whose nodes are gone, as far as the ranks' records tell where
+    they were."""
+    logs = run_dir / "logs"
+    records = [last_start(logs, 0)]
+    if records[0] is None:
+        return []
+    records += [last_start(logs, rank) for rank in range(1, int(records[0].get("world", 1)))]
+    alive = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
+    used = {record["node"] for record in records if record and record.get("node") in alive}
+    there = _answering(alive[name] for name in used)
+    found = []
+    for rank, record in enumerate(records):
+        name = (record or {}).get("node")
+        if record is None or name is None or name in there:
+            continue
+        why = "it takes no connection" if name in alive else "Ray counts it as dead"
+        found.append(Lost(rank, str(record.get("host")), why))
+    return found
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return nodes
+
+
+def _held(group: Any) -> dict[str, int]:
+    """Node id → how many of the group's bundles it holds."""
+    from ray.util import placement_group_table
+
+    if group is None:
+        return {}
+    table = placement_group_table(group)
+    if table.get("state") not in ("CREATED", "RESCHEDULING"):
+        return {}
+    nodes = list(table["bundles_to_node_id"].values())
+    return {name: nodes.count(name) for name in nodes}
+
+
+def _answering(nodes: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The ids of those whose raylet takes a connection."""
+    asked = list(nodes)
+    if not asked:
+        return set()
+    with ThreadPoolExecutor(min(len(asked), _AT_ONCE)) as pool:
+        answers = pool.map(_answers, asked)
+        return {node["NodeID"] for node, yes in zip(asked, answers) if yes}
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    return takes_connection(node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
+def takes_connection(host: str, port: int) -> bool:
+    """Whether something listens there, and the host answers."""
+    try:
+        with socket.create_connection((host, port), timeout=_REACH):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,294 @@
+"""Records of training: losses and times of all ranks, in windows of some steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
+from raygnn.sampling.exchange import Exchange
+from raygnn.tasks.clock import LastGradient, StepClock
+from raygnn.tasks.task import Task
+from raygnn.worker.stragglers import Stragglers
+from raygnn.worker.usage import FACTS, Usage
+
+PARTS = (*LOADER, *STEP)
+BYTES = ("bytes/gradients", "bytes/exchange")
+_BINS = 256  # of a window's reductions that are compared one by one
+
+log = logging.getLogger("raygnn")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What others count on this rank, so far.
+
+    Attributes:
+        gradients, exchange: bytes handed to collectives: of gradients, and of the data.
+        skipped: steps that were left out, the same on all ranks.
+    """
+
+    gradients: Callable[[], int]
+    exchange: Callable[[], int]
+    skipped: Callable[[], int]
+
+    def read(self) -> tuple[int, int]:
+        return self.gradients(), self.exchange()
+
+
+class Writer(Protocol):
+    """What takes records: a `MetricsWriter`."""
+
+    waiting: OSError | None
+
+    def write(self, record: Mapping[str, Any]) -> None: ...
+
+    def close(self, seconds: float = 0.0) -> None: ...
+
+
+class Records(pl.Callback):
+    """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last;
+    one about each rank in ``ranks.jsonl``.
+
+    Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
+    mean seconds of a batch and rank, see `raygnn.runs.metrics_files`. ``ranks/slowest`` is the
+    rank whose own work and wait for data together took longest, which is
+    ``ranks/slowest_seconds`` a batch; ``ranks/median_seconds`` is the median over the ranks.
+
+    To be the first of the callbacks that take time; `Closing` is to be the last.
+
+    Args:
+        writers: rank 0's, of ``metrics.jsonl`` and of ``ranks.jsonl``; none elsewhere.
+        stragglers: told of all ranks' times.
+        counters: of this rank.
+        accumulate: batches of a step.
+        started: when the command began, seconds since the epoch.
+        cpus: that a rank was given.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        writers: Sequence[Writer],
+        stragglers: Stragglers,
+        counters: Counters,
+        *,
+        log_every: int,
+        accumulate: int,
+        started: float,
+        cpus: int,
+    ):
+        self._exchange = exchange
+        self._writer = writers[0] if writers else None
+        self._ranks_writer = writers[1] if writers else None
+        self._stragglers = stragglers
+        self._counters = counters
+        self._log_every = log_every
+        self._expected = max(1, log_every * accumulate)  # batches in a window
+        self._started = started
+        self._cpus = cpus
+        self._clock = StepClock()  # where there are no steps left to make
+        self._logged = -1
+        self._seen = False
+        self._counted = (0, 0)
+        self._window_start = time.perf_counter()
+        self._rate = 0.0
+        self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
+        self.bytes = dict.fromkeys(BYTES, 0.0)  # of all ranks
+        self.seeds = 0
+        self.first_step: float | None = None
+
+    def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
+        """Write one record (rank 0); ``time`` is added."""
+        if self._writer is not None:
+            waited = self._writer.waiting
+            self._writer.write({"step": step, "epoch": epoch, "time": self._elapsed(), **values})
+            if self._writer.waiting and not waited:
+                log.warning("records wait for the storage: %s", self._writer.waiting)
+
+    def close(self, patience: float) -> None:
+        """Close the files; waits no longer than ``patience`` seconds for their storage."""
+        for writer in (self._writer, self._ranks_writer):
+            if writer is not None:
+                writer.close(patience)
+
+    def _elapsed(self) -> float:
+        return round(time.time() - self._started, 3)
+
+    def on_train_start(self, trainer: pl.Trainer, module: Task) -> None:
+        self._logged = trainer.global_step
+        self._usage = Usage(self._cpus, module.device)
+        module.clock = StepClock(module.device)
+        self._last_gradient = LastGradient(self._came)
+        self._clock = module.clock
+        if self._exchange.world.size > 1:
+            self._last_gradient.watch(module)
+        self._counted = self._counters.read()
+        self._window_start = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+        self._seen = False
+
+    def on_before_backward(self, *_: Any) -> None:
+        self._clock.lap("forward")
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, module: Task, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._rate = optimizer.param_groups[0]["lr"]  # a schedule moves on before the batch's end
+
+    def _came(self) -> None:
+        self._clock.lap("backward")
+        self._seen = True
+
+    def on_after_backward(self, *_: Any) -> None:
+        self._clock.lap("communicate" if self._seen else "backward")
+        if not self._seen:
+            self._last_gradient.learn()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+        self._clock.lap("optimizer")
+        self._clock.batches += 1
+        step = trainer.global_step
+        if step != self._logged and (self.first_step is None or step % self._log_every == 0):
+            self._flush(trainer, module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Task) -> None:
+        if trainer.global_step != self._logged and module.window.steps:
+            self._flush(trainer, module)
+
+    def on_train_end(self, *_: Any) -> None:
+        self._last_gradient.forget()
+
+    def begin_pause(self) -> float:
+        """What follows, until `end_pause`, is no part of a step (an evaluation, a checkpoint)."""
+        self._clock.lap("rest")
+        return time.perf_counter()
+
+    def meet(self) -> None:
+        """Wait for all ranks, in a pause, so that none is waited for in a step. Collective."""
+        self._exchange.max(0)
+
+    def end_pause(self, began: float) -> None:
+        self._clock.lap(None)
+        self._window_start += time.perf_counter() - began
+
+    def _flush(self, trainer: pl.Trainer, module: Task) -> None:
+        now = time.perf_counter()
+        window, world = module.window, self._exchange.world
+        self._clock.lap("rest")
+        seconds, reductions = self._clock.take()
+        own = {"loss": window.loss, **{name: seconds.get(name, 0.0) for name in PARTS}}
+        own |= {f"loss/{name}": loss for name, loss in window.parts.items()}  # of several tasks
+        counted = self._counters.read()
+        own |= zip(BYTES, (a - b for a, b in zip(counted, self._counted)))
+        own |= self._usage.look()
+        self._counted = counted
+        table = torch.zeros(world.size, len(own) + _BINS, dtype=torch.float64)
+        table[world.rank, : len(own)] = torch.tensor(list(own.values()), dtype=torch.float64)
+        for batch, value in reductions:
+            table[world.rank, len(own) + self._bin(batch)] += value
+        table = self._exchange.sum(table)
+        self._clock.lap("peers")  # of the next window: ranks that come later are waited for
+        ranks = dict(zip(own, table[:, : len(own)].T.tolist()))
+        _split_reductions(ranks, table[:, len(own) :])
+        self._put(trainer, window.steps, window.seeds, ranks, now - self._window_start)
+        self._logged = trainer.global_step
+        window.reset()
+        self._window_start = now
+
+    def _bin(self, batch: int) -> int:
+        return min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))
+
+    def _put(
+        self,
+        trainer: pl.Trainer,
+        batches: int,
+        seeds: int,
+        ranks: dict[str, list[float]],
+        elapsed: float,
+    ) -> None:
+        """Make records of a window: of the mean over ranks, and of each rank."""
+        size = self._exchange.world.size
+        means = {name: sum(ranks[name]) / size for name in PARTS}
+        for name, value in means.items():
+            self.totals[name] += value
+        for name in self.bytes:
+            self.bytes[name] += sum(ranks[name])
+        self.seeds += seeds
+        values = {
+            "train/loss": sum(ranks["loss"]) / batches,
+            **{
+                f"train/{name.partition('/')[2]}/loss": sum(ranks[name]) / batches
+                for name in ranks
+                if name.startswith("loss/")
+            },
+            "train/lr": float(self._rate),
+            "seeds_per_second": seeds / max(elapsed, 1e-9),
+        }
+        values |= {f"seconds/{name}": value / batches for name, value in means.items()}
+        values["guard/skipped_steps"] = self._counters.skipped()
+        values["seconds/compute"] = sum(means[name] for name in COMPUTE) / batches
+        values |= {name: sum(ranks[name]) / size / batches for name in BYTES}
+        each = {name: [value / batches for value in ranks[name]] for name in (*PARTS, *BYTES)}
+        if size > 1:
+            values |= self._stragglers.add(trainer.global_step, each, batches)
+        self.write(trainer.global_step, trainer.current_epoch, values)
+        if self._ranks_writer is not None:
+            self._ranks_writer.write(self._of_ranks(trainer.global_step, batches, ranks, each))
+        if self.first_step is None:
+            self.first_step = time.time() - self._started
+
+    def _of_ranks(
+        self,
+        step: int,
+        batches: int,
+        ranks: Mapping[str, list[float]],
+        each: Mapping[str, list[float]],
+    ) -> dict[str, Any]:
+        """See `raygnn.runs.metrics_files`."""
+        use = {
+            name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
+        }
+        return {
+            "step": step,
+            "time": self._elapsed(),
+            "batches": batches,
+            "seconds": {name: each[name] for name in PARTS},
+            "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
+            "use": {"cpu": use["cpu"], "gpu": use["gpu"]},
+            "memory": {
+                "rss": use["rss"],
+                "gpu": use["gpu_memory"],
+                "gpu_share": use["gpu_share"],
+            },
+            "network": {"sent": use["sent"], "received": use["received"]},
+        }
+
+
+class Closing(pl.Callback):
+    """Tells the clock, as the last of the callbacks, that they are through."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
+        module.clock.lap("rest")
+
+
+def _split_reductions(ranks: dict[str, list[float]], bins: Tensor) -> None:
+    """Divide the ranks' time in the exchange of gradients into what the exchange took and what
+    they waited for others: the rank that came last waited for nobody.
+
+    Args:
+        bins: ``[W, _BINS]`` seconds; what lies in one bin happened at the same time on all ranks.
+    """
+    exchange = float(bins.min(dim=0).values.sum())
+    for rank, waited in enumerate(bins.sum(dim=1).tolist()):
+        ranks["peers"][rank] += waited - exchange
+        ranks["communicate"][rank] = exchange

@@ -1,0 +1,91 @@
+"""Files of learned rows: what was written is read, in whatever pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.checkpoint import row_files
+from raygnn.checkpoint.row_files import RowFiles, read_rows, write_rows
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(1, 5),
+    st.lists(st.sampled_from(["row", "sum", "best"]), min_size=1, unique=True),
+    st.integers(1, 200),
+)
+def test_what_was_written_is_read(rows: int, dim: int, names: list[str], piece: int) -> None:
+    rng = np.random.default_rng(rows)
+    ids = rng.integers(0, 2**62, rows)
+    arrays = {name: rng.normal(size=(rows, dim)).astype(np.float32) for name in names}
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_files, "_PIECE", piece)
+        path = Path(place) / "rows-0-0.bin"
+        file = write_rows(path, "a", ids, arrays)
+        content = path.read_bytes()
+        assert content == ids.astype("<i8").tobytes() + b"".join(
+            a.astype("<f4").tobytes() for a in arrays.values()
+        )
+        assert file.bytes == len(content)
+        assert file.sha256 == hashlib.sha256(content).hexdigest()
+        pieces = list(read_rows(path, file, dim))
+        assert [i for found, _ in pieces for i in found] == ids.tolist()
+        for name, array in arrays.items():
+            found = [part[name] for _, part in pieces]
+            assert np.array_equal(np.concatenate([array[:0], *found]), array)
+        assert RowFiles.parse(RowFiles(dim, 3, (file,)).to_dict()) == RowFiles(dim, 3, (file,))
+
+
+GOOD: dict[str, Any] = {
+    "dim": 2,
+    "steps": 1,
+    "files": [
+        {
+            "name": "rows-0-0.bin",
+            "ntype": "a",
+            "rows": 3,
+            "arrays": ["row"],
+            "bytes": 48,
+            "sha256": "0",
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../rows-0-0.bin"},
+        {"name": "/etc/passwd"},
+        {"name": "state.ckpt"},
+        {"rows": 4},
+        {"rows": -3},
+        {"rows": True},
+        {"rows": "3"},
+        {"bytes": 49},
+        {"arrays": ["row", "sum"]},
+        {"arrays": 3},
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    assert RowFiles.parse(GOOD).files[0].rows == 3
+    with pytest.raises((ValueError, TypeError)):
+        RowFiles.parse({**GOOD, "files": [{**GOOD["files"][0], **change}]})
+    with pytest.raises((ValueError, KeyError)):
+        RowFiles.parse({"dim": 2, "files": []})
+
+
+def test_a_file_that_was_cut_is_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows-0-0.bin"
+    file = write_rows(path, "a", np.arange(3), {"row": np.zeros((3, 2), np.float32)})
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match="size"):
+        list(read_rows(path, file, 2))

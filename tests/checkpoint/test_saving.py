@@ -1,0 +1,321 @@
+"""Checkpoints are written beside training, on request, and are left out where there is no room."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.checkpoint import save_requests, store, weights
+from raygnn.checkpoint.row_files import RowFiles, write_rows
+from raygnn.checkpoint.save_requests import SAVE, Request
+from raygnn.checkpoint.writer import Saver
+from raygnn.config.load import load_config
+from raygnn.runs.run_directory import EVENTS, Events
+from raygnn.worker import callbacks
+from raygnn.worker.guard import Guard
+from tests.small_jobs import JobFactory, about, job, train_on_ranks
+
+CONFIG = load_config(job(Path("runs")))
+
+
+def saver(directory: Path, **options: Any) -> Saver:
+    options = {"keep": 9, "patience": 30.0, **options}
+    events = Events(directory / EVENTS)
+    return Saver(directory, directory, about=about(CONFIG), events=events, **options)
+
+
+def save(saving: Saver, directory: Path, step: int, *weights: torch.Tensor, **options: Any) -> None:
+    """Write a checkpoint, or fail to."""
+    saving.save_checkpoint(state(step, *weights), directory, options)
+    wait(saving)
+
+
+def wait(saving: Saver) -> None:
+    """Until it has written what it writes."""
+    assert saving._write is not None
+    assert saving._write.wait(30)
+
+
+def state(step: int, weights: torch.Tensor | None = None) -> dict[str, Any]:
+    return {
+        "global_step": step,
+        "state_dict": {"w": torch.zeros(3) if weights is None else weights},
+    }
+
+
+def told(directory: Path) -> list[str]:
+    path = directory / EVENTS
+    return [json.loads(s)["text"] for s in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextlib.contextmanager
+def mounted(path: Path, options: str) -> Iterator[Path]:
+    """A file system of its own."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(directory: Path) -> Path:
+    """Leave no room."""
+    path = directory / "filler"
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"0" * 4096):
+            pass
+    return path
+
+
+def test_what_is_written_is_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on, and moves the weights, before they are written."""
+    go, write = threading.Event(), store.write
+
+    def held(*args: Any) -> None:
+        assert go.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(store, "write", held)
+    weights, saving = torch.arange(4.0), saver(tmp_path)
+    saving.save_checkpoint(state(1, weights), tmp_path)
+    weights.add_(1)
+    assert store.newest(tmp_path) == ""
+    go.set()
+    wait(saving)
+    found, _ = store.find(tmp_path, CONFIG)
+    assert found is not None
+    assert torch.load(found.state)["state_dict"]["w"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_start_that_was_overtaken_writes_nothing(tmp_path: Path) -> None:
+    """A rank that was asleep, or cut off, while the run went on without it."""
+    save(saver(tmp_path), tmp_path, 5)
+    save(saver(tmp_path, is_current=lambda: False), tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-0000000005"]
+    assert "a later start of the run has taken over" in told(tmp_path)[0]
+
+
+def test_those_that_were_put_aside_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = saver(tmp_path)
+    for step in (3, 5):
+        save(saving, tmp_path, step)
+    rename = os.rename
+
+    def failing(source: Any, target: Any) -> None:
+        if Path(source).name.endswith(".tmp"):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    save(saving, tmp_path, 3)
+    assert saving.failed == 1
+    there = sorted(path.name for path in tmp_path.glob("*step*"))
+    assert there == ["step-0000000003", "step-0000000005"]
+
+
+def test_all_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(handle: int) -> None:
+        fsync(handle)
+        done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+
+    def noted_rename(source: Any, target: Any) -> None:
+        rename(source, target)
+        done.append("rename")
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    store.write(tmp_path, state(1), 1, 9, about(CONFIG))
+    renamed = done.index("rename")
+    assert {"state.ckpt", "manifest.json"} <= set(done[:renamed])
+    assert tmp_path.name in done[renamed:]
+
+
+def test_weights_on_a_full_disk(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=200k") as disk:
+        with pytest.raises(OSError, match="No space left"):
+            weights.save(disk, torch.nn.Linear(300, 300), {"data": ""})
+        assert list(disk.iterdir()) == []
+
+
+def test_weights_at_the_second_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learned rows are moved once: an attempt that fails after that must not cost them."""
+    draft = weights.rows_draft(tmp_path)
+    draft.mkdir()
+    rows = np.ones((3, 2), np.float32)
+    file = write_rows(draft / "rows-0-0.bin", "a", np.arange(3), {"row": rows})
+    files, write = RowFiles(2, 1, (file,)), weights.write_atomic
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(weights, "write_atomic", Mock(side_effect=full))
+    with pytest.raises(OSError, match="No space left"):
+        weights.save(tmp_path, torch.nn.Linear(2, 2), {"data": ""}, files)
+    monkeypatch.setattr(weights, "write_atomic", write)
+    weights.save(tmp_path, torch.nn.Linear(2, 2), {"data": ""}, files)
+    assert weights.find(tmp_path).rows == files
+    assert not draft.exists()
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_no_room(how: str, tmp_path: Path) -> None:
+    """Nothing half-written, nothing lost of what was there, and the next one is tried."""
+    with mounted(tmp_path / "small", "size=1m") as disk:
+        large = torch.zeros(100_000)
+        saving = saver(disk, keep=1)
+        save(saving, disk, 1, large)
+        filler = fill(disk) if how == "full" else None
+        if filler is None:
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        save(saving, disk, 2, large)
+        assert (saving.saved, saving.failed) == (1, 1)
+        assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000001"]
+        found, rejected = store.find(disk, CONFIG)
+        assert found is not None
+        assert (found.step, rejected) == (1, [])
+        if filler is None:
+            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        else:
+            filler.unlink()
+        save(saving, disk, 3, large)
+        assert sorted(p.name for p in disk.glob("*step*")) == ["step-0000000003"]
+        Events.flush(saving._events)
+        reason = {
+            "full": "the disk or the quota is full: No space left on device (free space",
+            "read-only": "it cannot be written: Read-only file system (make it writable",
+        }[how]
+        said, again = told(disk)
+        assert again == "checkpoints are written again, from step 3 on"
+        assert said.startswith(f"the checkpoint of step 2 was not written: {disk}: {reason}")
+        assert said.endswith(
+            "; training goes on, and a failure now would take it back to step-0000000001"
+        )
+
+
+def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
+    """No later one makes up for it."""
+    with mounted(tmp_path / "small", "size=1m") as disk:
+        large = torch.zeros(100_000)
+        filler = fill(disk)
+        saving = saver(disk, patience=0.2)
+        save(saving, disk, 1, large, last=True)
+        assert (saving.saved, saving.failed) == (0, 1)
+        saving = saver(disk, patience=60.0)
+        request = Request(disk)
+        saving.save_checkpoint(state(1, large), disk, {"last": True})
+        assert not saving._write.wait(0.5)  # type: ignore[union-attr]
+        assert request.answer is None
+        filler.unlink()
+        wait(saving)
+        assert (saving.saved, saving.failed) == (1, 0)
+        assert request.answer is True
+        assert store.newest(disk) == "step-0000000001"
+        saving._events.flush()
+        # what the first one said waited in its process
+        assert not [line for line in told(disk) if "training goes on" in line]
+
+
+def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
+    """Storage that is away when it is due comes back in time."""
+    parent = tmp_path / "mount"
+    saving = saver(parent / "checkpoints", patience=60.0)
+    saving._events = Events(tmp_path / EVENTS)
+    saving.save_checkpoint(state(1), parent, {"last": True})
+    assert not saving._write.wait(0.5)  # type: ignore[union-attr]
+    parent.mkdir()
+    wait(saving)
+    assert store.newest(parent / "checkpoints") == "step-0000000001"
+
+
+def test_what_the_last_one_says(tmp_path: Path) -> None:
+    saving = saver(tmp_path / "gone" / "checkpoints", patience=0.0)
+    saving._events = Events(tmp_path / EVENTS)
+    request = Request(tmp_path)
+    saving._run_dir = tmp_path
+    save(saving, tmp_path, 4, last=True)
+    (said,) = told(tmp_path)
+    assert said.startswith("the checkpoint of step 4 was not written: ")
+    assert "it cannot be written: No such file or directory (make it writable" in said
+    assert said.endswith("; it was the last one, so --resume would go on from the beginning")
+    assert request.answer is False
+
+
+def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_job(fault={"checkpoint_every": "1h", "keep": 9})
+    begin = Guard.on_train_batch_start
+
+    def ask(self: Guard, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == 3 and trainer.global_rank == 0:
+            (config.run_dir / SAVE).touch()  # as a batch system does
+            Request(config.run_dir)
+        begin(self, trainer, *args)
+
+    monkeypatch.setattr(Guard, "on_train_batch_start", ask)
+    monkeypatch.setattr(callbacks, "_LOOK", 0.0)  # after each step
+    write = store.write
+
+    def slow(*args: Any) -> None:  # so that further looks see the request
+        time.sleep(0.5)
+        write(*args)
+
+    monkeypatch.setattr(store, "write", slow)
+    run = train_on_ranks(config)
+    assert [p.name[-1] for p in sorted(run.path.glob("checkpoints/step-*"))] == ["4", "8"]
+    assert not save_requests.pending(run.path)
+    assert len(list(run.path.glob(".saved-*"))) == 1
+    assert run.summary["checkpoints"] == {"saved": 2, "failed": 0, "skipped": 0}
+
+
+def test_a_disk_that_is_full_for_a_while(
+    make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "train": {"epochs": 3},
+        "fault": {"checkpoint_every": 1, "keep": 99},
+        "staging": {"path": str(tmp_path / "stage")},
+        "partition": {"path": str(tmp_path / "parts")},
+    }
+    whole = train_on_ranks(make_job(**options))
+    begin = Guard.on_train_batch_start
+
+    with mounted(tmp_path / "small", "size=4m") as disk:
+
+        def disturb(self: Guard, trainer: Any, *args: Any) -> None:
+            if trainer.global_rank == 0 and trainer.global_step == 3:
+                fill(disk)
+            if trainer.global_rank == 0 and trainer.global_step == 8:
+                (disk / "filler").unlink(missing_ok=True)
+            begin(self, trainer, *args)
+
+        monkeypatch.setattr(Guard, "on_train_batch_start", disturb)
+        run = train_on_ranks(load_config(job(disk, **options)))
+        new, old = (r.metrics.set_index("step")["train/loss"].dropna() for r in (run, whole))
+        assert new.to_dict() == old.to_dict()
+        assert run.summary["metrics"] == whole.summary["metrics"]
+        counts = run.summary["checkpoints"]
+        assert 3 <= counts["failed"] <= 5
+        assert counts["failed"] + counts["saved"] == 12
+        steps = {int(p.name[-2:]) for p in run.path.glob("checkpoints/step-*")}
+        assert {1, 2, 12} <= steps
+        assert len(steps) == counts["saved"]
+        assert "No space left on device" in told(run.path / "logs")[0]

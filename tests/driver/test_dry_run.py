@@ -1,0 +1,213 @@
+"""Models of the user's own that cannot work are found before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raygnn
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver import dry_run
+from raygnn.driver.dry_run_process import Trial, describe, small_graph
+from raygnn.driver.inputs import read_input, to_look_at
+from raygnn.driver.plan import goals_of
+from raygnn.errors import ConfigError
+from raygnn.preflight.facts import DryRun
+from raygnn.runs.display import NullDisplay
+from tests.small_jobs import JobFactory, job
+from tests.worker.test_edge_tasks import LIKES
+from tests.worker.test_graph_tasks import dataset
+from tests.worker.test_graph_tasks import make as graphs_of
+from tests.worker.test_several_tasks import several
+
+UNFIT = "tests.unfit"
+LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}
+
+
+def request_of(config: Config) -> dry_run.Request:
+    with to_look_at(read_input(config, 2, NullDisplay())) as given:
+        facts = given.facts(config)
+        request = dry_run.request_of(config, given, facts, goals_of(config, facts))
+    assert request is not None
+    return request
+
+
+def outcome(config: Config, directory: Path) -> dict[str, Any] | None:
+    """What is said of a model, tried in this process; None if it works."""
+    trial = Trial(request_of(config), directory / "trial")
+    (directory / "trial").mkdir()
+    try:
+        trial.run()
+    except BaseException as error:
+        return describe(error, config, sure=trial.stepping)
+    return None
+
+
+# class → words of what is said, and the function of the user's that is named
+UNABLE = {
+    "EveryRow": (["gave [32, 4], expected [8, 4]"], None),
+    "ThirdBlock": (["IndexError: list index out of range"], "forward"),
+    "BlockData": (["KeyError: 'weight'"], "forward"),
+    "NoWayBack": (["ArithmeticError: there is no way back"], "backward"),
+    "Exits": (["SystemExit: enough"], "forward"),
+    "WithArgument": (["missing 1 required positional argument: 'width'"], None),
+    "SevenClasses": (["gave [8, 7], expected [8, 4]"], None),
+}
+
+
+@pytest.mark.parametrize("name", UNABLE)
+def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) -> None:
+    words, function = UNABLE[name]
+    said = outcome(make_job(model={"kind": f"{UNFIT}:{name}"}), tmp_path)
+    assert said is not None
+    assert said["sure"]
+    assert not said["imports"]
+    assert all(word in said["what"] for word in words), said
+    assert said["remedy"]
+    if function is not None:
+        assert "tests/unfit.py:" in said["where"]
+        assert said["where"].endswith(f"in {function}")
+
+
+@pytest.mark.parametrize(
+    ("model", "sections"),
+    [
+        ("tests.own_models:DglSage", {}),
+        ("tests.own_models:DglSage", {"task": LINKS}),
+        ("tests.own_models:DglSage", {"precision": "bf16"}),
+        ("tests.own_models:DglSage", {"precision": "bf16-mixed"}),
+        ("tests.own_models:DglSage", {"sampling": {"fanout": [-1, -1], "batch_size": 3}}),
+        (
+            "tests.own_models:DglSage",
+            {"tasks": {"kind": {"kind": "node_classification"}, "links": LINKS}},
+        ),
+        (f"{UNFIT}:Fit", {"graph": {"typed": True}}),
+        (f"{UNFIT}:Indexed", {}),
+    ],
+)
+def test_a_model_that_works(
+    model: str, sections: dict[str, Any], make_job: JobFactory, tmp_path: Path
+) -> None:
+    assert outcome(make_job(model={"kind": model}, **sections), tmp_path) is None
+
+
+def test_dtypes_are_those_of_the_precision(make_job: JobFactory, tmp_path: Path) -> None:
+    model = {"kind": f"{UNFIT}:Fp32Alone"}
+    assert outcome(make_job(model=model), tmp_path) is None
+    (tmp_path / "bf16").mkdir()
+    said = outcome(make_job(model=model, precision="bf16"), tmp_path / "bf16")
+    assert said is not None
+    assert said["where"].endswith("in forward")
+
+
+def test_learned_rows_are_part_of_the_features(make_job: JobFactory, tmp_path: Path) -> None:
+    model = {
+        "kind": "tests.own_models:DglSage",
+        "embedding": {"dim": 5, "ntypes": ["_N"]},
+    }
+    assert outcome(make_job(model=model), tmp_path) is None
+
+
+def test_classes_of_a_partition_that_is_there(make_job: JobFactory, tmp_path: Path) -> None:
+    """As many as its labels tell, not as many as the small graph would have."""
+    graph = {"classes": 7, "train": 0.5}
+    raygnn.partition(make_job(graph=graph), display=False)
+    config = make_job(graph=graph, model={"kind": f"{UNFIT}:SevenClasses"})
+    assert outcome(config, tmp_path) is None
+    (tmp_path / "five").mkdir()
+    other = make_job(graph=graph, model={"kind": f"{UNFIT}:FiveClasses"})
+    said = outcome(other, tmp_path / "five")
+    assert said is not None
+    assert "gave [8, 5], expected [8, 7]" in said["what"]
+
+
+def test_whole_graphs(tmp_path: Path) -> None:
+    own = "tests.worker.test_graph_tasks:OwnGin"
+    works = graphs_of(tmp_path, graph=dataset(), model={"kind": own})
+    assert outcome(works, tmp_path) is None
+    (tmp_path / "other").mkdir()
+    fails = graphs_of(tmp_path, graph=dataset(), model={"kind": f"{UNFIT}:WholeNodes"})
+    said = outcome(fails, tmp_path / "other")
+    assert said is not None
+    assert "expected [3, 2]: a row for each seed" in said["what"]
+
+
+def test_the_small_graph_is_like_the_real_one(tmp_path: Path) -> None:
+    """Types, arrays, dtypes and widths, masks and classes; every node has in-edges."""
+    config = several(tmp_path, model={"kind": f"{UNFIT}:Fit", "hidden": 64})
+    request = request_of(config)
+    graph = small_graph(request)
+    assert graph.nodes.keys() == request.facts.nodes.keys()
+    for ntype, columns in request.facts.columns.items():
+        for name, (column, *_) in columns.items():
+            array = graph.nodes[ntype].data[name]
+            assert (str(array.dtype), array.shape[1:]) == (column.dtype, column.shape)
+    assert graph.edges.keys() == request.facts.edges.keys()
+    for frame in graph.edges.values():
+        assert set(frame.dst) == set(range(32))
+    target = config.of("kind").task.target
+    assert graph.edges[LIKES].data[target].max() + 1 == request.classes["kind"] > 1
+
+
+def test_a_failure_of_ours_is_not_the_models(make_job: JobFactory) -> None:
+    config = make_job(model={"kind": f"{UNFIT}:Fit"})
+    assert not describe(OSError("no space left"), config, sure=False)["sure"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "severity", "words"),
+    [
+        ("Ranked", 0, None, []),
+        ("Dies", 0, "error", ["with exit status 3", "it printed last: a last word"]),
+        ("NeedsGpu", 0, "error", ["this kernel needs CUDA", "unfit.py:"]),
+        ("NeedsGpu", 1, "warn", ["could not be tried without a GPU", "this kernel needs CUDA"]),
+    ],
+)
+def test_in_a_process(
+    name: str, gpus: int, severity: str | None, words: list[str], tmp_path: Path
+) -> None:
+    cluster = {"workers": 2, "num_cpus": 4, "gpus_per_worker": gpus}
+    config = load_config(job(tmp_path, model={"kind": f"{UNFIT}:{name}"}, cluster=cluster))
+    with dry_run.started(request_of(config)) as wait:
+        found = wait()
+    assert found.severity == severity
+    assert all(word in found.what for word in words), found
+
+
+def test_a_model_that_takes_long(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a machine that is slow: nothing is known, and nothing is left of the process."""
+    monkeypatch.setattr(dry_run, "LIMIT", 0.2)
+    request = request_of(make_job(model={"kind": f"{UNFIT}:Sleeps"}))
+    with dry_run.started(request) as wait:
+        found = wait()
+    assert found == DryRun("warn", found.what, found.remedy)
+    assert "longer than 0.2 s" in found.what
+
+
+def test_the_command_refuses(make_job: JobFactory) -> None:
+    config = make_job(model={"kind": f"{UNFIT}:BlockData"})
+    report = raygnn.check(config, display=False)
+    (error,) = [finding for finding in report.findings if finding.severity == "error"]
+    assert error.check == "model_runs"
+    assert "KeyError: 'weight', at " in error.what
+    allowed = config.cluster.model_copy(update={"allow": ["model_runs"]})
+    assert raygnn.check(config.model_copy(update={"cluster": allowed}), display=False).ok
+
+
+def test_a_class_that_is_no_module(make_job: JobFactory) -> None:
+    config = make_job(model={"kind": f"{UNFIT}:NoModule"})
+    with pytest.raises(ConfigError, match=r"is not a torch.nn.Module"):
+        raygnn.check(config, display=False)
+
+
+def test_built_in_models_need_no_process(
+    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(request: dry_run.Request) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(dry_run, "started", never)
+    raygnn.check(make_job(), display=False)

@@ -1,0 +1,548 @@
+"""Loggers, in threads and in processes, and what feeds them."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver.loggers import feeder as feeding
+from raygnn.driver.loggers import process
+from raygnn.driver.loggers.feeder import Feeder, Order
+from raygnn.driver.loggers.kinds import Csv, Kind, Status, kind_of
+from raygnn.driver.loggers.process import Loggers, check_packages
+from raygnn.errors import ConfigError, Interrupted, TrainingError
+from raygnn.runs.interrupts import stoppable
+from raygnn.runs.run_directory import LOGGERS, METRICS, Events, RunDir
+from tests.small_jobs import job
+
+Record = dict[str, Any]
+
+
+def make(storage: Path, **logging: Any) -> tuple[Config, RunDir]:
+    config = load_config(job(storage, logging=logging))
+    run = RunDir.create(str(storage), config.name)
+    run.begin(config.recorded())
+    return config, run
+
+
+def records(steps: Iterable[int], **values: float) -> list[Record]:
+    """With a loss that tells the step, and more in every fifth."""
+    found = []
+    for step in steps:
+        found.append({"step": step, "epoch": 0, "time": 0.5 * step, "train/loss": 1 / step})
+        if step % 5 == 0:
+            found.append({"step": step, "epoch": 0, "time": 0.5 * step, "val/f1": 0.5})
+    return [{**record, **values} for record in found]
+
+
+def write(run: RunDir, lines: Iterable[Mapping[str, Any]], *, anew: bool = False) -> None:
+    with open(run.metrics_file, "w" if anew else "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def feed(run: RunDir, step: int, status: Status) -> None:
+    """What a command hands on that began with this step and has ended."""
+    events = Events(run.path / "logs" / LOGGERS)
+    for name in load_config(run.path / "config.yaml").logging.loggers:
+        feeder = Feeder(kind_of(name, run.path), run.path, events.tell, step)
+        feeder.start()
+        feeder.finish(status)
+        feeder.join(60)
+        assert feeder.done
+
+
+def rows(run: RunDir) -> list[dict[str, str]]:
+    with open(run.path / "loggers" / "csv" / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shown(run: RunDir, tag: str) -> list[tuple[int, float]]:
+    """Steps and values of a curve, as TensorBoard shows them: a start purges what comes after."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    points: dict[int, float] = {}
+    for file in sorted((run.path / "loggers" / "tensorboard").glob("events.*")):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                points = {step: value for step, value in points.items() if step < event.step}
+            for value in event.summary.value:
+                if value.tag == tag:
+                    points[event.step] = round(value.simple_value, 4)
+    return sorted(points.items())
+
+
+def test_a_run_and_its_resume_reach_tensorboard_and_csv(tmp_path: Path) -> None:
+    _, run = make(tmp_path, loggers=["tensorboard", "csv"])
+    with run:
+        write(run, records(range(1, 13)))
+        feed(run, 1, "interrupted")
+        assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 13)]
+        assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 13))]
+        # it goes on from a checkpoint at step 8, to other losses
+        there = [r for r in records(range(1, 9)) if r["step"] <= 8]
+        write(run, there, anew=True)
+        write(run, [{**r, "train/loss": 9.0} for r in records(range(9, 11))])
+        feed(run, 9, "done")
+        losses = [(n, round(1 / n, 4)) for n in range(1, 9)] + [(9, 9.0), (10, 9.0)]
+        assert shown(run, "train/loss") == losses
+        assert [row["train/loss"] for row in rows(run) if row["step"] == "9"] == ["9.0"]
+        assert {int(row["step"]) for row in rows(run)} == set(range(1, 11))
+        assert not (run.path / "logs" / LOGGERS).exists()  # nothing went wrong
+        assert "hidden" in (run.path / "loggers" / "tensorboard" / "hparams.yaml").read_text()
+
+
+def test_all_is_logged_when_the_run_ends(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=["tensorboard", "csv"])
+    told: list[str] = []
+    with run:
+        write(run, records([1]))
+        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+            loggers.start(1)
+            write(run, records([2, 3, 4, 5]))
+        assert [row["step"] for row in rows(run)] == ["1", "2", "3", "4", "5", "5"]
+        assert rows(run)[-1]["val/f1"] == "0.5"
+        assert [step for step, _ in shown(run, "train/loss")] == [1, 2, 3, 4, 5]
+    assert told == []
+
+
+def test_files_are_written_without_lightning() -> None:
+    """Whose import takes as long as a short run."""
+    code = (
+        "import sys, raygnn.driver.loggers.process\n"
+        "from raygnn.driver.loggers.kinds import Csv, TensorBoard\n"
+        "import tempfile, pathlib\n"
+        "with tempfile.TemporaryDirectory() as place:\n"
+        "    for kind in (Csv, TensorBoard):\n"
+        "        logger = kind(pathlib.Path(place), {}, {'name': 'a'})\n"
+        "        logger.open(1)\n"
+        "        logger.log({'step': 1, 'train/loss': 0.5})\n"
+        "        logger.close('done')\n"
+        "assert 'lightning' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
+@pytest.mark.slow
+def test_the_process_logs_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    monkeypatch.setattr(process, "END", 100.0)  # for the import on a busy machine
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    config, run = make(tmp_path, loggers=["csv"])
+    with run:
+        write(run, records([1]))
+        with Loggers(config, run.path) as loggers, loggers.ending():
+            loggers.load()
+            loggers.start(1)
+            write(run, records([2]))
+        assert loggers._processes["csv"].returncode == 0
+        assert [row["step"] for row in rows(run)] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_a_process_whose_command_is_gone_ends(tmp_path: Path, remote: None) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    with run:
+        write(run, records([1]))
+        loggers = Loggers(config, run.path)
+        loggers.start(1)
+        started = loggers._processes["csv"]
+        assert started.stdin is not None
+        started.stdin.close()  # as when the command is killed
+        started.wait(timeout=120)
+        assert len(rows(run)) == 1
+
+
+def test_one_that_hangs_is_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    monkeypatch.setattr(process, "FLUSH", 0.5)
+    monkeypatch.setattr(process, "END", 0.5)
+    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
+    with run:
+        loggers = Loggers(config, run.path)
+        with loggers, loggers.ending():
+            loggers.start(1)
+        assert loggers._processes["csv"].returncode == -9
+
+
+def test_what_a_library_started_ends_with_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    for name in ("FLUSH", "END", "_SILENT"):
+        monkeypatch.setattr(process, name, 0.5)
+    script = _script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
+    monkeypatch.setattr(process.sys, "executable", script)
+    told: list[str] = []
+    with run, Loggers(config, run.path, told.append) as loggers:
+        loggers.start(1)
+        _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
+    _wait(lambda: not state.exists() or state.read_text().split()[2] == "Z")
+    waiting, missing = told
+    assert waiting.startswith("waiting up to 0 s for csv to take the last records; Ctrl-C ends")
+    assert f"{run.metrics_file} has all of them, and the run is as it is" in waiting
+    assert missing.startswith("csv did not get all records")
+
+
+def test_a_file_that_hangs_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    for name in ("FLUSH", "END", "_SILENT"):
+        monkeypatch.setattr(process, name, 0.2)
+    monkeypatch.setattr(Csv, "open", lambda self, step: threading.Event().wait())
+    told: list[str] = []
+    with run:
+        write(run, records([1]))
+        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+            loggers.start(1)
+    assert len(told) == 2
+    assert told[1].startswith("csv did not get all records")
+
+
+def test_ctrl_c_ends_the_wait_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    monkeypatch.setattr(process, "_SILENT", 0.1)
+    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
+
+    def tell(text: str) -> None:
+        if text.startswith("waiting"):
+            signal.raise_signal(signal.SIGINT)
+
+    with run, stoppable(), Loggers(config, run.path, tell) as loggers, loggers.ending():
+        loggers.start(1)
+    assert loggers._processes["csv"].returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "done"), (Interrupted("stop"), "interrupted"), (TrainingError("bad"), "failed")],
+)
+def test_the_process_is_told_how_the_run_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    remote: None,
+    error: Exception | None,
+    status: str,
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    script = _script(tmp_path, f"cat > {tmp_path}/said")
+    monkeypatch.setattr(process.sys, "executable", script)
+    ended = contextlib.suppress(Interrupted, TrainingError)
+    with run, ended, Loggers(config, run.path) as loggers:
+        loggers.start(7)
+        if error is not None:
+            raise error
+    assert (tmp_path / "said").read_text() == f"7\n{status}\n"
+
+
+def _weight() -> str | None:
+    file = Path("/proc/self/autogroup")
+    return file.read_text() if file.exists() else None
+
+
+def test_a_process_that_hangs_without_its_command_ends(tmp_path: Path) -> None:
+    code = (
+        "import time, raygnn.driver.loggers.__main__ as main\n"
+        "main.FLUSH, main.END = 0.5, 0.5\n"
+        "main.kind_of = lambda *_: None\n"
+        "main.Feeder.__init__ = lambda self, *_: main.Thread.__init__(self)\n"
+        "main.Feeder.run = lambda self: time.sleep(1000)\n"
+        "main.Feeder.look = main.Feeder.finish = lambda *_: None\n"
+        "main.main(['run', 'csv'])"
+    )
+    before = _weight()
+    ended = subprocess.run(
+        [sys.executable, "-c", code], input=b"1\n", cwd=tmp_path, timeout=120, check=False
+    )
+    assert ended.returncode == -signal.SIGALRM
+    assert _weight() == before  # of this session, which is not that process's own
+
+
+def test_one_that_dies_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exit 3"))
+    told: list[str] = []
+    with run, Loggers(config, run.path, told.append) as loggers, loggers.ending():
+        loggers.start(1)
+        loggers._processes["csv"].wait()
+        loggers.look()
+        loggers.look()
+    assert len(told) == 1
+    assert "ended with 3" in told[0]
+
+
+def test_loggers_of_files_have_no_process(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=["csv", "tensorboard"])
+    with run, Loggers(config, run.path) as loggers:
+        loggers.load()
+        loggers.start(1)
+        assert loggers._processes == {}
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_missing_package_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(job(tmp_path, logging={"loggers": [name]}))
+    monkeypatch.setattr(process.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(ConfigError, match=f"pip install {name}"):
+        check_packages(config)
+
+
+def test_a_step_that_comes_again_is_noticed() -> None:
+    follow = Order()
+    assert follow.goes_back(records(range(1, 6))) is None
+    assert follow.goes_back(records([6, 7])) is None
+    assert follow.goes_back([]) is None
+    assert follow.goes_back(records([4, 5])) == 4
+    assert follow.goes_back([{"step": 5, "val/f1": 1.0, "epoch": 0, "time": 1.0}]) == 5
+    assert follow.goes_back([{"step": 5, "test/f1": 1.0, "epoch": 0, "time": 1.0}]) is None
+
+
+class _Flaky(Kind):
+    """Keeps what it gets; fails, or hangs, for as long as it is told to."""
+
+    name = "flaky"
+    fresh = False
+    remote = True
+
+    def __init__(self) -> None:
+        super().__init__(Path(), {}, {})
+        self.got: list[int] = []
+        self.opened: list[int] = []
+        self.ends: list[Status | None] = []
+        self.broken = threading.Event()
+        self.hang: Callable[[], object] = lambda: None
+
+    def make(self, step: int) -> Any:
+        self.opened.append(step)
+        return object()
+
+    def describe(self) -> None: ...
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self.hang()
+        if self.broken.is_set():
+            raise OSError("no server")
+        self.got.append(record["step"])
+
+    def flush(self) -> None: ...
+
+    def end(self, logger: Any, status: Status | None) -> None:
+        self.ends.append(status)
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CSV logger has a process, as those of packages that are not here."""
+    monkeypatch.setattr(Csv, "remote", True)
+
+
+@pytest.fixture
+def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Flaky, Any]]:
+    """A logger, and what makes a feeder of it that has begun, from what it tells."""
+    monkeypatch.setattr(feeding, "_POLL", 0.01)
+    monkeypatch.setattr(feeding, "_PAUSE", 0.01)
+    kind, begun = _Flaky(), list[Feeder]()
+
+    def begin(tell: Callable[[str], object], step: int = 1) -> Feeder:
+        begun.append(Feeder(kind, tmp_path, tell, step))
+        begun[-1].start()
+        return begun[-1]
+
+    yield kind, begin
+    for feeder in begun:
+        feeder.finish("done")
+        feeder.join(10)
+        assert not feeder.is_alive()
+
+
+def put(place: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    with open(place / METRICS, "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_a_logger_that_fails_gets_all_later(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
+    kind, begin = flaky
+    told = list[str]()
+    kind.broken.set()
+    feeder = begin(told.append)
+    put(tmp_path, records([1, 2]))
+    _wait(lambda: bool(told))
+    put(tmp_path, records([3]))
+    time.sleep(0.1)
+    assert told == ["flaky gets no records: OSError: no server; training goes on"]
+    kind.broken.clear()
+    feeder.finish("done")
+    feeder.join(10)
+    assert kind.got == [1, 2, 3]
+    assert kind.ends == ["done"]
+    assert told[1:] == ["flaky gets records again"]
+    assert feeder.done
+
+
+def test_what_a_logger_says_keeps_no_password(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
+    kind, begin = flaky
+    told = list[str]()
+
+    def fail() -> None:
+        raise OSError("no answer from https://me:sesame@mlflow.example/api")
+
+    kind.hang = fail
+    put(tmp_path, records([1]))
+    feeder = begin(told.append)
+    feeder.finish("failed")
+    feeder.join(10)
+    assert "mlflow.example" in told[0]
+    assert "sesame" not in told[0]
+    assert not feeder.done
+
+
+def test_a_logger_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaky: tuple[_Flaky, Any]
+) -> None:
+    monkeypatch.setattr(feeding, "_SILENT", 0.05)
+    kind, begin = flaky
+    told, go = list[str](), threading.Event()
+    kind.hang = lambda: go.wait(60)
+    put(tmp_path, records([1]))
+    feeder = begin(told.append)
+    _wait(lambda: (feeder.look(), bool(told))[1])
+    feeder.look()
+    assert len(told) == 1
+    go.set()
+    feeder.finish("done")
+    feeder.join(10)
+    assert kind.got == [1]
+
+
+def test_a_run_that_goes_back_opens_the_logger_anew(
+    tmp_path: Path, flaky: tuple[_Flaky, Any]
+) -> None:
+    kind, begin = flaky
+    put(tmp_path, records([1, 2, 3]))
+    feeder = begin(print)
+    _wait(lambda: kind.got == [1, 2, 3])
+    first = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)[0]
+    os.truncate(tmp_path / METRICS, len(first))  # as a run does that goes on from step 1
+    put(tmp_path, [{"step": 2, "time": 9.0, "epoch": 0, "train/loss": 9.0}])
+    _wait(lambda: len(kind.got) == 4)
+    feeder.finish("interrupted")
+    feeder.join(10)
+    assert kind.opened == [1, 2]
+    assert kind.got == [1, 2, 3, 2]
+    assert kind.ends == [None, "interrupted"]
+
+
+def test_an_earlier_commands_records_are_not_logged_again(
+    tmp_path: Path, flaky: tuple[_Flaky, Any]
+) -> None:
+    kind, begin = flaky
+    put(tmp_path, records([1, 2, 3, 4]))
+    begin(print, step=3)
+    _wait(lambda: kind.got == [3, 4])
+    assert kind.opened == [3]
+
+
+def test_files_that_may_be_torn_are_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full for a while."""
+    monkeypatch.setattr(feeding, "_POLL", 0.01)
+    monkeypatch.setattr(feeding, "_PAUSE", 0.01)
+    _, run = make(tmp_path, loggers=["tensorboard", "csv"])
+    with run:
+        for name in ("tensorboard", "csv"):
+            kind, failures = kind_of(name, run.path), [3, 3, 5]
+            log = kind.log
+
+            def fail(record: Record, log: Any = log, failures: list[int] = failures) -> None:
+                log(record)
+                if failures and record["step"] == failures[0]:
+                    failures.pop(0)
+                    raise OSError("No space left on device")
+
+            monkeypatch.setattr(kind, "log", fail)
+            if name == "tensorboard":
+                write(run, records(range(1, 9)))
+            told: list[str] = []
+            feeder = Feeder(kind, run.path, told.append, 1)
+            feeder.start()
+            _wait(lambda told=told: len(told) == 2)
+            feeder.finish("done")
+            feeder.join(10)
+            assert feeder.done
+        assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 9))]
+        assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 9)]
+
+
+def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    _, run = make(tmp_path, loggers=["wandb"], wandb={"offline": True})
+    with run:
+        write(run, records(range(1, 4)))
+        feed(run, 1, "interrupted")
+        identity = json.loads((run.path / "loggers" / "wandb.json").read_text())["id"]
+        write(run, records([4]))
+        feed(run, 4, "done")
+        made = sorted((run.path / "loggers" / "wandb").glob("offline-run-*"))
+        assert [path.name.rpartition("-")[2] for path in made] == [identity, identity]
+        assert not (run.path / "logs" / LOGGERS).exists()
+
+
+def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    _, run = make(tmp_path, loggers=["mlflow"], mlflow={"tracking_uri": place})
+    with run:
+        write(run, records(range(1, 4)))
+        feed(run, 1, "interrupted")
+        write(run, records([4]))
+        feed(run, 4, "done")
+        assert not (run.path / "logs" / LOGGERS).exists()
+        identity = json.loads((run.path / "loggers" / "mlflow.json").read_text())["id"]
+    client = mlflow.MlflowClient(place)
+    assert [m.step for m in client.get_metric_history(identity, "train/loss")] == [1, 2, 3, 4]
+    assert client.get_run(identity).info.status == "FINISHED"
+    assert client.get_run(identity).data.params["model/kind"] == "sage"
+
+
+def _script(directory: Path, text: str) -> str:
+    file = directory / "script"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

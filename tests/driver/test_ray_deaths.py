@@ -1,0 +1,218 @@
+"""Ray's own processes die in mid-training: the command names them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import yaml
+
+import raygnn
+from raygnn.driver.ray import core_processes
+from raygnn.runs.run import Run
+from raygnn.worker.job import attempts
+from tests.commands import ROOT, Command
+from tests.small_jobs import job, wait_for_step
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    """A job that trains for minutes, writes checkpoints, and starts its ranks twice at most."""
+    config = job(
+        tmp_path / "runs",
+        model={"kind": "tests.own_models:Slow"},
+        train={"epochs": 100},
+        fault={"max_failures": 1, "checkpoint_every": 2},
+    )
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
+    command = Command(["train", "job.yaml"], tmp_path)
+    yield command
+    remove(command)
+
+
+def remove(command: Command) -> None:
+    if command.process.poll() is None:
+        os.killpg(command.process.pid, signal.SIGKILL)
+        command.process.wait()
+    shutil.rmtree(command.temp, ignore_errors=True)
+
+
+def kill(command: Command, part: str) -> int:
+    """Kill the one process with this in its command line, of those that run."""
+    (pid,) = [pid for pid, line in command.running().items() if part in line]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def wait_until(happened: Callable[[], bool], command: Command) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert command.process.poll() is None, command.process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def failed(command: Command, run_dir: Path, expected: str) -> str:
+    """The command fails, says the same everywhere, and leaves nothing; returns its output."""
+    code, out, err = command.finish()
+    assert code == 4, out + err
+    assert err.startswith(f"error: {expected}"), err
+    assert "--resume" in err
+    run = Run(run_dir)
+    assert run.summary["status"] == "failed"
+    assert run.summary["error"].startswith(expected)
+    cause = raygnn.diagnose(run_dir).cause
+    assert (cause.kind, cause.what, cause.confidence) == ("ray_died", expected, "high")
+    assert command.leaves_nothing()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("program", "role"), [("/raylet/raylet", "Ray's raylet"), ("/gcs/gcs_server", "Ray's GCS")]
+)
+def test_a_core_process_dies(command: Command, tmp_path: Path, program: str, role: str) -> None:
+    run_dir, before = tmp_path / "runs" / "test", set(os.listdir("/dev/shm"))
+    wait_for_step(run_dir / "metrics.jsonl", 3, command.process)
+    pid = kill(command, program)
+    failed(command, run_dir, f"{role} (process {pid}) was killed by SIGKILL")
+    assert {name for name in os.listdir("/dev/shm") if "plasma" in name} <= before
+
+
+def test_the_controller_dies(command: Command, tmp_path: Path) -> None:
+    """Its first death is a failure like that of a rank; `max_failures` ends that."""
+    run_dir = tmp_path / "runs" / "test"
+    metrics = run_dir / "metrics.jsonl"
+    wait_for_step(metrics, 3, command.process)
+    kill(command, "ray::TrainController")
+    wait_until(lambda: attempts(run_dir) == 2, command)
+    size = metrics.stat().st_size
+    wait_until(lambda: metrics.stat().st_size > size, command)
+    kill(command, "ray::TrainController")
+    out = failed(
+        command,
+        run_dir,
+        "Ray Train's controller, the process that starts and watches the ranks, died",
+    )
+    assert "start 2 of at most 2, from step-" in out
+    assert Run(run_dir).summary["starts"] == 2
+
+
+HEAD = """
+import sys
+from pathlib import Path
+import ray
+import raygnn
+from raygnn.driver.ray.connection import RayCluster
+from tests.small_jobs import job
+with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 4}))) as cluster:
+    cluster.wait()
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
+    """Ray would end the command after 40 s, with exit code 1 and without an error."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    head = subprocess.Popen([sys.executable, "-c", HEAD], env=env, text=True, **pipes)
+    command = None
+    try:
+        assert head.stdout is not None
+        address = head.stdout.readline().strip()
+        config = job(
+            tmp_path / "runs",
+            model={"kind": "tests.own_models:Slow"},
+            train={"epochs": 100},
+            cluster={"address": address},
+        )
+        del config["cluster"]["num_cpus"]
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
+        wait = {"RAY_gcs_rpc_server_reconnect_timeout_s": "40"}
+        command = Command(["train", "job.yaml"], tmp_path, **wait)
+        run_dir = tmp_path / "runs" / "test"
+        wait_for_step(run_dir / "metrics.jsonl", 3, command.process)
+        (gcs,) = [p for p in psutil.Process(head.pid).children() if p.name() == "gcs_server"]
+        gcs.kill()
+        code, out, err = command.finish()
+        assert code == 4, out + err
+        assert err.startswith(f"error: the head node's GCS at {address} has taken no connection")
+        assert "--resume" in err
+        assert Run(run_dir).summary["status"] == "failed"
+        assert command.leaves_nothing()
+    finally:
+        if command is not None:
+            remove(command)
+        head.communicate("\n", timeout=120)
+
+
+class Port:
+    """A port on loopback that takes connections while it is open."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = ("127.0.0.1", int(self._socket.getsockname()[1]))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def open(self) -> None:
+        self._socket = socket.create_server(self.address)
+
+
+def test_a_process_that_goes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's helpers of a moment are no reason to say that Ray did not start."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(child.pid)
+    child.wait()
+    monkeypatch.setattr(core_processes, "of_directory", lambda directory: [process])
+    assert core_processes.Children("").death() is None
+
+
+def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GCS may be started again; a raylet is not."""
+    gcs, raylet = Port(), Port()
+    context = SimpleNamespace(gcs_address="{}:{}".format(*gcs.address), get_node_id=lambda: "here")
+    nodes = [
+        {"NodeID": "there", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1},
+        dict(zip(("NodeID", "NodeManagerAddress", "NodeManagerPort"), ("here", *raylet.address))),
+    ]
+    monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "40")
+    now = 1000.0
+    monkeypatch.setattr(core_processes, "time", SimpleNamespace(monotonic=lambda: now))
+    core = core_processes.Endpoints()
+
+    def after(seconds: float) -> str | None:
+        nonlocal now
+        now += seconds
+        return core.death()
+
+    assert after(5) is None
+    gcs.close()
+    assert (after(5), after(15)) == (None, None)
+    assert not core.ask()
+    gcs.open()
+    assert after(10) is None
+    assert core.ask()
+    raylet.close()
+    assert (after(5), after(9)) == (None, None)
+    host, port = raylet.address
+    assert after(2) == f"this node's raylet at {host}:{port} has taken no connection for 11 s"
+    raylet.open()
+    gcs.close()
+    assert (after(5), after(15), after(4)) == (None, None, None)
+    assert "the head node's GCS at" in str(after(2))
+    raylet.close()

@@ -1,0 +1,199 @@
+"""Predictions for data that the model was not trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+import raygnn
+from raygnn.config.graph import TablesGraph
+from raygnn.config.schema import Config
+from raygnn.driver.ray.connection import RayCluster
+from raygnn.errors import DataError, InputError
+from raygnn.graph.partition.make import ensure_partition
+from raygnn.graph.sources import load_graph
+from raygnn.models.network import Schema
+from raygnn.models.registry import build_model
+from raygnn.prediction.request import Asked
+from raygnn.prediction.request import ask as plan
+from raygnn.runs.run import Run
+from raygnn.worker.job import Sizes
+from tests.graphs import on_whole_graph
+from tests.prediction.test_predict import ask
+from tests.prediction.test_table_jobs import shop
+from tests.small_jobs import JobFactory, train_on_ranks
+
+
+def asked(run: Run, *overrides: str) -> Asked:
+    return plan(run, ("all",), "all", "runs", overrides, False, False, None, True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_graph(workers: int, make_job: JobFactory) -> None:
+    """Larger, and without one of the classes."""
+    config = make_job(train={"epochs": 1})
+    run = train_on_ranks(config)
+    found = asked(run, "graph.nodes=2500", "graph.seed=7", "graph.classes=3")
+    table = ask(run, found.config, workers, sizes=found.weights.sizes)
+    assert found.config.graph is not None
+    data = load_graph(found.config.graph, needs_masks=False)
+    model = build_model(config.model, Schema({"_N": 16}, list(data.edges), "_N", 4))
+    model.load_state_dict(torch.load(run.path / "checkpoints" / "selected.pt"))
+    wanted = on_whole_graph(model, 2, data).softmax(1)
+    frame = table.to_pandas()
+    assert frame["node"].tolist() == list(range(2500))
+    assert np.allclose(np.stack(frame["scores"]), wanted, atol=1e-5)
+
+
+def test_without_labels_and_splits(tmp_path: Path) -> None:
+    """As new rows of tables come."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    config = shop(tmp_path / "old", train={"epochs": 8, "lr": 0.05})
+    run = train_on_ranks(config)
+    shop(tmp_path / "new")
+    items = pd.read_csv(tmp_path / "new" / "items.csv")
+    items["name"] = "new " + items["name"]
+    items.drop(columns=["kind", "fold"]).to_csv(tmp_path / "new" / "items.csv", index=False)
+    bought = pd.read_csv(tmp_path / "new" / "bought.csv")
+    bought["item"] = "new " + bought["item"]
+    bought.to_csv(tmp_path / "new" / "bought.csv", index=False)
+    described = tmp_path / "new" / "shop.yaml"
+    described.write_text(described.read_text().replace(", label: kind, split: fold", ""))
+    out = tmp_path / "out.parquet"
+    data = [f"graph.path={described}", "cluster.workers=1"]
+    made = raygnn.predict(run, out=out, new_data=True, overrides=data, display=False)
+    assert made.rows == len(items)
+    frame = pq.read_table(out).to_pandas()
+    assert frame["node"].tolist() == items["name"].tolist()
+    assert frame["split"].isna().all()
+    assert frame["label"].isna().all()
+    assert (frame["prediction"] == items["kind"]).mean() > 0.9
+    with pytest.raises(InputError, match="nothing in the split"):
+        raygnn.evaluate(run, new_data=True, overrides=data, display=False)
+
+
+def branded(directory: Path, brands: dict[str | None, str], unknown: str, **more: Any) -> Config:
+    """The shop with items of these brands, of which the class can be told by nothing else."""
+    directory.mkdir()
+    config = shop(directory, model={"categories": {"brand": 4}}, **more)
+    file, described = directory / "items.csv", directory / "shop.yaml"
+    items = pd.read_csv(file).assign(x=1.0)
+    items["brand"] = [list(brands)[i % len(brands)] for i in range(len(items))]
+    items["kind"] = [list(brands.values())[i % len(brands)] for i in range(len(items))]
+    items.to_csv(file, index=False)
+    category = f"categories: {{brand: {{column: brand, unknown: {unknown}}}}}, label: kind"
+    described.write_text(described.read_text().replace("label: kind", category))
+    return config
+
+
+def test_words_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a category and of the class: a file of other months has some of the words, and others.
+    What missing brands say is said of unknown ones; what is refused is refused without a Ray."""
+    brands = {"acme": "no", "bolt": "perhaps", "zest": "yes", None: "unsure"}
+    more = {"train": {"epochs": 12, "lr": 0.05}, "sampling": {"batch_size": 16}}
+    run = train_on_ranks(branded(tmp_path / "old", brands, "bucket", **more))
+    brands = {"zest": "yes", "newco": "unsure", "acme": "no"}
+    branded(tmp_path / "new", brands, "bucket")
+    described = tmp_path / "new" / "shop.yaml"
+    found = asked(run, f"graph.path={described}")
+    frame = ask(run, found.config, 2, sizes=found.weights.sizes).to_pandas()
+    assert set(frame["label"]) == {0, 2, 3}
+    assert (frame["prediction"] == frame["label"]).mean() > 0.95
+
+    monkeypatch.setattr(RayCluster, "start", lambda self: pytest.fail("a Ray was started"))
+    described.write_text(described.read_text().replace("bucket", "error"))
+    file = tmp_path / "new" / "items.csv"
+    items = pd.read_csv(file)
+    data, out = [f"graph.path={described}"], tmp_path / "out.parquet"
+    for column in ("brand", "kind"):
+        with pytest.raises(DataError, match=r"'newco' \(100\); 100 of 300 rows") as caught:
+            raygnn.predict(run, out=out, new_data=True, overrides=data, display=False)
+        assert caught.value.where == f"{file}, row 2 (line 3), column {column!r}"
+        kinds = items["kind"].replace("unsure", "newco")
+        items.assign(brand="zest", kind=kinds).to_csv(file, index=False)
+
+
+def test_a_partition_with_other_words(tmp_path: Path) -> None:
+    """Is refused; one that was made with those of the training is not."""
+    (tmp_path / "old").mkdir()
+    run = train_on_ranks(shop(tmp_path / "old", train={"epochs": 1}))
+    (tmp_path / "new").mkdir()
+    config = shop(tmp_path / "new")
+    items = pd.read_csv(tmp_path / "new" / "items.csv").replace({"no": "yes"})
+    items.to_csv(tmp_path / "new" / "items.csv", index=False)
+    overrides = ["graph=null", f"partition.path={ensure_partition(config, 2).directory}"]
+    with pytest.raises(DataError, match=r"item/label, 'yes' is number 0, .* 'no' was") as caught:
+        asked(run, *overrides)
+    assert "graph.vocabulary" in str(caught.value.remedy)
+    assert isinstance(config.graph, TablesGraph)
+    words = run.path / "checkpoints" / "selected.json"
+    graph = config.graph.model_copy(update={"vocabulary": words})
+    made = ensure_partition(config.model_copy(update={"graph": graph}), 2)
+    found = asked(run, "graph=null", f"partition.path={made.directory}")
+    table = ask(run, found.config, 2, sizes=found.weights.sizes)
+    assert set(table["label"].to_pylist()) == {1}
+
+
+def test_more_classes_than_it_knows(make_job: JobFactory) -> None:
+    run = train_on_ranks(make_job(train={"epochs": 1}))
+    found = asked(run, "graph.classes=6")
+    with pytest.raises(RuntimeError, match="6 classes, and the model was trained for 4"):
+        ask(run, found.config, 1, sizes=found.weights.sizes)
+    found = asked(run, "graph.features=9")
+    with pytest.raises(RuntimeError, match="not the weights of the model"):
+        ask(run, found.config, 1, sizes=found.weights.sizes)
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "what"),
+    [
+        ({}, [], "no other data are named"),
+        ({"model": {"embedding": {"dim": 4}}}, ["graph.seed=2"], "no learned rows"),
+        ({"old": True}, ["graph.seed=2"], "no record"),
+        ({}, ["graph.normalize=row"], "scaled by none when .* by row here"),
+        ({"graph": {"normalize": "row"}}, ["graph.normalize=none"], "by row when .* by none"),
+        ({"graph": {"normalize": "standard"}}, ["graph.seed=2"], "standard takes mean"),
+        ({}, ["graph.seed=2", "train.lr=1"], "a trained model cannot be changed: train.lr"),
+    ],
+)
+def test_refused(
+    change: dict[str, Any], overrides: list[str], what: str, make_job: JobFactory
+) -> None:
+    run = _trained(make_job)
+    if change.pop("old", False):
+        about = run.path / "checkpoints" / "selected.json"
+        known = json.loads(about.read_text())
+        del known["sizes"]
+        about.write_text(json.dumps(known))
+    config = run.config
+    for section, keys in change.items():
+        config[section] = {**(config.get(section) or {}), **keys}
+    (run.path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(InputError, match=what) as caught:
+        asked(run, *overrides)
+    assert caught.value.remedy
+
+
+def _trained(make_job: JobFactory) -> Run:
+    return train_on_ranks(make_job(train={"epochs": 1}))
+
+
+def test_sizes() -> None:
+    first = Sizes()
+    assert first.settle("classes", 3) == 3
+    assert first.found == {"classes": 3}
+    later = Sizes(first.found)
+    assert later.settle("classes", 2) == 3
+    with pytest.raises(DataError, match="4 classes"):
+        later.settle("classes", 4)
+    with pytest.raises(DataError, match="1 relations"):
+        later.settle("relations", 1)

@@ -1,0 +1,133 @@
+"""Predictions for edges of data that the model was not trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raygnn.config.schema import Config
+from raygnn.errors import InputError
+from raygnn.graph.data import GraphData
+from raygnn.prediction.request import ask as plan
+from tests.graphs import partitioned
+from tests.prediction.test_new_data import asked
+from tests.prediction.test_predict import ask
+from tests.small_jobs import train_on_ranks
+from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, shop
+from tests.worker.test_several_tasks import KIND, TASKS, several
+
+STARS = {"kind": "edge_regression", "etype": "likes", "target": "stars", "reverse": "liked_by"}
+
+
+def new(tmp_path: Path, data: GraphData, parts: int = 2) -> str:
+    (tmp_path / "new").mkdir(exist_ok=True)
+    return f"partition.path={partitioned(data, tmp_path / 'new', parts).directory}"
+
+
+def without(*names: str) -> GraphData:
+    data = shop()
+    for name in names:
+        del data.edges[LIKES].data[name]
+    return data
+
+
+@pytest.mark.parametrize("task", [KIND, STARS, {**LINKS, "negatives": {"number": 20}}])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_edges_get_the_same(task: dict[str, Any], workers: int, tmp_path: Path) -> None:
+    """What was trained on, taken for new, without what it was trained for: edges that masks say
+    are for validation and test are hidden from messages here, too."""
+    run = train_on_ranks(config_of(tmp_path, "edges", task=task, train={"epochs": 2}))
+    config = Config.model_validate(run.config, strict=False)
+    known = ask(run, config, 2).to_pandas()
+    found = asked(run, new(tmp_path, without("label", "stars"), workers))
+    frame = ask(run, found.config, workers, sizes=found.weights.sizes).to_pandas()
+    assert frame["edge"].tolist() == known["edge"].tolist()
+    value = "score" if task["kind"] == "link_prediction" else "prediction"
+    assert frame[value].to_numpy() == pytest.approx(known[value].to_numpy(), abs=1e-4)
+    assert (frame["split"].fillna("") == known["split"].fillna("")).all()
+    assert "label" not in frame or frame["label"].isna().all()
+
+
+def test_edges_without_masks(tmp_path: Path) -> None:
+    """All of them are known: messages pass along them, and none is in a split."""
+    run = train_on_ranks(config_of(tmp_path, "edges", task=KIND, train={"epochs": 8}))
+    masks = [f"{name}_mask" for name in ("train", "val", "test")]
+    truth = shop().edges[LIKES].data["label"]
+    found = asked(run, new(tmp_path, without("label", *masks)))
+    frame = ask(run, found.config, 2, sizes=found.weights.sizes).to_pandas()
+    assert (frame["prediction"] == truth).mean() > 0.8
+    assert frame["split"].isna().all()
+    assert not ask(run, found.config, 2, sizes=found.weights.sizes, split="test", rows=False)
+
+
+def test_evaluated_where_they_have_labels(tmp_path: Path) -> None:
+    run = train_on_ranks(config_of(tmp_path, "edges", task=KIND, train={"epochs": 2}))
+    found = plan(run, ("test",), "test", "runs", [new(tmp_path, shop())], False, False, None, True)
+    values = ask(run, found.config, 2, sizes=found.weights.sizes, split="test", rows=False)
+    wanted = run.summary["metrics"]["test/accuracy"]
+    assert values["test/accuracy"] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_several_tasks_too(tmp_path: Path) -> None:
+    run = train_on_ranks(several(tmp_path, train={"epochs": 2}))
+    config = Config.model_validate(run.config, strict=False)
+    data = without("label")
+    del data.nodes["thing"].data["price"]
+    found = asked_of(run, "kind", new(tmp_path, data))
+    for task in TASKS:
+        known = ask(run, config, 2, task=task).to_pandas()
+        frame = ask(run, found.config, 2, sizes=found.weights.sizes, task=task).to_pandas()
+        value = "score" if task == "link" else "prediction"
+        assert frame[value].to_numpy() == pytest.approx(known[value].to_numpy(), abs=1e-4)
+
+
+def test_only_one_of_the_tasks_reads_relations(tmp_path: Path) -> None:
+    """Edges of the other's type have none, in other data as little as in those of the training."""
+    back = {"kind": "link_prediction", "etype": "liked_by", "reverse": "likes", "decoder": "dot"}
+    masks = {
+        f"{name}_mask": shop().edges[LIKES].data[f"{name}_mask"]
+        for name in ("train", "val", "test")
+    }
+    data = shop()
+    data.edges[LIKED_BY].data |= masks
+    tasks = {"link": TASKS["link"], "back": back}
+    run = train_on_ranks(several(tmp_path, data=data, tasks=tasks, train={"epochs": 1}))
+    config = Config.model_validate(run.config, strict=False)
+    found = asked_of(run, "back", new(tmp_path, data))
+    for task in tasks:
+        known = ask(run, config, 2, task=task).to_pandas()
+        frame = ask(run, found.config, 2, sizes=found.weights.sizes, task=task).to_pandas()
+        assert frame["score"].to_numpy() == pytest.approx(known["score"].to_numpy(), abs=1e-4)
+
+
+def asked_of(run: Any, task: str, *overrides: str) -> Any:
+    more = (False, False, None, True, task, True)
+    return plan(run, ("all",), "all", "runs", overrides, *more)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """More classes than the model knows; edges without the relations that its decoder reads."""
+    decoder = {"decoder": "distmult"}
+    run = train_on_ranks(
+        config_of(tmp_path, "links", task=LINKS, model=decoder, train={"epochs": 1})
+    )
+    found = asked(run, new(tmp_path, without("relation")))
+    assert found.config.model.relation == "relation"
+    with pytest.raises(AssertionError, match="no array 'relation'"):
+        ask(run, found.config, 1, sizes=found.weights.sizes)
+
+    run = train_on_ranks(config_of(tmp_path, "kinds", task=KIND, train={"epochs": 1}))
+    data = shop()
+    data.edges[LIKES].data["label"] = data.edges[LIKES].data["label"] + 3
+    (tmp_path / "more").mkdir()
+    found = asked(run, new(tmp_path / "more", data))
+    with pytest.raises(RuntimeError, match="7 classes, and the model was trained for 4"):
+        ask(run, found.config, 2, sizes=found.weights.sizes)
+
+    data = shop()
+    data.edges[LIKED_BY].src = np.flip(data.edges[LIKED_BY].src)
+    with pytest.raises(InputError, match="no other data are named"):
+        asked(run)

@@ -1,0 +1,396 @@
+"""Predictions for graphs that a model of whole graphs was not trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+
+import raygnn
+from raygnn.errors import ConfigError, InputError
+from raygnn.graph.collection import ensure_collection
+from raygnn.graph.dgl import dgl
+from raygnn.prediction.request import Asked
+from raygnn.prediction.request import ask as plan
+from raygnn.runs.run import Run
+from tests.datasets import RandomGraphs
+from tests.prediction.test_predict import ask
+from tests.small_jobs import train_on_ranks
+from tests.worker.test_graph_tasks import dataset, make
+
+OWN = "tests.worker.test_graph_tasks:OwnGin"
+SPLITS = ("train", "val", "test")
+
+
+def asked(run: Run, *overrides: str, split: str = "all") -> Asked:
+    return plan(run, (*SPLITS, "all"), split, "runs", overrides, False, False, None, True)
+
+
+def answer(run: Run, workers: int, *overrides: str, split: str = "all", **more: Any) -> Any:
+    """What is said of other graphs: a frame, or metrics."""
+    found = asked(run, *overrides, split=split)
+    table = ask(run, found.config, workers, split=split, sizes=found.weights.sizes, **more)
+    return table if isinstance(table, dict) else table.to_pandas()
+
+
+def save(path: Path, numbers: list[int], **labels: Any) -> Path:
+    """Some of the random graphs, in a file of DGL's."""
+    graphs = RandomGraphs(num=60)
+    dgl().save_graphs(str(path), [graphs[number][0] for number in numbers], labels)
+    return path
+
+
+def scores(frame: pandas.DataFrame) -> np.ndarray:
+    return np.stack(frame["scores"])
+
+
+@pytest.fixture(scope="module")
+def from_files(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained on 30 graphs in a file, in folds."""
+    storage = tmp_path_factory.mktemp("files")
+    numbers = list(range(30))
+    file = save(storage / "old.bin", numbers, label=torch.tensor(numbers) % 2)
+    graph = {"format": "graphs", "path": str(file), "folds": 10, "fold": 3}
+    return train_on_ranks(make(storage, graph=graph, train={"epochs": 1}))
+
+
+@pytest.fixture(scope="module")
+def from_class(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained on 30 graphs of a class."""
+    storage = tmp_path_factory.mktemp("class")
+    return train_on_ranks(make(storage, graph=dataset(num=30), train={"epochs": 1}))
+
+
+@pytest.fixture(scope="module")
+def before(from_files: Run) -> pandas.DataFrame:
+    """What is said of the graphs of the training."""
+    config = plan(
+        from_files, ("all",), "all", "runs", ["cluster.workers=1"], False, False, None
+    ).config
+    frame: pandas.DataFrame = ask(from_files, config, 1).to_pandas()
+    return frame
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_files_without_targets(
+    workers: int, from_files: Run, before: pandas.DataFrame, tmp_path: Path
+) -> None:
+    """Fewer graphs than the training had folds, in two files of a directory."""
+    (tmp_path / "new").mkdir()
+    save(tmp_path / "new" / "a.bin", [4, 11, 2])
+    save(tmp_path / "new" / "b.bin", [29, 5])
+    where = f"graph.path={tmp_path / 'new'}"
+    frame = answer(from_files, workers, where)
+    assert frame["graph"].tolist() == list(range(5))
+    assert np.allclose(scores(frame), scores(before.iloc[[4, 11, 2, 29, 5]]), atol=1e-6)
+    assert frame["split"].isna().all()
+    assert frame["label"].isna().all()
+    few = answer(from_files, workers, where, wanted=pa.array([3, 1]))
+    assert few["graph"].tolist() == [1, 3]
+    assert np.allclose(scores(few), scores(frame.iloc[[1, 3]]), atol=1e-6)
+    rows = answer(from_files, workers, where, scores=False, embeddings=True)
+    assert rows["graph"].tolist() == list(range(5))
+    own = torch.load(from_files.path / "checkpoints" / "selected.pt")
+    out = np.stack(rows["embedding"]) @ own["readout.weight"].numpy().T
+    shares = torch.from_numpy(out + own["readout.bias"].numpy()).softmax(1)
+    assert np.allclose(shares, scores(frame), atol=1e-5)
+    with pytest.raises(RuntimeError, match="none of these graphs has a target 'label'"):
+        answer(from_files, workers, where, rows=False)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_target_that_is_known_of_some(workers: int, from_files: Run, tmp_path: Path) -> None:
+    """One class alone, and -1 where it is not known."""
+    numbers = list(range(30, 38))
+    labels = torch.tensor([0, 0, 0, -1, 0, -1, 0, -1])
+    where = f"graph.path={save(tmp_path / 'new.bin', numbers, label=labels)}"
+    frame = answer(from_files, workers, where)
+    assert frame["label"].isna().tolist() == (labels < 0).tolist()
+    known = frame.dropna(subset="label")
+    right = (known["prediction"] == known["label"]).mean()
+    metrics = answer(from_files, workers, where, rows=False)
+    assert metrics["all/accuracy"] == pytest.approx(right, abs=1e-6)
+    loss = -np.log(scores(known)[:, 0]).mean()
+    assert metrics["all/loss"] == pytest.approx(loss, abs=1e-5)
+    assert "all/left_out" not in metrics
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", ["gin", OWN])
+def test_other_arguments_of_a_class(workers: int, kind: str, tmp_path: Path) -> None:
+    """Which is larger than that of the training, and begins with it."""
+    model = {"kind": kind, **({} if kind == OWN else {"hidden": 8, "layers": 2})}
+    run = train_on_ranks(make(tmp_path, graph=dataset(num=20), model=model, train={"epochs": 1}))
+    frame = answer(run, workers, "graph.args.num=31")
+    own = plan(run, ("all",), "all", "runs", [], False, False, None).config
+    old = ask(run, own, 2).to_pandas()
+    assert frame["graph"].tolist() == list(range(31))
+    assert np.allclose(scores(frame.iloc[:20]), scores(old), atol=1e-6)
+    assert frame["split"].isna().all()
+    assert frame["label"].tolist() == [number % 2 for number in range(31)]
+
+
+@pytest.mark.parametrize("how", ["none", "nan", "alone", "dictionary"])
+def test_a_class_without_targets(how: str, from_class: Run) -> None:
+    name = "graph.dataset=tests.datasets:Unlabelled"
+    frame = answer(from_class, 2, name, f"graph.args={{num: 9, how: {how}}}")
+    whole = answer(from_class, 1, "graph.args.num=9")
+    assert np.allclose(scores(frame), scores(whole), atol=1e-6)
+    assert frame["label"].isna().all()
+
+
+def test_splits_of_a_class(from_class: Run) -> None:
+    """It has them itself; shares of the graphs are not taken."""
+    other = (
+        "graph.dataset=tests.datasets:Chosen",
+        "graph.args={num: 12, val: [1], test: [3, 4, 10]}",
+    )
+    frame = answer(from_class, 2, *other)
+    assert frame["split"].value_counts().to_dict() == {"train": 8, "test": 3, "val": 1}
+    tests = answer(from_class, 2, *other, split="test")
+    assert tests["graph"].tolist() == [3, 4, 10]
+    metrics = answer(from_class, 2, *other, split="test", rows=False)
+    right = (tests["prediction"] == tests["label"]).mean()
+    assert metrics["test/accuracy"] == pytest.approx(right, abs=1e-6)
+    assert answer(from_class, 2, "graph.args.num=9", split="test", rows=False) == {}
+
+
+def test_numbers(tmp_path: Path) -> None:
+    """A regression whose targets are known of some."""
+    task = {"kind": "graph_regression", "metric": "mae"}
+    run = train_on_ranks(
+        make(tmp_path, graph=dataset("Sums", num=20), task=task, train={"epochs": 1})
+    )
+    labels = torch.rand(8)
+    labels[[2, 5]] = torch.nan
+    where = f"graph.path={save(tmp_path / 'new.bin', list(range(8)), label=labels)}"
+    other = ("graph.dataset=null", "graph.args={}", where)
+    frame = answer(run, 2, *other)
+    old = answer(run, 1, "graph.args.num=8")
+    assert np.allclose(frame["prediction"], old["prediction"], atol=1e-5)
+    assert frame["label"].isna().tolist() == labels.isnan().tolist()
+    error = (frame["prediction"] - frame["label"]).abs().mean()
+    assert answer(run, 2, *other, rows=False)["all/mae"] == pytest.approx(error, abs=1e-5)
+
+
+# --- text as GIN's -------------------------------------------------------------------------------
+
+OLD = [(1, [5, 9, 7]), (3, [7, 7]), (1, [9, 5, 5, 9]), (3, [7, 9]), (1, [5, 5]), (3, [9, 7])]
+
+
+def text(path: Path, graphs: list[tuple[int, list[int]]]) -> Path:
+    """Paths of nodes with these tags."""
+    lines = [f"{len(graphs)}"]
+    for label, tags in graphs:
+        lines.append(f"{len(tags)} {label}")
+        for at, tag in enumerate(tags):
+            near = [n for n in (at - 1, at + 1) if 0 <= n < len(tags)]
+            lines.append(" ".join(map(str, (tag, len(near), *near))))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def from_text(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    storage = tmp_path_factory.mktemp("text")
+    graph = {"format": "graphs", "path": str(text(storage / "old.txt", OLD)), "test": 0.2}
+    return train_on_ranks(make(storage, graph=graph, train={"epochs": 2}))
+
+
+def test_tags_and_labels_keep_their_numbers(from_text: Run, tmp_path: Path) -> None:
+    """Of as many tags as of two, which by themselves would be numbered from 0."""
+    config = plan(from_text, ("all",), "all", "runs", [], False, False, None).config
+    old = ask(from_text, config, 2).to_pandas()
+    new = text(tmp_path / "new.txt", [OLD[3], OLD[1], (-1, OLD[5][1])])
+    frame = answer(from_text, 2, f"graph.path={new}")
+    assert np.allclose(scores(frame), scores(old.iloc[[3, 1, 5]]), atol=1e-6)
+    assert frame["label"].fillna(-1).tolist() == [1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "what"),
+    [
+        ([(1, [5, 6])], r"tag 6, which is none of the 3 in graph.tags: 5, 7, 9"),
+        ([(1, [5]), (2, [5])], r"label 2, which is none of the 2 in graph.labels: 1, 3"),
+    ],
+)
+def test_tags_and_labels_that_it_does_not_know(
+    graphs: list[tuple[int, list[int]]], what: str, from_text: Run, tmp_path: Path
+) -> None:
+    new = text(tmp_path / "new.txt", graphs)
+    with pytest.raises(InputError, match=what) as caught:
+        answer(from_text, 1, f"graph.path={new}")
+    assert f"{new}: graph {len(graphs) - 1}" in str(caught.value)
+
+
+def test_a_file_of_dgl_after_text(from_text: Run, tmp_path: Path) -> None:
+    """The user has to say that it is numbered as the text was."""
+    graph = dgl().graph(([0, 1], [1, 0]))
+    graph.ndata["feat"] = torch.eye(3)[[1, 2]]
+    dgl().save_graphs(str(tmp_path / "new.bin"), [graph])
+    where = f"graph.path={tmp_path / 'new.bin'}"
+    with pytest.raises(InputError, match=r"graph\.tags say nothing"):
+        answer(from_text, 1, where)
+    frame = answer(from_text, 1, where, "graph.tags=null", "graph.labels=null")
+    same = answer(from_text, 1, f"graph.path={text(tmp_path / 'new.txt', [(-1, [7, 9])])}")
+    assert np.allclose(scores(frame), scores(same), atol=1e-6)
+
+
+def test_tags_that_are_yet_to_come(tmp_path: Path) -> None:
+    """The training has none of 11, and knows that there is such a tag."""
+    file = str(text(tmp_path / "old.txt", OLD))
+    graph = {"format": "graphs", "path": file, "tags": [9, 5, 11, 7], "test": 0.2}
+    run = train_on_ranks(make(tmp_path, graph=graph, train={"epochs": 1}))
+    about = json.loads((run.path / "checkpoints" / "selected.json").read_text())
+    assert about["words"] == {"label": [1, 3], "tag": [9, 5, 11, 7]}
+    new = text(tmp_path / "new.txt", [(1, [11, 9]), *OLD])
+    frame = answer(run, 2, f"graph.path={new}")
+    config = plan(run, ("all",), "all", "runs", [], False, False, None).config
+    assert np.allclose(scores(frame.iloc[1:]), scores(ask(run, config, 1).to_pandas()), atol=1e-6)
+
+
+def test_no_graphs(from_text: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there are no graphs"):
+        answer(from_text, 1, f"graph.path={text(tmp_path / 'new.txt', [])}")
+
+
+def test_a_collection_that_numbers_others(from_text: Run, tmp_path: Path) -> None:
+    """Packed by itself, without what the training knows."""
+    graph = {"format": "graphs", "path": str(text(tmp_path / "new.txt", [OLD[1], OLD[5]]))}
+    place = raygnn.partition(
+        make(tmp_path, graph=graph, partition={"path": str(tmp_path / "packed")}), display=False
+    )
+    assert place.num_graphs == 2
+    with pytest.raises(RuntimeError, match=r"(?s)of (tag|label), \d is number 0, and when"):
+        answer(from_text, 1, "graph=null", f"partition.path={tmp_path / 'packed'}")
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [
+        ({"odd": "array"}, "graph 5 has no array 'feat' of _N"),
+        ({"odd": "width"}, r"graph 5 has _N/feat of shape \[3, 7\], expected \[3, 4\]"),
+        ({"odd": "kind"}, "feat of torch.int64, those of the training torch.float32"),
+        ({"odd": "label"}, "graph 5 has the target 0.5, expected one class"),
+    ],
+)
+def test_one_unlike_those_of_the_training(args: dict[str, str], what: str, from_class: Run) -> None:
+    other = ("graph.dataset=tests.datasets:Odd", f"graph.args={args}")
+    with pytest.raises(RuntimeError, match=what):
+        answer(from_class, 1, *other)
+    frame = answer(from_class, 2, *other, "guard.on_bad_sample=skip")
+    assert frame["graph"].tolist() == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_all_unlike_those_of_the_training(from_files: Run, tmp_path: Path) -> None:
+    """They are all alike: only what was trained on tells."""
+    graphs = [dgl().rand_graph(4, 6) for _ in range(3)]
+    for graph in graphs:
+        graph.ndata["feat"] = torch.rand(4, 5)
+    dgl().save_graphs(str(tmp_path / "wide.bin"), graphs)
+    typed = dgl().heterograph({("a", "to", "a"): ([0], [1])})
+    typed.ndata["feat"] = torch.rand(2, 4)
+    dgl().save_graphs(str(tmp_path / "typed.bin"), [typed])
+    wide, typed_ = (f"graph.path={tmp_path / name}" for name in ("wide.bin", "typed.bin"))
+    with pytest.raises(RuntimeError, match=r"feat of shape \[4, 5\], expected \[4, 4\]"):
+        answer(from_files, 2, wide)
+    with pytest.raises(RuntimeError, match=r"node types \['a'\], those of the training have"):
+        answer(from_files, 1, typed_)
+    for rows in (True, False):
+        with pytest.raises(RuntimeError, match="none of the graphs of split all can be had"):
+            answer(from_files, 2, wide, "guard.on_bad_sample=skip", rows=rows)
+
+
+def test_more_classes_than_it_knows(from_files: Run, from_class: Run, tmp_path: Path) -> None:
+    where = save(tmp_path / "new.bin", [0, 1], label=torch.tensor([0, 4]))
+    with pytest.raises(RuntimeError, match="5 classes, and the model was trained for 2"):
+        answer(from_files, 1, f"graph.path={where}")
+    name = "graph.dataset=tests.datasets:Labelled"
+    with pytest.raises(RuntimeError, match="graph 5 has the target 3, expected 0 to 1"):
+        answer(from_class, 1, name, "graph.args={num: 8, label: 3}")
+    frame = answer(from_class, 2, name, "graph.args={num: 8, label: -7}")  # unknown
+    assert frame["label"].isna().tolist() == [False] * 5 + [True] + [False] * 2
+
+
+def test_categories(tmp_path: Path) -> None:
+    """As many as the training had; which of them the new graphs have does not matter."""
+    graph = dataset("Coloured", num=20, colours=5)
+    model = {"kind": "gin", "hidden": 8, "layers": 2, "categories": {"colour": 4}}
+    run = train_on_ranks(make(tmp_path, graph=graph, model=model, train={"epochs": 1}))
+    weights = torch.load(run.path / "checkpoints" / "selected.pt")
+    assert any(each.shape == (5, 4) for each in weights.values())
+    frame = answer(run, 2, "graph.args={num: 12, colours: 2}")
+    assert len(frame) == 12
+    with pytest.raises(RuntimeError, match=r"has _N/colour 0 to [5-8], expected 0 to 4"):
+        answer(run, 1, "graph.args={num: 12, colours: 9}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "split", "what"),
+    [
+        (["graph.path=/"], "test", "have no split 'test': shares and folds are of the"),
+        (["graph.path=/"], "tests", "no split 'tests'"),
+        ([], "all", "no other data are named"),
+        (["graph.path=/", "graph.normalize=row"], "all", "by none when .* by row here"),
+        (["graph.path=/", "task.target=y"], "all", "task.target was"),
+    ],
+)
+def test_refused(overrides: list[str], split: str, what: str, from_files: Run) -> None:
+    with pytest.raises(InputError, match=what) as caught:
+        asked(from_files, *overrides, split=split)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("like", [None, [], {}, {"nodes": {"_N": {}}, "edges": [1], "target": 0}])
+def test_records_of_older_versions_and_damaged_ones(
+    like: Any, from_class: Run, tmp_path: Path
+) -> None:
+    target = tmp_path / "runs" / "test"
+    (target / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "checkpoints/selected.pt", "checkpoints/selected.json"):
+        (target / name).write_bytes((from_class.path / name).read_bytes())
+    about = target / "checkpoints" / "selected.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "like": like}))
+    assert yaml.safe_load((target / "config.yaml").read_text())["name"] == "test"
+    if not like:
+        with pytest.raises(InputError, match="no record"):
+            asked(Run(target), "graph.args.num=3")
+    else:
+        with pytest.raises(RuntimeError, match="graphs of the training makes no sense"):
+            answer(Run(target), 1, "graph.args.num=3")
+
+
+def test_a_place_that_numbers_others(tmp_path: Path) -> None:
+    graph = {"format": "graphs", "path": str(text(tmp_path / "old.txt", OLD))}
+    place = {"path": str(tmp_path / "packed")}
+    ensure_collection(make(tmp_path, graph=graph, partition=place))
+    other = make(tmp_path, graph={**graph, "tags": [9, 7, 5]}, partition=place)
+    with pytest.raises(ConfigError, match=r"graph.tags is None there and \[9, 7, 5\] here"):
+        ensure_collection(other)
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
+    """All the way: metrics of text, and a file of rows with a graph left out."""
+    where = f"graph.path={text(tmp_path / 'new.txt', [OLD[1], OLD[3]])}"
+    one = "cluster.workers=1"
+    metrics = raygnn.evaluate(from_text, new_data=True, overrides=[where, one], display=False)
+    frame = answer(from_text, 2, where)
+    right = (frame["prediction"] == frame["label"]).mean()
+    assert metrics["all/accuracy"] == pytest.approx(right, abs=1e-6)
+    other = ["graph.dataset=tests.datasets:Odd", "graph.args={odd: width}"]
+    other += ["guard.on_bad_sample=skip", one]
+    out = tmp_path / "odd.parquet"
+    made = raygnn.predict(from_class, out=out, new_data=True, overrides=other, display=False)
+    assert (made.rows, made.left_out) == (7, 1)
+    assert pandas.read_parquet(out)["graph"].tolist() == [0, 1, 2, 3, 4, 6, 7]

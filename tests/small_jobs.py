@@ -1,0 +1,238 @@
+"""Jobs on small graphs: on real ranks without Ray, which start at once, and on a real Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from raygnn.config.graph import ManyGraphs
+from raygnn.config.load import load_config
+from raygnn.config.rules import fixed
+from raygnn.config.schema import Config
+from raygnn.driver.resume import check_mirror, find_start, only_fetched, resume_mode
+from raygnn.graph.collection import ensure_collection
+from raygnn.graph.partition.edge_target import EdgeTarget
+from raygnn.graph.partition.layout import AnyPath, read_meta
+from raygnn.graph.partition.make import ensure_partition
+from raygnn.preflight.edges import edge_target
+from raygnn.preflight.partition import partition_facts, task_ntype
+from raygnn.runs.run import Run
+from raygnn.runs.run_directory import RunDir
+from raygnn.sampling.exchange import Exchange
+from raygnn.worker.job import Goal, Job
+from raygnn.worker.rank import Rank, Runtime
+from tests.ranks import run_ranks
+
+JobFactory = Callable[..., Config]
+
+
+def job(storage: Path, **sections: Any) -> dict[str, Any]:
+    """A small job on a planted graph; sections are merged into it."""
+    base: dict[str, Any] = {
+        "name": "test",
+        "storage": str(storage),
+        "graph": {
+            "format": "planted",
+            "nodes": 2000,
+            "degree": 10,
+            "classes": 4,
+            "features": 16,
+            "train": 0.2,
+            "val": 0.1,
+            "noise": 3.0,
+        },
+        "model": {"kind": "sage", "hidden": 16, "layers": 2, "dropout": 0.0},
+        "sampling": {"fanout": [5, 5], "batch_size": 64},
+        "staging": {"path": str(storage / "stage")},
+        "train": {"epochs": 2, "lr": 0.01, "log_every": 1},
+        "cluster": {"workers": 2, "num_cpus": 4},
+        "fault": {"max_failures": 0},
+        "logging": {"loggers": []},
+    }
+    if ":" in sections.get("model", {}).get("kind", ""):  # a user's class takes its args alone
+        base["model"] = {"layers": 2}
+    for section, values in sections.items():
+        if isinstance(values, dict) and section in base:
+            base[section] = {**base[section], **values}
+        else:
+            base[section] = values
+    return base
+
+
+def about(config: Config, data: str = "d") -> dict[str, Any]:
+    """What a checkpoint's manifest says of its run, which has two ranks with 64 seeds each."""
+    return {
+        "config": fixed(config.to_dict()),
+        "data": data,
+        "global_batch": 128,
+        "batch_size": 64,
+        "workers": 2,
+    }
+
+
+def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:
+    """Return when a command has written a step's record; it must not end before."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"step {step} did not come")
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> JobFactory:
+    def make(**sections: Any) -> Config:
+        return load_config(job(tmp_path, **sections))
+
+    return make
+
+
+class _OneRay:
+    """A Ray that several tests use, while none of those runs that want none, or their own."""
+
+    def __init__(self) -> None:
+        self._running = contextlib.ExitStack()
+        self._is_there = False
+
+    def start(self) -> None:
+        """Start one with four CPUs, more than the machine may have: ranks mostly wait."""
+        from raygnn.driver.ray.connection import RayCluster
+
+        if not self._is_there:
+            config = load_config(job(Path(), cluster={"num_cpus": 4}))
+            self._running.enter_context(RayCluster(config)).wait()
+            self._is_there = True
+
+    def stop(self) -> None:
+        self._running.close()
+        self._is_there = False
+
+
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[_OneRay]:
+    ray = _OneRay()
+    yield ray
+    ray.stop()
+
+
+@pytest.fixture
+def shared_ray(one_ray: _OneRay) -> None:
+    """This process is connected to a Ray."""
+    one_ray.start()
+
+
+@pytest.fixture(scope="module")
+def no_ray(one_ray: _OneRay) -> None:
+    """This process is connected to none, whatever tests ran before."""
+    one_ray.stop()
+
+
+class _Environment(LightningEnvironment):
+    """Ranks as they are, whatever the machine's variables say."""
+
+    def __init__(self, rank: int, size: int):
+        super().__init__()
+        self._rank, self._size = rank, size
+
+    creates_processes_externally = True  # type: ignore[assignment]
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def local_rank(self) -> int:
+        return self._rank
+
+    def world_size(self) -> int:
+        return self._size
+
+
+class _Strategy(DDPStrategy):
+    root_device = torch.device("cpu")  # type: ignore[assignment]
+
+
+def runtime(exchange: Exchange) -> Runtime:
+    """What Ray Train decides, for a forked rank."""
+    world = exchange.world
+    return Runtime(
+        world=world,
+        device=torch.device("cpu"),
+        strategy=_Strategy,
+        environment=_Environment(world.rank, world.size),
+    )
+
+
+def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
+    return Rank(job, runtime(exchange)).run()
+
+
+def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
+    """Where the data lie, and the node type to predict for."""
+    if not config.task.of_graphs:
+        meta = ensure_partition(config, workers)
+        ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
+        return meta.directory, config.task.ntype or ntype
+    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
+        return None, None
+    return ensure_collection(config).directory, None
+
+
+def edges_of(config: Config, place: AnyPath | None) -> EdgeTarget | None:
+    """What edges are predicted for, as the driver finds it out."""
+    if not config.task.of_edges:
+        return None
+    assert place is not None
+    facts = partition_facts(config, read_meta(place))
+    target = edge_target(config, facts.edges, facts.reverses)
+    assert isinstance(target, EdgeTarget), target
+    return target
+
+
+def goals_of(config: Config, place: AnyPath | None) -> dict[str, Goal]:
+    """What each of several tasks predicts for, as the driver finds it out."""
+    if config.tasks is None:
+        return {}
+    assert place is not None
+    facts = partition_facts(config, read_meta(place))
+    return {
+        name: Goal(task_ntype(one, facts.columns), edges_of(one, place))
+        for name, one in config.by_task.items()
+    }
+
+
+def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:
+    """Train as `raygnn.train` does, with forked ranks in place of Ray's workers."""
+    workers = config.cluster.workers
+    assert isinstance(workers, int)
+    place, ntype = _data(config, workers)
+    mode = resume_mode(config) if resume else "new"
+    with RunDir.create(config.storage, config.name, mode=mode) as run, only_fetched(run):
+        if not resume:
+            check_mirror(config, run, overwrite=False)
+        start = find_start(config, run, workers, resume=resume)
+        run.begin(config.to_dict())
+        job = Job(
+            config,
+            place,
+            run.path,
+            ntype,
+            replicated,
+            time.time(),
+            start.global_batch,
+            edges=edges_of(config, place),
+            goals=goals_of(config, place),
+        )
+        result, *others = run_ranks(workers, _train, job)
+        assert all(other["metrics"] == result["metrics"] for other in others)
+        run.update_summary(status="done", **result)
+    return Run(run.path)

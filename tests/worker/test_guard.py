@@ -1,0 +1,771 @@
+"""Ranks that are about to do different things fail together, on real process groups."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from raygnn.config.schema import GuardConfig
+from raygnn.errors import GuardError
+from raygnn.sampling.batch import Batch
+from raygnn.sampling.exchange import Exchange, World
+from raygnn.worker.guard import Guard, callback, compare
+from tests.ranks import run_ranks
+
+Change = Callable[[int, "Setup"], None]
+
+
+class Net(nn.Module):
+    """Two branches, of which a batch may take one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 3)
+        self.branch = nn.Linear(3, 3)
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        h = self.first(x)
+        return self.last(self.branch(h) if both else h)
+
+
+class Task(pl.LightningModule):
+    def __init__(self, setup: Setup):
+        super().__init__()
+        self.model = setup.net
+        self.setting = setup
+        self.scale = 1.0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        number = batch.epoch * len(self.setting.batches) + batch.step
+        own = torch.autocast("cpu", torch.bfloat16) if self.setting.autocast else nullcontext()
+        with own:
+            loss = self.model(batch.x["_N"], number not in self.setting.one_branch).mean()
+        return loss * self.setting.factors.get(number, 1.0)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.setting.optimizer(self.parameters())
+
+    def window_scale(self) -> float:
+        return self.scale
+
+
+def batch(step: int, rows: int, **changes: Any) -> Batch:
+    x = torch.linspace(-1, 1, 4).expand(rows, 4) + step
+    values: dict[str, Any] = {
+        "blocks": [],
+        "x": {"_N": x},
+        "combined": {},
+        "degree": {},
+        "categories": {},
+        "seeds": torch.arange(rows),
+        "pairs": torch.zeros(2, rows, dtype=torch.int64),
+        "y": torch.zeros(rows),
+        "weight": torch.ones(rows),
+        "total": 5,
+        "window": 5,
+        "epoch": 0,
+        "step": step,
+    }
+    return Batch(**{**values, **changes})
+
+
+@dataclass
+class Setup:
+    """A job of one rank, for a test to tamper with.
+
+    Attributes:
+        one_branch: batches that leave the middle layer out.
+        factors: batch → what its loss is multiplied by.
+    """
+
+    batches: list[Batch]
+    net: nn.Module = field(default_factory=Net)
+    guard: dict[str, Any] | None = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=lambda: {"bucket_cap_mb": 25})
+    optimizer: Any = field(default_factory=lambda: partial(torch.optim.SGD, lr=0.1))
+    precision: str | None = "32-true"
+    plugin: Any = None
+    accumulate: int = 1
+    clip: float | None = None
+    autocast: bool = False
+    one_branch: set[int] = field(default_factory=set)
+    factors: dict[int, float] = field(default_factory=dict)
+    scale: float = 1.0
+    global_step: int = 0
+
+
+class Loader:
+    """Batches as Lightning wants them: in a list it would take each for a loader."""
+
+    def __init__(self, batches: list[Batch]):
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+
+class Environment(LightningEnvironment):
+    """Ranks as they are, whatever the machine's variables say."""
+
+    creates_processes_externally = True  # type: ignore[assignment]
+
+    def __init__(self, world: World):
+        super().__init__()
+        self._world = world
+
+    def global_rank(self) -> int:
+        return self._world.rank
+
+    def local_rank(self) -> int:
+        return self._world.rank
+
+    def world_size(self) -> int:
+        return self._world.size
+
+
+class Strategy(DDPStrategy):
+    root_device = torch.device("cpu")  # type: ignore[assignment]
+
+
+class Watch(pl.Callback):
+    """What the parameters, the gradients and the optimizer's state were after each batch."""
+
+    def __init__(self, setup: Setup):
+        self.setup_ = setup
+        self.parameters: list[list[float]] = []
+        self.gradients: list[list[float]] = []
+        self.states: list[list[float]] = []
+        self.reduced = 0
+        self.buffers: list[list[float]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        loop.optim_progress.optimizer.step.total.completed = self.setup_.global_step
+        self._note(trainer, module)
+
+    def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.reduced += 1
+        found = [p.grad for p in module.parameters() if p.grad is not None]
+        self.gradients.append(torch.cat([g.flatten() for g in found]).tolist())
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        self._note(trainer, module)
+
+    def _note(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        values = [p.detach().flatten() for p in module.parameters()]
+        self.parameters.append(torch.cat(values).tolist())
+        self.buffers.append([v for b in module.buffers() for v in b.double().flatten().tolist()])
+        state = trainer.optimizers[0].state
+        own = [v for p in module.parameters() for v in state.get(p, {}).values()]
+        self.states.append([float(v.double().sum()) for v in own if v is not None])
+
+
+def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any]:
+    """One rank: the guard's calls as a rank makes them; returns what it met."""
+    rank, size = exchange.world.rank, exchange.world.size
+    setup = Setup([batch(step, rows=2 + rank) for step in range(batches)])
+    change(rank, setup)
+    task, watch = Task(setup), Watch(setup)
+    task.scale = setup.scale
+    guard = None if setup.guard is None else Guard(exchange, GuardConfig(**setup.guard))
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=Strategy(**setup.options) if size > 1 else "auto",
+        plugins=[
+            *([Environment(exchange.world)] if size > 1 else []),
+            *([setup.plugin] if setup.plugin else []),
+        ],
+        precision=setup.precision,
+        accumulate_grad_batches=setup.accumulate,
+        gradient_clip_val=setup.clip,
+        max_epochs=1,
+        callbacks=[watch] if guard is None else [guard, watch],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    met: dict[str, Any] = {}
+    try:
+        if guard is not None:
+            guard.check_model(task, setup.options)
+        trainer.fit(task, Loader(setup.batches))
+    except GuardError as error:
+        names = ("what", "where", "remedy", "rank")
+        met = {name: getattr(error, name) for name in names}
+    except RuntimeError as error:
+        met = {"other": str(error)}
+    if guard is not None:
+        met |= {"skipped": guard.skipped_steps, "state": guard.state_dict()}
+    names = ("parameters", "gradients", "states", "reduced", "buffers")
+    return met | {name: getattr(watch, name) for name in names}
+
+
+def alike(size: int, change: Change, batches: int = 3) -> dict[str, Any]:
+    """Train on ``size`` ranks, which must all fail with the same error; returns rank 0's."""
+    met = run_ranks(size, train, change, batches)
+    names = ("what", "where", "remedy", "rank")
+    for name in names:
+        assert all(own.get(name) == met[0].get(name) for own in met), met
+    assert "what" in met[0], met[0]
+    return met[0]
+
+
+def unlike(rank: int, change: Callable[[Setup], None]) -> Change:
+    """A change on one rank alone."""
+
+    def apply(own: int, setup: Setup) -> None:
+        if own == rank:
+            change(setup)
+
+    return apply
+
+
+def told(setup: Setup) -> None:
+    """No change: what happens without one is a test's foundation."""
+
+
+# ranks that agree
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_that_agree_train(size: int) -> None:
+    """Batches of different lengths, and pairs whose rows are their second dimension."""
+    if size == 1:
+        met = [train(Exchange(World(0, 1)), unlike(0, told))]
+    else:
+        met = run_ranks(size, train, unlike(0, told))
+    for own in met:
+        assert "what" not in own, own
+        assert own["parameters"] == met[0]["parameters"]
+        assert own["parameters"][0] != own["parameters"][1] != own["parameters"][2]
+        assert own["skipped"] == 0
+
+
+def test_a_batch_without_rows_is_compared() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        if rank == 1:
+            dtype = torch.float16
+            setup.batches[0].categories["_N"] = {"kind": torch.zeros(0, dtype=dtype)}
+        else:
+            setup.batches[0].categories["_N"] = {"kind": torch.zeros(3, dtype=torch.int64)}
+
+    error = alike(2, change)
+    assert error["what"] == (
+        "ranks differ: batch categories/_N/kind: "
+        "dtype torch.int64 on rank 0, torch.float16 on rank 1"
+    )
+
+
+def _count_compares(exchange: Exchange) -> list[tuple[str, list[str]]]:
+    seen = []
+
+    def count(exchange: Exchange, sections: Any, where: str) -> None:
+        seen.append((where, list(sections)))
+        compare.compare(exchange, sections, where)
+
+    callback.compare = count  # in this process alone
+
+    def every_two(rank: int, setup: Setup) -> None:
+        setup.guard = {"every": 2}
+        setup.accumulate = 3
+
+    train(exchange, every_two, 5)
+    return seen
+
+
+def test_first_batch_and_every_so_many_are_compared() -> None:
+    """Counted in batches: steps stand still while batches are accumulated."""
+    for seen in run_ranks(2, _count_compares):
+        wheres = [where for where, _ in seen]
+        assert wheres == ["before training", *(2 * ["step 0"]), *(2 * ["step 0"])] + 2 * ["step 1"]
+        before_step = ["position", "batch", "parameters", "optimizers"]
+        assert [names for _, names in seen[1:]] == 3 * [before_step, ["numerics"]]
+
+
+def test_batches_are_not_held_on_to() -> None:
+    guard = Guard(Exchange(World(0, 1)), GuardConfig(mode="off"))
+    share = batch(0, rows=2)
+    alive = weakref.ref(share)
+    guard.on_train_batch_start(None, None, share, 0)
+    del share
+    assert alive() is None
+
+
+# before training
+
+
+def half(first: torch.dtype, other: torch.dtype, odd: int) -> Change:
+    return lambda rank, setup: setup.net.to(other if rank == odd else first) and None
+
+
+@pytest.mark.parametrize(("size", "odd", "said"), [(2, 1, "rank 0"), (3, 1, "ranks 0 and 2")])
+def test_parameters_of_another_type(size: int, odd: int, said: str) -> None:
+    error = alike(size, half(torch.bfloat16, torch.float16, odd))
+    first, *_ = error["what"].removeprefix("ranks differ: ").split("; ")
+    assert first == (
+        f"parameter model.first.weight: dtype torch.bfloat16 on {said}, torch.float16 on rank 1"
+    )
+    assert (error["where"], error["rank"]) == ("before training", odd if size == 3 else 0)
+    assert error["remedy"] == compare.REMEDIES["parameters"]
+    assert (error["parameters"], error["reduced"]) == ([], 0)  # the trainer had not begun
+
+
+def test_without_a_guard_mixed_types_reduce_to_garbage() -> None:
+    """The contrast: nobody says a word, or a rank dies of it."""
+
+    def reduce(exchange: Exchange) -> list[float]:
+        dtype = torch.float16 if exchange.world.rank else torch.bfloat16
+        values = torch.ones(4, dtype=dtype)
+        dist.all_reduce(values)
+        return values.tolist()
+
+    def gradients(exchange: Exchange) -> list[float]:
+        net = nn.Linear(4, 1).to(torch.float16 if exchange.world.rank else torch.bfloat16)
+        ddp = DistributedDataParallel(net)
+        ddp(torch.ones(1, 4, dtype=net.weight.dtype)).sum().backward()
+        return net.weight.grad.tolist()[0]
+
+    for function, right in ((reduce, 2.0), (gradients, 1.0)):
+        try:
+            met = run_ranks(2, function)
+        except RuntimeError:
+            continue
+        assert any(not math.isclose(value, right) for values in met for value in values), met
+
+
+def test_a_frozen_parameter() -> None:
+    error = alike(3, unlike(2, lambda s: s.net.branch.requires_grad_(False)))
+    assert error["what"] == (
+        "ranks differ: parameter model.branch.weight: "
+        "requires_grad true on ranks 0 and 1, false on rank 2; "
+        "parameter model.branch.bias: requires_grad true on ranks 0 and 1, false on rank 2"
+    )
+    assert error["rank"] == 2
+
+
+def test_another_order_of_parameters() -> None:
+    def change(setup: Setup) -> None:
+        first = setup.net.first
+        del setup.net.first
+        setup.net.first = first
+
+    error = alike(2, unlike(0, change))
+    assert error["what"].startswith(
+        "ranks differ: parameter 0 is model.branch.weight on rank 0, model.first.weight on rank 1;"
+    )
+    assert error["remedy"] == compare.REMEDIES["order"]
+
+
+def test_a_layer_more() -> None:
+    def change(setup: Setup) -> None:
+        setup.net.extra = nn.ModuleList(nn.Linear(2, 2) for _ in range(300))
+
+    error = alike(3, unlike(1, change))
+    assert error["what"].count("there on rank 1") == 10
+    assert error["what"].endswith(" more")
+
+
+def test_another_bucket_size_and_an_option_more() -> None:
+    def change(setup: Setup) -> None:
+        setup.options = {"bucket_cap_mb": 1, "static_graph": True}
+
+    error = alike(3, unlike(0, change))
+    assert error["what"] == (
+        "ranks differ: option bucket_cap_mb: 25 on ranks 1 and 2, 1 on rank 0; "
+        "option static_graph: missing on ranks 1 and 2, there on rank 0"
+    )
+    assert (error["rank"], error["remedy"]) == (0, compare.REMEDIES["options"])
+
+
+# at the first batch
+
+
+def test_another_learning_rate() -> None:
+    error = alike(3, unlike(2, lambda s: setattr(s, "optimizer", partial(torch.optim.SGD, lr=0.2))))
+    assert error["what"] == (
+        "ranks differ: optimizer group 0: lr 0.1 on ranks 0 and 1, 0.2 on rank 2"
+    )
+    assert (error["where"], error["reduced"]) == ("step 0", 0)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_converted_batch(size: int) -> None:
+    def convert(setup: Setup) -> None:
+        for own in setup.batches:
+            own.x = {"_N": own.x["_N"].bfloat16()}
+
+    error = alike(size, unlike(1, convert))
+    rest = "rank 0" if size == 2 else "ranks 0 and 2"
+    assert error["what"] == (
+        f"ranks differ: batch x/_N: dtype torch.float32 on {rest}, torch.bfloat16 on rank 1"
+    )
+    assert (error["where"], error["reduced"]) == ("step 0", 0)
+    assert error["remedy"] == compare.REMEDIES["batch"]
+
+
+def test_an_array_that_comes_later_on_one_rank() -> None:
+    def change(setup: Setup) -> None:
+        setup.guard = {"every": 2}
+        setup.batches[2].x["late"] = torch.zeros(1)
+
+    def both(rank: int, setup: Setup) -> None:
+        setup.guard = {"every": 2}
+        unlike(1, change)(rank, setup)
+
+    error = alike(2, both)
+    assert error["what"] == "ranks differ: batch x/late: missing on rank 0, there on rank 1"
+    assert (error["where"], error["reduced"]) == ("step 2", 2)
+
+
+@pytest.mark.parametrize("which", ["global_step", "step", "total"])
+def test_another_position(which: str) -> None:
+    def change(setup: Setup) -> None:
+        if which == "global_step":
+            setup.global_step = 4
+        else:
+            setattr(setup.batches[0], which, 4)
+
+    error = alike(3, unlike(0, change))
+    name, usual = {
+        "global_step": ("global step", 0),
+        "step": ("batch step", 0),
+        "total": ("batch total", 5),
+    }[which]
+    assert error["what"] == f"ranks differ: {name}: {usual} on ranks 1 and 2, 4 on rank 0"
+    assert (error["where"], error["rank"]) == ("step 0", 0)  # as most ranks see it
+    assert error["remedy"] == compare.REMEDIES["position"]
+
+
+@pytest.mark.parametrize("by", ["module", "trainer"])
+def test_autocast_on_one_rank(by: str) -> None:
+    """Read where the model runs: Lightning enters autocast around training_step, a module's own
+    code within it; either is found before a gradient is reduced."""
+
+    def change(setup: Setup) -> None:
+        if by == "module":
+            setup.autocast = True
+        else:
+            setup.precision = "bf16-mixed"
+
+    error = alike(2, unlike(1, change))
+    assert error["what"] == ("ranks differ: autocast cpu: off on rank 0, torch.bfloat16 on rank 1")
+    assert (error["where"], error["reduced"]) == ("step 0", 0)
+    assert error["remedy"] == compare.REMEDIES["numerics"]
+
+
+def test_autocast_on_all_ranks_is_fine() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.precision = "bf16-mixed"
+
+    for own in run_ranks(2, train, change):
+        assert "what" not in own
+
+
+# parameters without a gradient
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_parameter_that_is_not_used_on_one_rank(accumulate: int) -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.accumulate = accumulate
+        if rank == 1:
+            setup.one_branch = {1}
+
+    other, own = run_ranks(2, train, change)
+    assert own["what"] == (
+        "no gradient for model.branch.weight, model.branch.bias on rank 1, for which the others "
+        "would wait"
+    )
+    assert own["where"] == ("step 1" if accumulate == 1 else "step 0")
+    assert own["rank"] == 1
+    assert "comm.find_unused_parameters: true" in own["remedy"]
+    assert "Connection" in other["other"]  # that rank's end, not the timeout
+    assert len(own["parameters"]) == 2  # before the batch, and after the one that was right
+
+
+def test_a_parameter_that_is_used_on_no_rank() -> None:
+    error_of = run_ranks(
+        2, train, lambda rank, setup: setattr(setup, "one_branch", {0, 1, 2}) or None
+    )
+    assert ["no gradient for model.branch.weight" in own["what"] for own in error_of] == 2 * [True]
+
+
+def test_without_a_guard_the_next_step_meets_it() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.guard = {"mode": "off"}
+        setup.one_branch = {0, 1, 2}
+
+    for own in run_ranks(2, train, change):
+        assert "what" not in own
+        assert len(own["parameters"]) == 2  # the first step seemed to be right
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_unused_parameters_that_are_looked_for_reduce_to_the_mean(accumulate: int) -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.options = {"find_unused_parameters": True}
+        setup.accumulate = accumulate
+        if rank == 1:
+            setup.one_branch = {accumulate - 1}
+
+    met = run_ranks(2, train, change)
+    assert all("what" not in own for own in met)
+    gradients = []
+    for rank in range(2):
+        net = Net()
+        for step in range(accumulate):
+            own = batch(step, rows=2 + rank)
+            both = not (rank == 1 and step == accumulate - 1)
+            (net(own.x["_N"], both).mean() / accumulate).backward()
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    expected = (gradients[0] + gradients[1]) / 2
+    for own in met:
+        assert torch.allclose(torch.tensor(own["gradients"][accumulate - 1]), expected, atol=1e-6)
+
+
+# steps that are left out
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_step_that_is_not_finite_moves_nothing(kind: Any, bad: float) -> None:
+    """Neither parameters nor the optimizer's state, decay and momentum included, on any rank;
+    clipping sees no gradient."""
+    extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def change(rank: int, setup: Setup) -> None:
+        setup.optimizer = partial(kind, lr=0.1, weight_decay=0.1, **extra)
+        setup.clip = 1.0
+        if rank == 1:
+            setup.factors = {1: bad}
+
+    met = run_ranks(3, train, change)
+    for own in met:
+        start, first, second, third = own["parameters"]
+        assert start != first == second != third
+        assert own["states"][1] == own["states"][2] != own["states"][3]
+        assert (own["skipped"], own["state"]) == (1, {"skipped_steps": 1, "in_a_row": 0})
+        assert all(map(math.isfinite, third))
+        assert own["parameters"] == met[0]["parameters"]
+
+
+def test_without_a_guard_one_such_step_is_the_end_of_it() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.guard = None
+        setup.factors = {1: math.nan} if rank == 1 else {}
+
+    for own in run_ranks(2, train, change):
+        assert all(map(math.isnan, own["parameters"][-1]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_too_many_in_a_row(accumulate: int) -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.guard = {"nan_steps": 2}
+        setup.accumulate = accumulate
+        if rank != 1:
+            # once, then a good step, then one too many; of a window, its first batch
+            factors = {0: math.nan, 2: math.nan, 3: math.nan, 4: math.nan, 5: math.nan}
+            setup.factors = {accumulate * n: value for n, value in factors.items()}
+
+    error = alike(3, change, batches=7 * accumulate)
+    assert error["what"] == (
+        "the gradient was not finite in 3 steps in a row (guard.nan_steps: 2): the loss was not "
+        f"finite on ranks 0 and 2, in epoch 0, batch {4 * accumulate}"
+    )
+    assert (error["where"], error["rank"], error["skipped"]) == ("step 4", 0, 4)
+    assert "train.lr" in error["remedy"]
+
+
+def test_an_overflow_in_the_backward_pass() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.guard = {"nan_steps": 0}
+        setup.net.last.weight.register_hook(lambda gradient: gradient * math.inf)
+
+    error = alike(2, change)
+    assert "every rank's loss was finite" in error["what"]
+    assert "in epoch 0, batch 0" in error["what"]
+    assert error["rank"] is None
+
+
+def test_the_gradient_scaler_of_fp16_does_it_alone() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        setup.precision = None
+        setup.plugin = MixedPrecision("16-mixed", "cpu", scaler)
+        setup.guard = {"nan_steps": 0}
+        setup.factors = {1: math.inf} if rank == 1 else {}
+
+    for own in run_ranks(2, train, change):
+        assert "what" not in own
+        assert own["skipped"] == 0
+        start, first, second, third = own["parameters"]
+        assert start != first == second != third
+
+
+def test_counts_go_on_after_a_restart() -> None:
+    exchange = Exchange(World(0, 1))
+    guard = Guard(exchange, GuardConfig())
+    guard.load_state_dict({"skipped_steps": 5, "in_a_row": 2})
+    assert guard.skipped_steps == 5
+    assert guard.state_dict() == {"skipped_steps": 5, "in_a_row": 2}
+
+
+def moves(scale: float, clip: float | None = None) -> list[float]:
+    def change(rank: int, setup: Setup) -> None:
+        setup.scale, setup.clip = scale, clip
+
+    met = run_ranks(2, train, change, 1)
+    assert all(own["skipped"] == 0 for own in met)
+    return [b - a for a, b in zip(*met[0]["parameters"])]
+
+
+def test_gradients_make_up_for_samples_left_out() -> None:
+    once = moves(1.0)
+    assert moves(2.5) == pytest.approx([2.5 * move for move in once], rel=1e-4)
+    # before clipping, which has the last word
+    assert math.hypot(*moves(1e6, clip=0.5)) == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan])
+def test_a_window_without_samples_moves_nothing(scale: float) -> None:
+    assert not any(moves(scale))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_finite_is_exact(dtype: torch.dtype, bad: float) -> None:
+    large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum overflows
+    small = torch.ones(3, dtype=dtype)
+    sparse = torch.sparse_coo_tensor([[0, 2]], large[:2], (5,))
+    gradients = callback._Gradients()
+    assert gradients.are_finite([])
+    assert gradients.are_finite([large, small, sparse])
+    for gradient in (large.clone(), sparse.clone().coalesce()):
+        values = gradient.values() if gradient.is_sparse else gradient
+        values[1] = bad
+        assert not gradients.are_finite([small, gradient])
+
+
+def test_finite_is_seen_wherever_gradients_lie() -> None:
+    def views(bucket: Tensor) -> list[Tensor]:
+        return [bucket[:6].view(2, 3), bucket[6:]]
+
+    gradients = callback._Gradients()
+    first, second, roomy = torch.ones(10), torch.ones(10), torch.ones(12)
+    for bucket in (first, first, second):
+        assert gradients.are_finite(views(bucket))
+    roomy[10:] = math.nan  # nobody's
+    assert gradients.are_finite([roomy[:6].view(2, 3), roomy[6:10], torch.ones(3)])
+    assert gradients.are_finite(views(first))
+    for place in (0, 9):
+        first[place] = math.inf
+        assert not gradients.are_finite(views(first))
+        first[place] = 1
+    second[7] = math.nan
+    assert not gradients.are_finite(views(second))
+    assert gradients.are_finite(views(first))
+
+
+class Normed(Net):
+    """With running statistics, and a buffer that has nothing to do with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("table", torch.arange(4))
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.last(self.branch(self.norm(self.first(x)))).square()
+
+
+def normed(accumulate: int, bad: dict[int, int], left_out: Collection[int] = ()) -> Change:
+    """``bad``: batch → the rank whose input is not finite there; ``left_out``: batches."""
+
+    def change(rank: int, setup: Setup) -> None:
+        setup.net, setup.accumulate = Normed(), accumulate
+        for own in setup.batches:
+            torch.manual_seed(10 * own.step + rank)
+            own.x = {"_N": torch.randn(4 + rank, 4)}
+            if bad.get(own.step) == rank:
+                own.x["_N"][1, 2] = math.nan
+        setup.batches = [own for own in setup.batches if own.step not in left_out]
+
+    return change
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("accumulate", "bad", "window"),
+    [
+        (1, 1, {1}),
+        (1, 4, {4}),
+        (2, 2, {2, 3}),
+        (2, 3, {2, 3}),
+        (2, 4, {4}),  # the last window, which has one batch
+    ],
+)
+def test_running_statistics_go_with_the_step(
+    accumulate: int, bad: int, window: set[int], rank: int
+) -> None:
+    """They are as if there had been no such step, on all ranks."""
+    met = run_ranks(2, train, normed(accumulate, {bad: rank}), 5)
+    without = run_ranks(2, train, normed(accumulate, {}, window), 5)
+    for own, other in zip(met, without):
+        assert (own["skipped"], other["skipped"]) == (1, 0)
+        assert all(map(math.isfinite, own["buffers"][-1]))
+        assert own["buffers"][-1] == other["buffers"][-1] != own["buffers"][0]
+        assert own["parameters"][-1] == other["parameters"][-1]
+
+
+def test_running_statistics_without_samples_stay() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        normed(2, {})(rank, setup)
+        setup.scale = 0.0
+
+    for own in run_ranks(2, train, change, 4):
+        start, first, second, third, fourth = own["buffers"]
+        assert start == second == fourth
+        assert start not in (first, third)
+
+
+def test_a_module_without_such_buffers_costs_nothing() -> None:
+    module = Net()
+    module.register_buffer("table", torch.arange(4))
+    assert callback._Buffers.of(module) is None
+
+
+def test_off_compares_nothing_and_still_leaves_steps_out() -> None:
+    def change(rank: int, setup: Setup) -> None:
+        setup.guard = {"mode": "off"}
+        if rank == 1:
+            setup.optimizer = partial(torch.optim.SGD, lr=0.2)
+            setup.factors = {1: math.nan}
+
+    for own in run_ranks(2, train, change):
+        assert "what" not in own
+        assert own["skipped"] == 1

@@ -1,0 +1,131 @@
+"""dmlc/dgl#7851: graphs that are bf16 on some paths of their loader and not on others."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver.train import train
+from raygnn.errors import GuardError
+from raygnn.sampling.collate import Collate
+from raygnn.sampling.exchange import Exchange
+from raygnn.worker.job import Job
+from tests.ranks import run_ranks
+from tests.small_jobs import _train, job, train_on_ranks
+
+DATASET = {"num": 24, "largest": 6, "edges": 2.0}
+
+
+def make(storage: Path, precision: str, **sections: Any) -> Config:
+    base = job(storage)
+    for section in ("graph", "model", "sampling", "train"):
+        base.pop(section)
+    return load_config(
+        {
+            **base,
+            "graph": {
+                "format": "graphs",
+                "dataset": "tests.datasets:HalfConverted",
+                "args": DATASET,
+                "val": 0.2,
+                "test": 0.2,
+            },
+            "task": {"kind": "graph_classification"},
+            "model": {"kind": "gin", "hidden": 8, "layers": 2, "dropout": 0.0},
+            "sampling": {"batch_size": 2},
+            "train": {"epochs": 8, "lr": 0.02, "log_every": 1},
+            "precision": precision,
+            **sections,
+        }
+    )
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_without_us_the_job_dies(tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    from tests.plain_graphs import loop
+
+    trainer = TorchTrainer(
+        loop,
+        train_loop_config=DATASET,
+        torch_config=TorchConfig(backend="gloo", timeout_s=20),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="plain", storage_path=str(tmp_path)),
+    )
+    with pytest.raises(Exception, match=r"(?s)dtype|Float|BFloat16"):
+        trainer.fit()
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_ours_trains(tmp_path: Path) -> None:
+    run = train(make(tmp_path, "bf16"), display=False)
+    losses = run.metrics["train/loss"].dropna()
+    assert np.isfinite(losses).all()
+    assert losses.iloc[-6:].mean() < losses.iloc[:6].mean()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_what_is_stored_does_not_matter(precision: str, tmp_path: Path) -> None:
+    """The same values in bf16, fp16, fp32, fp64 or a mixture give the same losses."""
+    curves = []
+    for number, dtypes in enumerate((["fp32"], ["bf16"], ["fp64", "bf16", "fp16", "fp32"])):
+        graph = {
+            "format": "graphs",
+            "dataset": "tests.datasets:RandomGraphs",
+            "args": {**DATASET, "dtypes": dtypes},
+        }
+        run = train_on_ranks(make(tmp_path, precision, graph=graph, name=f"run{number}"))
+        records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+        curves.append([r["train/loss"] for r in records if "train/loss" in r])
+    assert curves[0] == curves[1] == curves[2]
+
+
+def _broken_on_rank_1(exchange: Exchange, job: Job) -> str:
+    if exchange.world.rank == 1:
+        made = Collate.__call__
+
+        def unconverted(self: Collate, samples: Any) -> dict[str, Any]:
+            parts = made(self, samples)
+            return {**parts, "x": {t: rows.float() for t, rows in parts["x"].items()}}
+
+        Collate.__call__ = unconverted  # type: ignore[method-assign]
+    try:
+        _train(exchange, job)
+    except GuardError as error:
+        return str(error)
+    return "trained"
+
+
+def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
+    """Every rank says which array it is and whose, before the first gradient."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    config = make(tmp_path, "bf16")
+    said = run_ranks(2, _broken_on_rank_1, Job(config, None, tmp_path, None, True, 0.0, 128))
+    assert said[0] == said[1]
+    assert re.search(r"step 0\b", said[0])
+    assert "x/_N" in said[0]
+    assert "torch.float32 on rank 1" in said[0]
+    assert "torch.bfloat16 on rank 0" in said[0]
+
+
+def test_sums_of_bf16_are_made_in_fp32(tmp_path: Path) -> None:
+    """A thousand ones are a thousand, not the 256 at which bf16 stops counting."""
+    from raygnn.models.kernels import select
+    from raygnn.sampling.batch import Adjacency
+
+    adj = Adjacency(torch.tensor([0, 1000]), torch.zeros(1000, dtype=torch.int64))
+    ones = torch.ones(1, 4, dtype=torch.bfloat16)
+    for choice in ("torch", "dgl"):
+        out = select(choice, ones).aggregate(adj, ones, "sum")  # type: ignore[arg-type]
+        assert out.tolist() == [[1000.0] * 4]

@@ -1,0 +1,128 @@
+"""``sampling.pin_memory``: which tensors, in which thread, for which device.
+
+Memory is pinned by CUDA alone; without it `Tensor.pin_memory` is stood in for by a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raygnn.config.load import load_config
+from raygnn.worker.guard import Guard
+from raygnn.worker.rank import Rank
+from tests.small_jobs import JobFactory, train_on_ranks
+
+GPU = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "expected"),
+    [
+        ("auto", GPU, GPU),
+        ("auto", torch.device("cpu"), None),
+        (True, GPU, GPU),
+        (False, GPU, None),
+    ],
+)
+def test_where_it_is_done(wanted: Any, device: torch.device, expected: Any) -> None:
+    sampling = SimpleNamespace(pin_memory=wanted)
+    rank: Any = SimpleNamespace(
+        config=SimpleNamespace(sampling=sampling), runtime=SimpleNamespace(device=device)
+    )
+    assert Rank._pin(rank) == expected
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for inner in value.values() for t in _tensors(inner)]
+    if isinstance(value, (list, tuple)):
+        return [t for inner in value for t in _tensors(inner)]
+    return _tensors(vars(value)) if hasattr(value, "__dict__") else []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"kind": "gcn"}},
+        {"model": {"kind": "gat", "input_dropout": 0.1}, "sampling": {"prefetch": 0}},
+        {
+            "graph": {
+                "format": "graphs",
+                "dataset": "tests.datasets:RandomGraphs",
+                "args": {"num": 40},
+            },
+            "task": {"kind": "graph_classification"},
+            "model": {"kind": "gin", "hidden": 8},
+        },
+    ],
+    ids=["nodes", "not ahead", "graphs"],
+)
+def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
+    sections: dict[str, Any],
+    make_job: JobFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    pinned: set[int] = set()
+    devices: list[Any] = []
+    threads: set[str] = set()
+
+    def pin(tensor: Tensor) -> Tensor:
+        threads.add(threading.current_thread().name)
+        copy = tensor.clone()
+        pinned.add(id(copy))
+        alive.append(copy)
+        return copy
+
+    alive: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def device(index: Any) -> Any:
+        devices.append(index)
+        yield
+
+    begin = Guard.on_train_batch_start
+
+    def noting(self: Guard, trainer: Any, module: Any, batch: Any, number: int) -> None:
+        values = {name: value for name, value in vars(batch).items() if name != "seeds"}
+        bare = [t for t in _tensors(values) if id(t) not in pinned]
+        said = {"bare": len(bare), "all": len(pinned), "threads": sorted(threads)}
+        (tmp_path / "said").write_text(json.dumps({**said, "devices": len(set(devices))}))
+        begin(self, trainer, module, batch, number)
+
+    plain = _losses(make_job, "plain", sections)
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(Rank, "_pin", lambda self: GPU)
+    monkeypatch.setattr(Guard, "on_train_batch_start", noting)
+    assert _losses(make_job, "pinned", sections) == plain
+    said = json.loads((tmp_path / "said").read_text())
+    ahead = sections.get("sampling", {}).get("prefetch", 2) > 0
+    assert said["bare"] == 0 < said["all"]
+    assert said["threads"] == ["raygnn-prefetch" if ahead else "MainThread"]
+    assert said["devices"] == 1
+
+
+def _losses(make_job: JobFactory, name: str, sections: dict[str, Any]) -> list[float]:
+    train = {"max_steps": 2, "log_every": 1}
+    if "graph" in sections:
+        base = make_job(train=train).to_dict()
+        kept = {key: base[key] for key in ("storage", "staging", "train", "fault")}
+        cluster = {"workers": 1, "num_cpus": 1}
+        job = {**kept, "name": name, "cluster": cluster, "sampling": {"batch_size": 8}, **sections}
+        config = load_config(job)
+    else:
+        config = make_job(name=name, train=train, cluster={"workers": 1}, **sections)
+    found: list[float] = train_on_ranks(config).metrics["train/loss"].dropna().to_list()
+    return found

@@ -1,0 +1,182 @@
+"""What reduces the gradients is what the configuration says, on gloo, too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raygnn.config.schema import Config
+from raygnn.sampling.exchange import Exchange
+from raygnn.worker.comm import reduction
+from raygnn.worker.job import Job
+from raygnn.worker.records import Records
+from tests.ranks import run_ranks
+from tests.small_jobs import JobFactory, _data, _train, train_on_ranks
+
+
+def losses(run: Any) -> np.ndarray:
+    records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    return np.array([r["train/loss"] for r in records if "train/loss" in r])
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compressed_gradients_train_nearly_the_same(compression: str, make_job: JobFactory) -> None:
+    plain, short = (
+        losses(
+            train_on_ranks(
+                make_job(
+                    name=kind,
+                    comm={"compression": kind},
+                    model={"hidden": 64},
+                    train={"optimizer": "sgd", "lr": 0.5},  # which sees the scale of a gradient
+                )
+            )
+        )
+        for kind in ("none", compression)
+    )
+    assert np.allclose(plain, short, atol=0.02)
+    assert not np.array_equal(plain, short)  # rounded, so they were compressed
+
+
+def _job(config: Config) -> Job:
+    place, ntype = _data(config, 2)
+    for name in ("logs", "checkpoints"):
+        (config.run_dir / name).mkdir(parents=True)
+    return Job(config, place, config.run_dir, ntype, True, 0.0, 128)
+
+
+def _with_a_wrong_hook(exchange: Exchange, job: Job) -> str:
+    """Rank 1 compresses to another type than rank 0, unknown to whoever compares options."""
+    if exchange.world.rank:
+        reduction._NARROW["bf16"] = torch.float16
+    try:
+        _train(exchange, job)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+@pytest.mark.parametrize("mode", ["on", "deep"])
+def test_deep_compares_the_reductions_themselves(mode: str, make_job: JobFactory) -> None:
+    """Without it, gloo adds bf16 to fp16 and says nothing."""
+    config = make_job(
+        guard=mode, comm={"compression": "bf16", "timeout": 20}, train={"max_steps": 2}
+    )
+    said = run_ranks(2, _with_a_wrong_hook, _job(config))
+    if mode == "on":
+        assert said == ["trained", "trained"]
+    else:
+        assert all("Detected mismatch between collectives" in text for text in said), said
+
+
+def _live(exchange: Exchange, job: Job) -> dict[str, Any]:
+    """What the run's `DistributedDataParallel` says of itself, and over which group it reduced."""
+    groups, found = set(), {}
+    note, reduce = Records.on_train_end, reduction.dist.all_reduce
+
+    def end(self: Records, trainer: Any, *args: Any) -> None:
+        ddp = trainer.model
+        found.update(
+            bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
+            find_unused_parameters=ddp.find_unused_parameters,
+            static_graph=ddp.static_graph,
+            gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+            hooked=bool(ddp._get_ddp_logging_data().get("comm_hook")),
+        )
+        note(self, trainer, *args)
+
+    def seen(values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("async_op"):  # of gradients; what else is summed is waited for
+            groups.add("default" if kwargs["group"] is None else "another")
+        return reduce(values, *args, **kwargs)
+
+    Records.on_train_end = end  # type: ignore[method-assign]
+    reduction.dist.all_reduce = seen
+    _train(exchange, job)
+    return {**found, "groups": groups}
+
+
+USUAL = {
+    "bucket_cap_mb": 25,
+    "find_unused_parameters": False,
+    "static_graph": False,
+    "gradient_as_bucket_view": True,
+    "hooked": False,
+    "groups": set(),
+}
+
+
+@pytest.mark.parametrize(
+    ("comm", "guard", "expected"),
+    [
+        ({}, "on", {}),
+        (
+            {"bucket_cap_mb": 1, "find_unused_parameters": True, "gradient_as_bucket_view": False},
+            "on",
+            {},
+        ),
+        ({"static_graph": True, "overlap": False}, "on", {"hooked": True, "groups": {"default"}}),
+        ({"compression": "fp16"}, "on", {"hooked": True, "groups": {"default"}}),
+        ({"compression": "bf16"}, "deep", {"hooked": True, "groups": {"another"}}),
+        ({"debug": True}, "off", {"hooked": True, "groups": {"another"}}),
+    ],
+)
+def test_the_keys_reach_what_they_name(
+    comm: dict[str, Any], guard: str, expected: dict[str, Any], make_job: JobFactory
+) -> None:
+    config = make_job(comm=comm, guard=guard, train={"max_steps": 1})
+    told = {key: value for key, value in comm.items() if key in USUAL}
+    assert run_ranks(2, _live, _job(config)) == [USUAL | told | expected] * 2
+
+
+def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:
+    """Several buckets, and batches that accumulate."""
+    for compression in ("none", "bf16"):
+        runs = [
+            train_on_ranks(
+                make_job(
+                    name=f"{compression}-{overlap}",
+                    comm={"compression": compression, "overlap": overlap, "bucket_cap_mb": 1},
+                    model={"hidden": 512, "layers": 3},
+                    sampling={"fanout": [3, 3, 3]},
+                    train={"max_steps": 5, "accumulate": 2},
+                )
+            )
+            for overlap in (True, False)
+        ]
+        assert np.array_equal(*map(losses, runs))
+
+
+def test_bytes_that_are_reduced(make_job: JobFactory) -> None:
+    """Half of them with half the bits, and each gradient once in two batches that accumulate."""
+    options: dict[str, Any] = {"train": {"max_steps": 12}, "model": {"hidden": 256}}
+    whole = 4 * sum(
+        tensor.numel()
+        for tensor in torch.load(
+            train_on_ranks(make_job(name="weights", **options)).path / "checkpoints" / "selected.pt"
+        ).values()
+    )
+    expected = {
+        "none": whole,
+        "bf16": whole / 2,
+        "fp16": whole / 2,
+    }
+    found = {}
+    for compression in expected:
+        config = make_job(name=compression, comm={"compression": compression}, **options)
+        run = train_on_ranks(config)
+        found[compression] = run.metrics["bytes/gradients"].dropna().unique().tolist()
+    assert found == {name: [size] for name, size in expected.items()}
+    options["train"] = {"max_steps": 6, "accumulate": 2}
+    run = train_on_ranks(make_job(name="accumulate", **options))
+    assert run.metrics["bytes/gradients"].dropna().unique().tolist() == [whole / 2]
+    thin = {"compression": "powersgd", "powersgd_rank": 1, "powersgd_start": 3}
+    run = train_on_ranks(make_job(name="thin", comm=thin, **options))
+    sizes = run.metrics["bytes/gradients"].dropna().tolist()
+    assert sizes[:3] == [whole / 2] * 3
+    assert max(sizes[3:]) < whole / 8

@@ -1,0 +1,125 @@
+"""A rank that holds up the others is named; noise is not."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.runs.display import _slow
+from raygnn.runs.metrics_files import STEP
+from raygnn.runs.run_directory import EVENTS
+from raygnn.worker.guard import Guard
+from raygnn.worker.stragglers import Stragglers
+from tests.small_jobs import JobFactory, train_on_ranks
+
+WORLD = 4
+
+
+def watch(factor: float | None = 1.5, host: str | None = None) -> tuple[Stragglers, list[str]]:
+    told: list[str] = []
+    return Stragglers(factor, told.append, lambda rank: host), told
+
+
+def window(compute: list[float], wait: list[float] | None = None) -> dict[str, list[float]]:
+    most = max(compute)
+    return dict.fromkeys(STEP, [0.0] * len(compute)) | {
+        "forward": compute,
+        "peers": [most - own for own in compute],
+        "wait": wait or [0.0] * len(compute),
+    }
+
+
+@given(st.lists(st.lists(st.floats(0.1, 0.14), min_size=WORLD, max_size=WORLD), min_size=1))
+def test_noise_is_not_told(windows: list[list[float]]) -> None:
+    stragglers, told = watch()
+    for step, times in enumerate(windows):
+        stragglers.add(step, window(times))
+    assert told == []
+    assert all(rank["slow"] == 0 for rank in stragglers.summary())
+
+
+@given(
+    slow=st.integers(0, WORLD - 1),
+    base=st.floats(0.02, 10.0),
+    factor=st.floats(1.6, 100.0),
+    begin=st.integers(0, 20),
+    windows=st.integers(3, 40),
+)
+def test_a_slow_rank_is_told_once(
+    slow: int, base: float, factor: float, begin: int, windows: int
+) -> None:
+    stragglers, told = watch(host="node-b")
+    for step in range(begin):
+        record = stragglers.add(step, window([base] * WORLD))
+    times = [base] * WORLD
+    times[slow] *= factor
+    for step in range(begin, begin + windows):
+        record = stragglers.add(step, window(times))
+    (said,) = told
+    assert said.startswith(f"rank {slow} on node-b holds up the others: ")
+    assert said.endswith(f"since step {begin:,}")
+    assert record["ranks/slowest"] == slow
+    assert record["ranks/slowest_seconds"] == pytest.approx(base * factor)
+    assert record["ranks/median_seconds"] == pytest.approx(base)
+    shares = [rank["slow"] for rank in stragglers.summary()]
+    assert shares[slow] == pytest.approx(windows / (begin + windows))
+    assert sum(shares) == shares[slow]
+
+
+def test_one_that_recovers_and_falls_back_is_told_once() -> None:
+    stragglers, told = watch()
+    slow, well = window([0.1, 0.3]), window([0.1, 0.1])
+    for step, seconds in enumerate([slow, slow, well, slow, slow, slow, slow, well] * 5):
+        stragglers.add(step, seconds)
+    (said,) = told
+    assert said.endswith("since step 3")
+    for step in range(100, 104):
+        stragglers.add(step, window([0.3, 0.1]))
+    assert [line[:6] for line in told] == ["rank 1", "rank 0"]
+    assert watch(None)[0].add(0, slow)["ranks/slowest"] == 1
+
+
+def test_loaders_that_starve_their_ranks() -> None:
+    stragglers, told = watch()
+    for waits in ([0.001, 0.04, 0.03], [0.04, 0.001, 0.001], [0.001, 0.04, 0.001]) * 2:
+        for step in range(5):
+            stragglers.add(step, window([0.1, 0.1, 0.1], waits))
+    (said,) = told
+    assert said.startswith("2 ranks, rank 1 most, wait for the next batch 29% of the time, since")
+
+
+def test_a_rank_that_is_late_after_a_start() -> None:
+    stragglers, told = watch()
+    for step in range(9):
+        stragglers.add(step, window([0.1, 0.1, 0.1], [1.0, 31.0, 1.2] if step == 0 else None))
+    assert told == ["rank 1 was ready for its first batch 29.9 s after the others"]
+    assert all(rank["busy"] == pytest.approx(0.1) for rank in stragglers.summary())
+
+
+@pytest.mark.alone
+def test_ranks_that_train(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Guard.on_train_batch_start
+
+    def dawdle(self: Guard, trainer: Any, *args: Any) -> None:
+        if trainer.global_rank == 1:
+            time.sleep(0.4)
+        begin(self, trainer, *args)
+
+    monkeypatch.setattr(Guard, "on_train_batch_start", dawdle)
+    run = train_on_ranks(make_job())
+    told = [json.loads(line)["text"] for line in (run.path / "logs" / EVENTS).open()]
+    (said,) = (text for text in told if "holds up" in text)
+    assert said.startswith("rank 1 holds up the others: it is busy for ")
+    steps = run.metrics.dropna(subset="train/loss")
+    assert (steps["ranks/slowest"] == 1).mean() > 0.5
+    assert (steps["ranks/slowest_seconds"] > 0.4).all()
+    assert steps["ranks/median_seconds"].median() < steps["ranks/slowest_seconds"].median()
+    # the other one waits for it in the backward pass: half of that is the mean of both
+    assert steps["seconds/peers"].median() > 0.1
+    assert steps["seconds/communicate"].median() < 0.1
+    assert _slow(run.summary["ranks"]).startswith("rank 1: busy for ")
