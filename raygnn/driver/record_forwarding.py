@@ -15,7 +15,7 @@ from raygnn.driver.loggers.process import Loggers
 from raygnn.driver.prometheus import Prometheus
 from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import Record
-from raygnn.runs.report import write_report
+from raygnn.runs.report.page import write_report
 from raygnn.runs.run_directory import LOGS, TOLD, Events, RunDir
 
 _APART = 2.0  # seconds between looks at the ranks for Prometheus, which asks less often

@@ -127,7 +127,7 @@ class Run:
         Raises:
             InputError: it cannot be written.
         """
-        from raygnn.runs.report import write_report
+        from raygnn.runs.report.page import write_report
 
         return write_report(self.path, out)
 

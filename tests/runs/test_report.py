@@ -15,11 +15,11 @@ import pytest
 
 from raygnn.cli import main
 from raygnn.errors import InputError
-from raygnn.runs.report import curves, split, write_report
-from raygnn.runs.report.arrays import of_ranks
-from raygnn.runs.report.chart import as_json
+from raygnn.runs.metrics_files import STEP
+from raygnn.runs.report import charts
+from raygnn.runs.report.page import as_json, write_report
+from raygnn.runs.report.series import of_ranks, thin
 from raygnn.runs.report.source import Source, read_some
-from raygnn.runs.report.thin import thin
 from raygnn.runs.run import Run
 from tests.runs.made_runs import make_run, write_records
 
@@ -86,7 +86,7 @@ def test_the_page_loads_nothing(run: Path) -> None:
 
 def test_the_slow_rank_stands_out(run: Path) -> None:
     table = of_ranks(Source.read(run).ranks, "seconds")
-    chart = split.who(table, [f"rank {rank}" for rank in range(4)])
+    chart = charts.busy(table, [f"rank {rank}" for rank in range(4)])
     assert chart is not None
     means = [sum(row) / len(row) for row in chart.traces[0]["z"]]
     assert means.index(max(means)) == 2
@@ -95,11 +95,11 @@ def test_the_slow_rank_stands_out(run: Path) -> None:
 
 def test_a_steps_parts_add_up_to_its_time(run: Path) -> None:
     records = Source.read(run).ranks
-    chart = split.over_time(of_ranks(records, "seconds"), list(split.STEP)[:4], [])
+    chart = charts.over_time(of_ranks(records, "seconds"), list(STEP)[:4], [])
     drawn = sum(trace["y"][0] for trace in chart.traces)
     seconds = records[0]["seconds"]
-    wanted = sum(sum(seconds[part]) / 4 for part in list(split.STEP)[:4])
-    assert drawn == pytest.approx(1e3 * wanted, rel=1e-3)
+    expected = sum(sum(seconds[part]) / 4 for part in list(STEP)[:4])
+    assert drawn == pytest.approx(1e3 * expected, rel=1e-3)
 
 
 def test_losses_of_several_tasks_are_losses() -> None:
@@ -110,7 +110,8 @@ def test_losses_of_several_tasks_are_losses() -> None:
         {"step": 2, "val/lr-a/accuracy": 0.5, "val/lr-a/loss": 0.9, "val/loss/mrr": 0.1},
     ]
     drawn = {
-        chart.name: [trace["name"] for trace in chart.traces] for chart in curves.charts(records)
+        chart.name: [trace["name"] for trace in chart.traces]
+        for chart in charts.training_charts(records)
     }
     losses = ["training", "lr-a, training", "loss, training", "lr-a, validation"]
     assert drawn["loss"] == losses
@@ -155,7 +156,7 @@ def test_ranks_may_come_and_go(tmp_path: Path) -> None:
 def test_losses_that_are_no_numbers_are_gaps(run: Path) -> None:
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 700, "epoch": 9, "time": 9, "train/loss": null}\n')
-    chart = curves.loss(Source.read(run).records)
+    chart = charts.loss(Source.read(run).records)
     assert chart is not None
     assert chart.traces[0]["y"][-1] is None
     assert "1 of the records" in chart.about

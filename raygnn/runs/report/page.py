@@ -1,17 +1,42 @@
-"""The page: what was read, as HTML that needs nothing else."""
+"""``report.html``: a run on one page that opens anywhere, without a network; and its figure."""
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from raygnn import __version__
-from raygnn.runs.report import balance, curves, split, tables, usage
-from raygnn.runs.report.chart import Chart, as_json
+from raygnn.config.yaml_text import write_yaml
+from raygnn.errors import InputError
+from raygnn.runs.report import charts, sections
 from raygnn.runs.report.source import Source
+from raygnn.runs.run_directory import REPORT, local_path
+from raygnn.util.files import storage_errors, write_atomic
 
-_HERE = Path(__file__).parent
+_PAGE = Path(__file__).parent / "page"
+
+
+def write_report(run: Path, out: str | Path | None = None) -> Path:
+    """Write the page of a run, whatever state it is in; an older page is replaced whole.
+
+    Args:
+        run: its directory.
+        out: the file; by default ``report.html`` in the run directory.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        InputError: it cannot be written, or is no path.
+    """
+    file = (run / REPORT) if out is None else local_path(str(out), "the report")
+    # names of files may hold what is no character
+    text = html(Source.read(run)).encode("utf-8", "replace").decode()
+    with storage_errors(file, InputError, "write it elsewhere with --out"):
+        write_atomic(file, text)
+    return file
 
 
 def html(source: Source) -> str:
@@ -21,46 +46,54 @@ def html(source: Source) -> str:
     from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE / "page"),
+        loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    training = curves.charts(source.records)
-    steps = split.charts(source.records, source.ranks, tables.hosts(source))
-    used = usage.charts(source.ranks)
-    parts = [chart] if (chart := balance.chart(source.partition)) else []
-    drawn: list[Chart] = [*training, *steps, *used, *parts]
-    data = {chart.name: chart.data() for chart in drawn}
+    training = charts.training_charts(source.records)
+    steps = charts.step_charts(source.records, source.ranks, sections.hosts(source))
+    used = charts.usage_charts(source.ranks)
+    parts = sections.part_counts(source)
+    balance = charts.balance(parts, sections.PART_COUNTS)
+    drawn = [*training, *steps, *used, *([balance] if balance else [])]
     return environment.get_template("page.html").render(
         name=source.path.name,
         path=str(source.path),
-        error=tables.text(source.summary.get("error")),
+        error=sections.text(source.summary.get("error")),
         faults=source.faults,
-        tiles=tables.tiles(source),
-        started=tables.when(source.summary.get("started")),
-        written=tables.when(datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        tiles=sections.tiles(source),
+        started=sections.when(source.summary.get("started")),
+        written=sections.when(datetime.now(timezone.utc).isoformat(timespec="seconds")),
         version=__version__,
         training=training,
         steps=steps,
         used=used,
-        slow_ranks=tables.slow_ranks(source),
-        advice=tables.advice(source),
-        parts=parts,
-        part_rows=balance.table(source.partition),
+        slow_ranks=sections.slow_ranks(source),
+        advice=sections.advice(source),
+        balance=balance,
+        part_rows=sections.part_table(parts),
         partition=source.partition,
-        verdict=tables.text(source.preflight.get("verdict")),
-        findings=tables.findings(source),
-        nodes=tables.nodes(source),
-        events=tables.events(source),
-        machine=tables.machine(source),
-        config=tables.config_text(source),
-        style=Markup((_HERE / "page" / "page.css").read_text(encoding="utf-8")),
-        script=Markup((_HERE / "page" / "page.js").read_text(encoding="utf-8")),
+        verdict=sections.text(source.preflight.get("verdict")),
+        findings=sections.findings(source),
+        nodes=sections.nodes(source),
+        events=sections.events(source),
+        machine=sections.machine(source),
+        config=write_yaml(source.config) if source.config else "",
+        style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
+        script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs() if drawn else ""),
-        data=Markup(as_json(data)),
+        data=Markup(as_json({chart.name: chart.data() for chart in drawn})),
     )
+
+
+def as_json(value: Any) -> str:
+    """JSON that can stand in a page: nothing in it ends a script."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 def figure(source: Source) -> Any:
@@ -68,13 +101,13 @@ def figure(source: Source) -> Any:
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    found = [
-        curves.loss(source.records),
-        curves.metrics(source.records),
-        curves.speed(source.records),
-        *split.charts(source.records, source.ranks, tables.hosts(source))[:1],
+    rows = [
+        charts.loss(source.records),
+        charts.metrics(source.records),
+        charts.speed(source.records),
+        *charts.step_charts(source.records, source.ranks, sections.hosts(source))[:1],
     ]
-    shown = [chart for chart in found if chart is not None]
+    shown = [chart for chart in rows if chart is not None]
     if not shown:
         return go.Figure(layout={"title": {"text": "no records yet"}})
     fig = make_subplots(
@@ -85,11 +118,12 @@ def figure(source: Source) -> Any:
         subplot_titles=[chart.title for chart in shown],
     )
     for row, chart in enumerate(shown, start=1):
+        legend = f"legend{row if row > 1 else ''}"
         for trace in chart.traces:
-            fig.add_trace({**trace, "legend": f"legend{row if row > 1 else ''}"}, row=row, col=1)
+            fig.add_trace({**trace, "legend": legend}, row=row, col=1)
         fig.update_yaxes(chart.layout.get("yaxis", {}), row=row, col=1)
         domain = fig.layout[f"yaxis{row if row > 1 else ''}"].domain
-        fig.update_layout({f"legend{row if row > 1 else ''}": {"y": domain[1], "yanchor": "top"}})
+        fig.update_layout({legend: {"y": domain[1], "yanchor": "top"}})
     fig.update_xaxes(title_text="step", row=len(shown), col=1)
     fig.update_layout(
         height=90 + 240 * len(shown),

@@ -1,0 +1,365 @@
+"""What to change in a run's configuration, from what was measured: `advise`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean, median
+from typing import Any, Literal
+
+from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
+
+_FEWEST_WINDOWS = 2  # besides the first, which has the start in it
+_COMMUNICATES = 0.3  # of a step that is too much for an exchange that nothing hides
+_STARVES = 0.2  # of a step that is too much to wait for a batch
+_SWINGS = 0.2  # between the tenth and the ninetieth percentile of a busy share
+_OFTEN = 0.2  # of the windows in which a rank is slow
+_FREE = 0.5  # of a GPU's memory
+_MB = 2**20
+_LITTLE, _SHORT = _MB // 4, 1e-3  # bytes, seconds of an exchange that are not worth advice
+_SMALL_BUCKET, _MANY = _MB, 32  # bytes, buckets
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One finding and what to do about it.
+
+    Attributes:
+        name: of the rule.
+        what: the finding, with what was measured.
+        set: ``KEY=VALUE`` for ``--set``, to be used together; empty where no key helps.
+        numerics: whether results change, by more than the order of a sum.
+        expect: what the change should bring.
+        gain: how much faster a step might get, a share of it; for the order alone.
+    """
+
+    name: str
+    severity: Literal["warning", "hint"]
+    what: str
+    set: tuple[str, ...]
+    numerics: bool
+    expect: str
+    gain: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "set": list(self.set)}
+
+
+def advise(
+    config: Mapping[str, Any], summary: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
+) -> list[Advice]:
+    """What would make a run faster, or keep its results, the most urgent first.
+
+    Args:
+        config: resolved, as JSON types.
+        summary: of the run; what it lacks is not judged.
+        ranks: records of ``ranks.jsonl``, see `raygnn.runs.metrics_files`.
+    """
+    run = _Measurements.of(config, summary, ranks)
+    if run is None:
+        return []
+    advice = [item for rule in _RULES for item in rule(run)]
+    return sorted(advice, key=lambda item: (item.severity != "warning", -item.gain))
+
+
+@dataclass(frozen=True)
+class _Measurements:
+    """Medians over the windows of the last start, the first window left out.
+
+    Attributes:
+        seconds: part → of a batch, of each rank.
+        gradients: bytes of all gradients that a rank hands to one exchange; None if unknown.
+        buckets: bytes of each of DDP's buckets.
+        use: ``cpu`` and ``gpu`` → busy share of each window, mean over the ranks.
+        gpu_memory: largest share of a GPU's memory that was used; None if unknown.
+        slow: rank → share of the windows in which it was slow; its host.
+    """
+
+    config: Mapping[str, Any]
+    seconds: Mapping[str, Sequence[float]]
+    gradients: int | None
+    buckets: Sequence[int]
+    use: Mapping[str, Sequence[float]]
+    gpu_memory: float | None
+    slow: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        summary: Mapping[str, Any],
+        ranks: Sequence[Mapping[str, Any]],
+    ) -> _Measurements | None:
+        """None where too few windows were recorded to judge anything."""
+        windows = [record for record in ranks if isinstance(record.get("seconds"), Mapping)]
+        times = [window.get("time") or 0.0 for window in windows]  # since the command began
+        starts = [i for i in range(1, len(times)) if times[i] < times[i - 1]]
+        windows = windows[max(starts, default=0) :]
+        world = len(windows[-1]["seconds"].get("forward", ())) if windows else 0
+        windows = [w for w in windows[1:] if len(w["seconds"].get("forward", ())) == world]
+        if not world or len(windows) < _FEWEST_WINDOWS:
+            return None
+        seconds = {}
+        for part in (*STEP, *LOADER):
+            rows = [window["seconds"].get(part, [0.0] * world) for window in windows]
+            seconds[part] = [median(column) for column in zip(*rows)]
+        use = {}
+        for kind in ("cpu", "gpu"):
+            shares = [_numbers((window.get("use") or {}).get(kind)) for window in windows]
+            use[kind] = [fmean(window) for window in shares if window]
+        memory = [_numbers((window.get("memory") or {}).get("gpu_share")) for window in windows]
+        reduced = summary.get("gradients") or {}
+        return cls(
+            config=config,
+            seconds=seconds,
+            gradients=reduced.get("bytes"),
+            buckets=reduced.get("buckets") or [],
+            use=use,
+            gpu_memory=max((share for window in memory for share in window), default=None),
+            slow=summary.get("ranks") or [],
+        )
+
+    @property
+    def world(self) -> int:
+        return len(self.seconds["forward"])
+
+    @property
+    def step(self) -> float:
+        """Seconds of a batch."""
+        return max(1e-9, sum(self.mean(name) for name in STEP))
+
+    def mean(self, part: str) -> float:
+        """Seconds of a batch, mean over the ranks."""
+        return fmean(self.seconds[part])
+
+    def share(self, part: str) -> float:
+        return self.mean(part) / self.step
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A key of the configuration, such as ``comm.compression``."""
+        value: Any = self.config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return default if value is None else value
+
+    @property
+    def lr_scaling(self) -> str:
+        """The rule that fits a larger batch."""
+        return "linear" if self.get("train.optimizer") == "sgd" else "sqrt"
+
+    @property
+    def longer_queue(self) -> str:
+        return f"sampling.prefetch={2 * self.get('sampling.prefetch', 0) or 2}"
+
+
+def _numbers(values: Any) -> list[float]:
+    return [value for value in values or () if isinstance(value, (int, float))]
+
+
+def _communication(run: _Measurements) -> Iterator[Advice]:
+    """An exchange of gradients that takes more than 30 % of a step, hidden by nothing; of few
+    bytes, or little time, none: that is latency, which fewer bytes do not shorten."""
+    share, seconds = run.share("communicate"), run.mean("communicate")
+    little = run.gradients is not None and run.gradients < _LITTLE
+    if run.world < 2 or share <= _COMMUNICATES or seconds < _SHORT or little:
+        return
+    what = (
+        f"the exchange of gradients takes {seconds * 1e3:.1f} ms a batch that nothing hides, "
+        f"{share:.0%} of it"
+    )
+    if run.gradients:
+        what += f"; {run.gradients / _MB:.1f} MB in {len(run.buckets) or 1} buckets"
+    advice = partial(Advice, "communication", "warning", what)
+    half = seconds / 2 * 1e3
+    if run.get("comm.compression") == "none" and run.get("precision") != "bf16":
+        expect = f"half the bytes: about {half:.0f} ms a batch less ({share / 2:.0%})"
+        yield advice(("comm.compression=bf16",), True, expect, share / 2)
+    batches = 2 * run.get("train.accumulate", 1)
+    yield advice(
+        (f"train.accumulate={batches}",),
+        True,
+        f"one exchange for {batches} batches: about {half:.0f} ms a batch less; the batch of a "
+        "step doubles",
+        share / 2.01,
+    )
+    if not run.get("comm.overlap", True):
+        hidden = min(seconds, run.mean("backward"))
+        expect = f"up to {hidden * 1e3:.0f} ms a batch behind the backward pass"
+        yield advice(("comm.overlap=true",), False, expect, hidden / run.step)
+
+
+def _large_buckets(run: _Measurements) -> Iterator[Advice]:
+    """All gradients in one bucket or two, so that none is exchanged before the last ones come."""
+    if run.world < 2 or not run.gradients or not run.buckets or not run.get("comm.overlap", True):
+        return
+    largest = max(run.buckets)
+    hidden = min(run.mean("communicate"), run.mean("backward"))
+    size = max(1, round(run.gradients / 4 / _MB))
+    few = largest >= run.gradients / 2 and run.gradients >= 4 * _MB and hidden >= 0.1 * run.step
+    if few and size < run.get("comm.bucket_cap_mb", 25):
+        yield Advice(
+            "large_buckets",
+            "hint",
+            f"{largest / run.gradients:.0%} of the gradients are in one bucket of "
+            f"{largest / _MB:.1f} MB, whose exchange cannot begin before its last gradient is "
+            "there",
+            (f"comm.bucket_cap_mb={size}",),
+            False,
+            f"up to {hidden * 1e3:.0f} ms a batch of the exchange behind the backward pass",
+            hidden / run.step / 2,
+        )
+
+
+def _small_buckets(run: _Measurements) -> Iterator[Advice]:
+    """Many exchanges of little each, where each costs a latency."""
+    many = len(run.buckets) >= _MANY and median(run.buckets) < 2 * _SMALL_BUCKET
+    if run.world > 1 and many and run.share("communicate") >= 0.1:
+        yield Advice(
+            "small_buckets",
+            "hint",
+            f"gradients go in {len(run.buckets)} buckets of {median(run.buckets) / _MB:.2f} MB "
+            f"each, and {run.share('communicate'):.0%} of a step is exchange that nothing hides",
+            ("comm.bucket_cap_mb=25",),
+            False,
+            "fewer exchanges, each of which costs a latency",
+            run.share("communicate") / 4,
+        )
+
+
+def _starving_loader(run: _Measurements) -> Iterator[Advice]:
+    """Ranks that wait for their next batch for more than 20 % of a step."""
+    shares = [seconds / run.step for seconds in run.seconds["wait"]]
+    gain = max(shares)
+    if gain <= _STARVES:
+        return
+    rank = shares.index(gain)
+    parts = {name: run.seconds[name][rank] for name in ("sample", "features", "exchange")}
+    longest = max(parts, key=parts.__getitem__)
+    listed = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in parts.items())
+    who = f"rank {rank} waits" if run.world > 1 else "training waits"
+    what = f"{who} for its next batch {gain:.0%} of a step; to make one takes {listed}"
+    advice = partial(Advice, "starving_loader", "warning", what)
+    if not run.get("sampling.prefetch", 0):
+        saved = min(sum(parts.values()), run.step - run.mean("wait"))
+        expect = f"batches made beside training: up to {saved * 1e3:.0f} ms a batch less, "
+        expect += "where there are cores for both"
+        yield advice(("sampling.prefetch=2",), False, expect, gain)
+        return
+    if longest == "exchange" and run.world > 1:
+        cache = run.get("sampling.cache", 0.0)
+        if cache != 1:
+            more = 1.0 if cache == "auto" else min(1.0, max(0.2, 2 * cache))
+            expect = "fewer rows from other ranks, for memory"
+            yield advice((f"sampling.cache={more:g}",), False, expect, gain / 2)
+        if run.get("sampling.topology") == "partitioned":
+            expect = "no exchange to draw neighbours, for the memory of the whole structure"
+            yield advice(("sampling.topology=replicated",), False, expect, gain / 2)
+        return
+    cpus = run.get("cluster.cpus_per_worker", 1)
+    if cpus < 2:
+        expect = "a core of its own for the thread that makes batches"
+        yield advice((f"cluster.cpus_per_worker={cpus + 1}",), False, expect, gain / 2)
+    key = "sampling.fanout" if longest == "sample" else "sampling.batch_size"
+    yield Advice(
+        "starving_loader",
+        "warning",
+        f"{what} ({key} decides how much that is)",
+        (),
+        True,
+        "smaller fanouts, or fewer features, make a batch cheaper; the loader is the limit",
+        gain / 3,
+    )
+
+
+def _stragglers(run: _Measurements) -> Iterator[Advice]:
+    """A rank that holds up the others for a good part of the time."""
+    for slow in run.slow:
+        rank = slow["rank"]
+        if slow.get("slow", 0) < _OFTEN or rank >= run.world:
+            continue
+        longer = {
+            part: run.seconds[part][rank]
+            - median(seconds for r, seconds in enumerate(run.seconds[part]) if r != rank)
+            for part in ("wait", *COMPUTE)
+        }
+        part = max(longer, key=longer.__getitem__)
+        host = f" on {slow['host']}" if slow.get("host") else ""
+        uneven = part == "wait"
+        yield Advice(
+            "stragglers",
+            "warning",
+            f"rank {rank}{host} holds up the others in {slow['slow']:.0%} of the windows: its "
+            f"{part} takes {longer[part] * 1e3:.1f} ms a batch more than theirs",
+            (run.longer_queue,) if uneven else (),
+            False,
+            "a longer queue evens out batches of unlike size"
+            if uneven
+            else "see what else runs on its host and how it differs (raygnn check); the others "
+            f"wait for {max(run.seconds['peers']) * 1e3:.1f} ms a batch",
+            longer[part] / run.step,
+        )
+
+
+def _swinging_use(run: _Measurements) -> Iterator[Advice]:
+    """A busy share that goes up and down by more than 20 points from window to window."""
+    kind = "gpu" if len(run.use["gpu"]) >= 10 else "cpu"
+    shares, waits = sorted(run.use[kind]), run.share("wait")
+    if len(shares) < 10 or waits < 0.05:
+        return
+    low, high = shares[len(shares) // 10], shares[-1 - len(shares) // 10]
+    if high - low > _SWINGS:
+        yield Advice(
+            "swinging_use",
+            "hint",
+            f"the {kind.upper()}s are busy between {low:.0%} and {high:.0%} from window to window, "
+            f"and {waits:.0%} of a step is wait for batches",
+            (run.longer_queue,),
+            False,
+            "a longer queue evens out batches of unlike size",
+            waits / 2,
+        )
+
+
+def _unused_memory(run: _Measurements) -> Iterator[Advice]:
+    """GPUs with more than half of their memory free."""
+    if run.gpu_memory is not None and run.gpu_memory <= _FREE:
+        yield Advice(
+            "unused_memory",
+            "hint",
+            f"at most {run.gpu_memory:.0%} of a GPU's memory was used",
+            (
+                f"sampling.batch_size={2 * run.get('sampling.batch_size', 0)}",
+                f"train.lr_scaling={run.lr_scaling}",
+            ),
+            True,
+            "fewer, larger steps, with less exchange for each seed",
+        )
+
+
+def _learning_rate(run: _Measurements) -> Iterator[Advice]:
+    """A global batch that grew with the workers, and a learning rate that did not."""
+    if run.world > 1 and run.get("train.lr_scaling") == "none":
+        batch = run.get("sampling.batch_size", 0)
+        warmup = () if run.get("train.schedule.warmup") else ("train.schedule.warmup=0.05",)
+        yield Advice(
+            "learning_rate",
+            "hint",
+            f"{run.world} workers make a batch of {run.world * batch:,} seeds of {batch:,} each, "
+            "and train.lr is that of one",
+            (f"train.lr_scaling={run.lr_scaling}", *warmup),
+            True,
+            "as many epochs as one worker needs, if the rate was chosen for one",
+        )
+
+
+_RULES: tuple[Callable[[_Measurements], Iterator[Advice]], ...] = (
+    _communication,
+    _large_buckets,
+    _small_buckets,
+    _starving_loader,
+    _stragglers,
+    _swinging_use,
+    _unused_memory,
+    _learning_rate,
+)

@@ -1,0 +1,384 @@
+"""The charts of a run: how training went, where a step's time goes, what was used, the parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from raygnn.runs.metrics_files import LOADER, SHARED_PARTS, STEP, Record, number
+from raygnn.runs.report.series import (
+    COLORS,
+    Array,
+    Chart,
+    Point,
+    Table,
+    Trace,
+    curve,
+    of_means,
+    of_ranks,
+    over,
+    plain,
+)
+
+_SPLITS = {"val": "validation", "test": "test"}
+_MOST_METRICS = 12
+_FROM_ZERO = {"yaxis": {"rangemode": "tozero"}}
+
+PART_COLORS = {
+    "wait": "#d9822b",
+    "transfer": "#8a6fd1",
+    "forward": "#6aa5e8",
+    "backward": "#3568b8",
+    "compute": "#3f7fd1",
+    "communicate": "#c7a52a",
+    "peers": "#c9485b",
+    "optimizer": "#3aa17e",
+    "rest": "#8a929c",
+    "sample": "#3fa3b8",
+    "features": "#b06fc0",
+    "exchange": "#b59a2a",
+}
+_MOST_NUMBERS = 100_000  # of all ranks' parts over time
+_MOST_BARS = 40  # points of a stack that are drawn as bars
+_FIRST_WINDOWS = 3  # from which on the first one is left out
+_MOST_SHOWN = 512  # ranks, parts
+_CUT = 3.0  # times the 95th percentile, where the axis is cut
+_MS = 1e3  # milliseconds of a second
+
+_MOST_LINES = 8  # ranks that have a line each
+_PERCENT = {"%": 0.01}
+_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}  # the smallest first
+# name in markup, group and name in ranks.jsonl, title, units
+_USAGE = (
+    ("cpu", "use", "cpu", "Use of the ranks’ CPUs, {}", _PERCENT),
+    ("gpu", "use", "gpu", "Use of the GPUs, {}", _PERCENT),
+    ("rss", "memory", "rss", "Memory of the ranks, {}", _SIZES),
+    ("gpu-memory", "memory", "gpu", "Memory on the GPUs, {}", _SIZES),
+    ("gradients", "bytes", "gradients", "Gradients that a rank sends, {} a batch", _SIZES),
+    ("exchange", "bytes", "exchange", "Ids and features that a rank sends, {} a batch", _SIZES),
+    ("sent", "network", "sent", "Sent by the ranks’ hosts, {}/s", _SIZES),
+    ("received", "network", "received", "Received by the ranks’ hosts, {}/s", _SIZES),
+)
+
+
+def training_charts(records: Sequence[Record]) -> list[Chart]:
+    """Those of `metrics.jsonl` that there is something to draw of."""
+    charts = (loss(records), metrics(records), rate(records), speed(records))
+    return [chart for chart in charts if chart]
+
+
+def loss(records: Sequence[Record]) -> Chart | None:
+    """Training and validation loss, also of each of several tasks; on a logarithmic axis where it
+    spans decades."""
+    titles = {"train/loss": "training", "val/loss": "validation"}
+    for key in _keys(records, ("train/", "val/")):
+        head, _, task = key.removesuffix("/loss").partition("/")
+        if task and key.endswith("/loss") and len(titles) < _MOST_METRICS:
+            titles[key] = f"{task}, {titles[f'{head}/loss']}"
+    curves = {title: _points(records, key) for key, title in titles.items()}
+    traces = [
+        curve(title, points, COLORS[index % len(COLORS)])
+        for index, (title, points) in enumerate(curves.items())
+        if points
+    ]
+    if not traces:
+        return None
+    losses = [value for points in curves.values() for _, value in points]
+    finite = [value for value in losses if math.isfinite(value)]
+    wide = bool(finite) and min(finite) > 0 and max(finite) > 100 * min(finite)
+    holes = len(losses) - len(finite)
+    about = f"{holes:,} of the records have no finite loss: the gaps." if holes else ""
+    layout = {"yaxis": {"type": "log", "dtick": 1}} if wide else {}
+    return Chart("loss", "Loss", traces, layout=layout, about=about)
+
+
+def metrics(records: Sequence[Record]) -> Chart | None:
+    """What was measured on validation; the test's, measured once, as a point."""
+    keys = [key for key in _keys(records, ("val/", "test/")) if not key.endswith("/loss")]
+    names = list(dict.fromkeys(key.partition("/")[2] for key in keys))[:_MOST_METRICS]
+    traces = []
+    for key in keys:
+        split, _, name = key.partition("/")
+        if name not in names:
+            continue
+        color = COLORS[names.index(name) % len(COLORS)]
+        mark: dict[str, Any] = {}
+        if split == "test":
+            mark = {"mode": "markers", "marker": {"size": 10, "symbol": "diamond", "color": color}}
+        traces.append(curve(f"{name}, {_SPLITS[split]}", _points(records, key), color, **mark))
+    return Chart("metrics", "Metrics", traces) if traces else None
+
+
+def rate(records: Sequence[Record]) -> Chart | None:
+    """The learning rate, or one for each group of parameters."""
+    keys = [key for key in _keys(records, ("train/lr",)) if not key.endswith("/loss")]
+    traces = []
+    for key, color in zip(keys, COLORS):
+        line = {"color": color, "width": 2, "shape": "hv"}
+        traces.append(curve(key.removeprefix("train/"), _points(records, key), color, line=line))
+    return Chart("rate", "Learning rate", traces, layout=_FROM_ZERO) if traces else None
+
+
+def speed(records: Sequence[Record]) -> Chart | None:
+    """Seeds of all ranks per second."""
+    points = _points(records, "seeds_per_second")
+    if not points:
+        return None
+    trace = curve("seeds/s", points, COLORS[2])
+    return Chart("speed", "Throughput, seeds per second", [trace], layout=_FROM_ZERO)
+
+
+def _points(records: Iterable[Record], key: str) -> list[Point]:
+    """Step and value of the records that have it; NaN where it is not finite."""
+    return [(record["step"], number(record[key])) for record in records if key in record]
+
+
+def _keys(records: Iterable[Record], heads: tuple[str, ...]) -> list[str]:
+    """The keys that begin so, in order of appearance."""
+    return list(dict.fromkeys(key for r in records for key in r if key.startswith(heads)))
+
+
+def step_charts(
+    records: Sequence[Record], ranks: Sequence[Record], hosts: Sequence[str]
+) -> list[Chart]:
+    """Where the time of a step goes, on each rank: those that there is something to draw of.
+
+    Args:
+        records: of ``metrics.jsonl``, which has the means over the ranks.
+        ranks: of ``ranks.jsonl``; empty where there is none.
+        hosts: where each rank ran, as far as that is known.
+    """
+    if len(ranks) > _FIRST_WINDOWS:
+        ranks = ranks[1:]  # the first window has the start in it, beside which all else is small
+    table = of_ranks(ranks, "seconds")
+    if not table.columns:
+        table = of_means(records)
+    parts = [part for part in STEP if part in table.columns]
+    names = [
+        f"rank {rank}, {hosts[rank]}" if rank < len(hosts) and hosts[rank] else f"rank {rank}"
+        for rank in range(min(table.ranks, _MOST_SHOWN))
+    ]
+    charts: list[Chart | None] = []
+    if parts and table.ranks > 1:
+        charts = [over_time(table, parts, names), by_rank(table, parts, names), busy(table, names)]
+    elif parts:
+        charts = [over_time(table, parts, [])]
+    return [chart for chart in (*charts, background(table)) if chart]
+
+
+def over_time(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart:
+    """The parts of a step, stacked: the mean over the ranks, and each rank to choose."""
+    budget = _MOST_NUMBERS // max(1, len(parts) * (len(names) + 1))
+    table = table.thinned(min(500, max(_MOST_BARS, budget)))
+    means = {part: over(np.nanmean, table.columns[part], 1) for part in parts}
+    mean = _stack(table, means)
+    variants = {"mean over the ranks": mean}
+    for rank, name in enumerate(names):
+        variants[name] = _stack(table, {part: table.columns[part][:, rank] for part in parts})
+    axis, about = _axis_from_zero(_MS * over(np.nansum, list(means.values()), 0))
+    return Chart(
+        "split",
+        "A step's time, milliseconds",
+        mean,
+        height=320,
+        layout={"yaxis": axis, "barmode": "stack", "bargap": 0.1},
+        variants=variants if names else {},
+        about=about,
+    )
+
+
+def by_rank(table: Table, parts: Sequence[str], names: Sequence[str]) -> Chart:
+    """A stacked bar for each rank, its mean over the whole run."""
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": part,
+            "y": [escape(name) for name in names],
+            "x": plain(_MS * over(np.nanmean, table.columns[part], 0)[: len(names)]),
+            "marker": {"color": PART_COLORS[part]},
+            "hovertemplate": "%{y}: %{x:.4g} ms<extra>%{fullData.name}</extra>",
+        }
+        for part in parts
+    ]
+    return Chart(
+        "by-rank",
+        "A step's time by rank, milliseconds, mean over the run",
+        traces,
+        height=90 + (28 if len(names) <= 16 else 16) * len(names),
+        layout={
+            "barmode": "stack",
+            "xaxis": {"title": ""},
+            "yaxis": _rank_axis(names),
+            "hovermode": "closest",
+        },
+        about="Ranks are in step with each other: who is busy for longer makes the others’ "
+        "“peers” and “communicate” longer.",
+    )
+
+
+def busy(table: Table, names: Sequence[str]) -> Chart | None:
+    """How long each rank was busy before it met the others, against the median of the others."""
+    table = table.thinned(min(200, max(20, _MOST_NUMBERS // len(names))))
+    parts = [part for part in STEP if part in table.columns and part not in SHARED_PARTS]
+    if not parts:
+        return None
+    columns = np.stack([table.columns[part] for part in parts])
+    seconds = over(np.nansum, columns, 0)
+    seconds[np.isnan(columns).all(0)] = np.nan  # [W, R]
+    others = [over(np.nanmedian, np.delete(seconds, rank, 1), 1) for rank in range(len(names))]
+    usual = np.stack(others, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(usual > 0, seconds[:, : len(names)] / usual, np.nan)
+    if not np.isfinite(ratio).any():
+        return None
+    trace = {
+        "type": "heatmap",
+        "x": table.steps.tolist(),
+        "y": [escape(name) for name in names],
+        "z": [plain(row) for row in ratio.T],
+        "zmin": 0,
+        "zmax": 2,
+        "colorscale": [[0, "#3f7fd1"], [0.5, "rgba(128,128,128,0.12)"], [1, "#c9485b"]],
+        "colorbar": {"tickvals": [0, 1, 2], "ticksuffix": " ×", "thickness": 10, "outlinewidth": 0},
+        "xgap": 1 if len(table.steps) <= 100 else 0,
+        "ygap": 1,
+        "hovertemplate": "%{y}, step %{x:,}: %{z:.2f} × the others’ median<extra></extra>",
+    }
+    return Chart(
+        "busy",
+        "Who holds up whom: time that a rank is busy, against the others’ median",
+        [trace],
+        height=90 + (26 if len(names) <= 16 else 14) * len(names),
+        layout={"yaxis": _rank_axis(names), "hovermode": "closest"},
+        about="Busy is all of a step but waiting for others (peers, communicate). Red rows hold up "
+        "the rest.",
+    )
+
+
+def background(table: Table) -> Chart | None:
+    """What the thread of the loader does beside the steps."""
+    means = {
+        part: _MS * over(np.nanmean, table.columns[part], 1)
+        for part in LOADER
+        if part in table.columns
+    }
+    if not means:
+        return None
+    axis, cut = _axis_from_zero(over(np.nanmax, list(means.values()), 0))
+    return Chart(
+        "loader",
+        "Preparing a batch, milliseconds, mean over the ranks",
+        [curve(part, table.points(mean), PART_COLORS[part]) for part, mean in means.items()],
+        layout={"yaxis": axis},
+        about="This happens in a thread beside the steps. It costs time where it takes longer than "
+        f"a step, which then waits. {cut}",
+    )
+
+
+def _axis_from_zero(values: Array) -> tuple[dict[str, Any], str]:
+    """The axis for these, and what to say if the longest, such as a first batch, are cut."""
+    finite = values[np.isfinite(values)]
+    usual = float(np.percentile(finite, 95)) if len(finite) > 2 else math.inf
+    longest = finite.max(initial=0.0)
+    if longest <= _CUT * usual:
+        return {"rangemode": "tozero"}, ""
+    cut = f"The longest, {longest:,.0f} ms, is cut; a double-click shows it."
+    return {"range": [0, 1.5 * usual]}, cut
+
+
+def _stack(table: Table, parts: dict[str, Array]) -> list[Trace]:
+    steps, traces = table.steps.tolist(), []
+    for part, seconds in parts.items():
+        color = PART_COLORS[part]
+        trace: Trace = {"name": part, "x": steps, "y": plain(_MS * seconds)}
+        trace["hovertemplate"] = "%{y:.4g} ms"
+        if len(steps) <= _MOST_BARS:
+            trace |= {"type": "bar", "marker": {"color": color}}
+        else:
+            trace |= {"type": "scatter", "mode": "lines", "stackgroup": "one"}
+            trace |= {"line": {"width": 0.5, "color": color}, "fillcolor": color}
+        traces.append(trace)
+    return traces
+
+
+def _rank_axis(names: Sequence[str]) -> dict[str, Any]:
+    """Ranks from the top down, no more of them named than there is room for."""
+    every = math.ceil(len(names) / 64)
+    return {"autorange": "reversed", "type": "category", "dtick": every, "ticklabelstandoff": 6}
+
+
+def usage_charts(ranks: Sequence[Record]) -> list[Chart]:
+    """Processors, memory and network that the ranks used, as far as there is something to draw; a
+    line for each of a few ranks, else the median with the range of all."""
+    groups = dict.fromkeys(group for _, group, *_ in _USAGE)
+    tables = {group: of_ranks(ranks, group) for group in groups}
+    charts = []
+    for name, group, key, title, units in _USAGE:
+        column = tables[group].columns.get(key)
+        if column is None or not np.isfinite(column).any():
+            continue
+        most = column[np.isfinite(column)].max()
+        unit = ([unit for unit, size in units.items() if most >= 2 * size] or list(units)[:1])[-1]
+        traces = _rank_lines(tables[group], column / units[unit])
+        charts.append(Chart(name, title.format(unit), traces, height=220, layout=_FROM_ZERO))
+    return charts
+
+
+def _rank_lines(table: Table, column: Array) -> list[Trace]:
+    if column.shape[1] <= _MOST_LINES:
+        return [
+            curve(f"rank {rank}", table.points(column[:, rank]), COLORS[rank])
+            for rank in range(column.shape[1])
+        ]
+    color = COLORS[0]
+    edge = {"mode": "lines", "line": {"width": 0, "color": color}, "showlegend": False}
+    fill = {"fill": "tonexty", "fillcolor": color + "33"}
+    return [
+        curve("least", table.points(over(np.nanmin, column, 1)), color, **edge),
+        curve("most", table.points(over(np.nanmax, column, 1)), color, **edge, **fill),
+        curve("median", table.points(over(np.nanmedian, column, 1)), color),
+    ]
+
+
+def balance(parts: Sequence[Mapping[str, float]], titles: Mapping[str, str]) -> Chart | None:
+    """Bars by part of a partition, each kind of count against its mean over the parts.
+
+    Args:
+        parts: a row for each part; a count that is unknown is NaN.
+        titles: of the kinds of counts to show.
+    """
+    parts = parts[:_MOST_SHOWN]
+    if len(parts) < 2:
+        return None
+    traces = []
+    for (key, title), color in zip(titles.items(), COLORS):
+        counts = np.array([part[key] for part in parts])
+        usual = float(over(np.nanmean, counts, 0))
+        if not usual > 0:
+            continue
+        traces.append(
+            {
+                "type": "bar",
+                "name": title,
+                "x": [f"part {index}" for index in range(len(parts))],
+                "y": [round(n / usual, 4) if math.isfinite(n) else None for n in counts.tolist()],
+                "customdata": [n if math.isfinite(n) else None for n in counts.tolist()],
+                "hovertemplate": "%{x}: %{customdata:,} (%{y:.2f} × the mean)",
+                "marker": {"color": color},
+            }
+        )
+    if not traces:
+        return None
+    return Chart(
+        "balance",
+        "Balance of the parts, against their mean",
+        traces,
+        layout={"xaxis": {"title": ""}, "yaxis": {"rangemode": "tozero"}, "barmode": "group"},
+        about="A part with more training nodes or in-edges gives its rank more to sample; nodes "
+        "and edges of others are what has to be fetched.",
+    )

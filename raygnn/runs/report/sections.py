@@ -1,0 +1,290 @@
+"""The tables and figures of a run's page, as text; files may hold anything."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from raygnn.config.places import size
+from raygnn.runs.metrics_files import Record, number
+from raygnn.runs.progress_line import clock
+from raygnn.runs.report.source import Source
+
+_GOOD, _WARN, _BAD = "good", "warn", "bad"
+_STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interrupted": _WARN}
+_SEVERITY = {"error": _BAD, "warn": _WARN, "warning": _WARN, "info": "", "hint": ""}
+_ORDER = {"test": 0, "val": 1}
+_MOST_METRICS = 6
+_MOST_SLOW = 8
+_MOST_PARTS = 512
+# counts of a part of the graph
+PART_COUNTS = {
+    "nodes": "nodes",
+    "edges": "in-edges",
+    "training_nodes": "training nodes",
+    "halo": "nodes of others",
+    "cut": "edges from others",
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure at the head of the page.
+
+    Attributes:
+        mood: ``good``, ``warn``, ``bad`` or nothing.
+    """
+
+    name: str
+    value: str
+    note: str = ""
+    mood: str = ""
+
+
+def tiles(source: Source) -> Iterator[Tile]:
+    """The figures of a run that matter most, as far as there are any."""
+    summary, records = source.summary, source.records
+    last = records[-1] if records else {}
+    yield Tile("status", source.status, mood=_STATUS.get(source.status, ""))
+    metrics = {key: number(value) for key, value in _mapping(summary.get("metrics")).items()}
+    metrics = {k: v for k, v in metrics.items() if math.isfinite(v)} or _latest(records)
+    ranked = sorted(metrics, key=lambda key: _ORDER.get(key.split("/")[0], 2))
+    for key in [key for key in ranked if not key.endswith("/loss")][:_MOST_METRICS]:
+        usual = metrics[key] == 0 or 1e-3 <= abs(metrics[key]) < 1e4
+        yield Tile(key, f"{metrics[key]:.4f}" if usual else f"{metrics[key]:,.5g}")
+    losses = [number(record["train/loss"]) for record in records if "train/loss" in record]
+    if losses:
+        mood = "" if math.isfinite(losses[-1]) else _BAD
+        yield Tile("training loss", f"{losses[-1]:.4g}", mood=mood)
+    step = summary.get("steps", last.get("step"))
+    if step is not None:
+        epochs = summary.get("epochs")
+        yield Tile("steps", text(step), f"{text(epochs)} epochs" if epochs else "")
+    speed = number(summary.get("seeds_per_second", last.get("seeds_per_second")))
+    if math.isfinite(speed):
+        yield Tile("seeds/s", f"{speed:,.0f}")
+    seconds = _mapping(summary.get("seconds"))
+    took = number(seconds.get("total", last.get("time")))
+    if math.isfinite(took):
+        first = number(seconds.get("first_step"))
+        note = f"first step after {clock(first)}" if math.isfinite(first) else ""
+        yield Tile("time", clock(took), note)
+    workers = summary.get("workers") or len(_list(summary.get("ranks"))) or None
+    if workers:
+        starts = number(summary.get("starts"))
+        note = f"{starts:.0f} starts" if starts > 1 else ""
+        yield Tile("workers", text(workers), note, _WARN if note else "")
+    skipped = number(_mapping(summary.get("skipped")).get("steps"))
+    if skipped > 0:
+        yield Tile("steps left out", f"{skipped:,.0f}", "not finite", _WARN)
+
+
+def _latest(records: Sequence[Record]) -> dict[str, float]:
+    """The newest value of each metric, of a run that has no summary yet."""
+    return {
+        key: number(value)
+        for record in records
+        for key, value in record.items()
+        if key.startswith(("val/", "test/")) and math.isfinite(number(value))
+    }
+
+
+def findings(source: Source) -> list[dict[str, str]]:
+    """Those of the preflight: ``severity``, ``mood``, ``check``, ``what``, ``remedy``, ``nodes``
+    (all of them)."""
+    return [
+        {key: text(finding.get(key)) for key in ("severity", "check", "what", "remedy")}
+        | {
+            "mood": _SEVERITY.get(text(finding.get("severity")), ""),
+            "nodes": ", ".join(map(text, _list(finding.get("nodes")))),
+        }
+        for finding in _mappings(source.preflight.get("findings"))
+    ]
+
+
+def nodes(source: Source) -> list[dict[str, str]]:
+    """Those that the preflight looked at, a row each: column → cell."""
+    links = {
+        text(link.get("source")): number(link.get("mbits"))
+        for link in _mappings(source.preflight.get("links"))
+    }
+    rows = []
+    for node in _mappings(source.preflight.get("nodes")):
+        gpus = [text(_mapping(gpu).get("model")) for gpu in _list(node.get("gpus"))]
+        mbits = links.get(text(node.get("node")), math.nan)
+        rows.append(
+            {
+                "node": text(node.get("node")),
+                "address": text(_mapping(node.get("network")).get("address")),
+                "processor": text(node.get("cpu")),
+                "CPUs": text(node.get("cpus")),
+                "GPUs": ", ".join(gpus) or "none",
+                "memory free": _size(node.get("memory_available")),
+                "disk free": _size(node.get("disk_free")),
+                "link to the next": f"{mbits:,.0f} Mbit/s" if math.isfinite(mbits) else "",
+                "python": text(node.get("python")),
+                "problem": text(node.get("problem")),
+            }
+        )
+    used = [key for key in (rows[0] if rows else {}) if any(row[key] for row in rows)]
+    return [{key: row[key] for key in used} for row in rows]
+
+
+def events(source: Source) -> list[dict[str, str]]:
+    """``when`` (UTC), ``after`` (since the first of them) and ``text``, in order."""
+    times = [event["time"] for event in source.events if math.isfinite(event["time"])]
+    return [
+        {
+            "when": _utc(event["time"]),
+            "after": clock(event["time"] - times[0]) if math.isfinite(event["time"]) else "",
+            "text": event["text"],
+        }
+        for event in source.events
+    ]
+
+
+def advice(source: Source) -> list[dict[str, Any]]:
+    """What could be set otherwise: ``what``, ``expect``, ``options`` (arguments of a command),
+    ``numerics`` (whether it changes what is computed), ``mood``."""
+    return [
+        {
+            "mood": _SEVERITY.get(text(item.get("severity")), ""),
+            "what": text(item.get("what")),
+            "expect": text(item.get("expect")),
+            "options": " ".join(
+                f"--set {shlex.quote(text(key))}" for key in _list(item.get("set"))
+            ),
+            "numerics": item.get("numerics") is True,
+        }
+        for item in _mappings(source.summary.get("advice"))
+    ]
+
+
+def slow_ranks(source: Source) -> list[dict[str, str]]:
+    """Mean times of the ranks that were slow most often; column → cell."""
+    ranks = [_mapping(rank) for rank in _list(source.summary.get("ranks"))]
+    ranks.sort(key=lambda rank: -number(rank.get("slow")))
+    return [
+        {
+            "rank": text(rank.get("rank")),
+            "host": text(rank.get("host")),
+            "busy, ms a batch": f"{1e3 * number(rank.get('busy')):,.2f}",
+            "waits for batches, ms": f"{1e3 * number(rank.get('wait')):,.2f}",
+            "slow in": f"{number(rank.get('slow')):.0%} of the windows",
+        }
+        for rank in ranks[:_MOST_SLOW]
+    ]
+
+
+def hosts(source: Source) -> list[str]:
+    """Where each rank ran, as far as that is known and tells ranks apart."""
+    by_rank = {
+        rank["rank"]: text(rank.get("host"))
+        for rank in _mappings(source.summary.get("ranks"))
+        if isinstance(rank.get("rank"), int)
+    }
+    if len(set(by_rank.values())) < 2 or not all(0 <= rank < 2**16 for rank in by_rank):
+        return []
+    return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
+
+
+def machine(source: Source) -> dict[str, str]:
+    """Versions and how the ranks communicated."""
+    rows = {
+        f"version of {name}": text(version)
+        for name, version in _mapping(source.summary.get("versions")).items()
+    }
+    communication = _mapping(source.preflight.get("communication"))
+    if communication.get("backend"):
+        rows["communication"] = (
+            f"{text(communication['backend'])}: {text(communication.get('why'))}"
+        )
+    if source.summary.get("topology"):
+        rows["topology"] = text(source.summary["topology"])
+    return rows
+
+
+def part_counts(source: Source) -> list[dict[str, float]]:
+    """A row for each part of the graph, counts over all types; NaN where one is unknown."""
+    rows = []
+    for part in map(_mapping, _list(source.partition.get("parts"))):
+        splits = [_mapping(counts) for counts in _mapping(part.get("splits")).values()]
+        rows.append(
+            {
+                "nodes": sum(map(_count, _mapping(part.get("nodes")).values())),
+                "edges": sum(map(_count, _mapping(part.get("edges")).values())),
+                "training_nodes": sum(_count(counts.get("train", 0)) for counts in splits),
+                "halo": _count(part.get("halo")),
+                "cut": _count(part.get("cut")),
+                "bytes": _count(part.get("bytes")),
+            }
+        )
+    return rows
+
+
+def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
+    """A row for each of `part_counts` and one for the total; column → cell."""
+    if not parts:
+        return []
+    total = {key: sum(part[key] for part in parts) for key in parts[0]}
+    rows = [(str(index), part) for index, part in enumerate(parts[:_MOST_PARTS])]
+    return [
+        {"part": name, **{PART_COUNTS.get(k, k): _part_cell(k, n) for k, n in counts.items()}}
+        for name, counts in [*rows, ("total", total)]
+    ]
+
+
+def _part_cell(key: str, count: float) -> str:
+    if math.isnan(count):
+        return ""
+    return _size(count) if key == "bytes" else text(int(count))
+
+
+def _count(value: Any) -> float:
+    """NaN where it is none: no graph has as many."""
+    count = number(value)
+    return count if 0 <= count < 2**63 else math.nan
+
+
+def when(moment: Any) -> str:
+    """A time in ISO 8601 in UTC, for people."""
+    return text(moment).replace("T", " ").replace("+00:00", " UTC")
+
+
+def text(value: Any) -> str:
+    """For people: whole numbers grouped by thousands, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in _list(value) if isinstance(item, dict)]
+
+
+def _size(value: Any) -> str:
+    """Bytes with a unit."""
+    count = number(value)
+    return size(count) if math.isfinite(count) else ""
+
+
+def _utc(seconds: float) -> str:
+    try:
+        moment = datetime.fromtimestamp(seconds, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
