@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raygnn.config.rules import BINDING
-from raygnn.preflight.checks import described
+from raygnn.preflight.report import described
 
 FILE = Path(__file__).with_name("findings.md")
 

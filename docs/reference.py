@@ -12,7 +12,7 @@ from typing import Any
 
 from raygnn.config.rules import BINDING
 from raygnn.config.schema import json_schema
-from raygnn.preflight.checks import described
+from raygnn.preflight.report import described
 
 FILE = Path(__file__).with_name("config.md")
 

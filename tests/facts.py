@@ -15,10 +15,10 @@ from raygnn.preflight.facts import (
     PartitionFacts,
     Resources,
 )
-from raygnn.preflight.job import Job
-from raygnn.preflight.network import Link
-from raygnn.preflight.partition import task_ntype
-from raygnn.preflight.report import resolve_workers
+from raygnn.preflight.findings import Finding, Job, run_checks
+from raygnn.preflight.links import Link
+from raygnn.preflight.partition_facts import task_ntype
+from raygnn.preflight.report import CHECKS, resolve_workers
 
 GIB = 2**30
 VERSIONS = {
@@ -126,3 +126,8 @@ def two(**changes: object) -> tuple[NodeFacts, ...]:
 
 def versions(**changes: str | None) -> dict[str, str | None]:
     return {**VERSIONS, **changes}
+
+
+def check(job: Job) -> tuple[Finding, ...]:
+    """What all checks say of a job."""
+    return run_checks(job, CHECKS)

@@ -23,8 +23,7 @@ from raygnn.graph.collection import ensure_collection
 from raygnn.graph.partition.edge_target import EdgeTarget
 from raygnn.graph.partition.layout import AnyPath, read_meta
 from raygnn.graph.partition.make import ensure_partition
-from raygnn.preflight.edges import edge_target
-from raygnn.preflight.partition import partition_facts, task_ntype
+from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import RunDir
 from raygnn.sampling.exchange import Exchange

@@ -27,7 +27,7 @@ from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph, planted, reading_bytes
 from raygnn.graph.validate import check_weights
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.partition import (
+from raygnn.preflight.partition_facts import (
     Stored,
     collection_facts,
     dataset_facts,

@@ -11,11 +11,10 @@ from raygnn.driver import dry_run
 from raygnn.driver.inputs import Input
 from raygnn.driver.ray.connection import RayCluster
 from raygnn.graph.partition.edge_target import EdgeTarget
-from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.partition import Stored, task_ntype
+from raygnn.preflight.partition_facts import Stored, edge_target, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
-from raygnn.preflight.report import Report, preflight, resolve_workers, verdict
+from raygnn.preflight.report import Report, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display
 from raygnn.worker.job import Goal
 
@@ -110,7 +109,7 @@ def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
     """
     if given.meta is None and given.place is not None:
         given.check(config)
-        verdict(preflight(config, given.known(config), nodes.look(None)).findings, config)
+        refuse(preflight(config, given.known(config), nodes.look(None)).findings, config)
     return given.made(show)
 
 

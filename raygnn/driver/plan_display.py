@@ -8,9 +8,8 @@ from raygnn.config.graph import ManyGraphs
 from raygnn.config.schema import Config
 from raygnn.config.values import NO_LAYERS
 from raygnn.driver.ray.connection import RayCluster
-from raygnn.preflight import text
 from raygnn.preflight.findings import Finding
-from raygnn.preflight.report import Report
+from raygnn.preflight.report import Report, display_blocks
 from raygnn.runs.display import Display, NullDisplay
 
 
@@ -72,9 +71,9 @@ def show_report(show: Display, report: Report) -> None:
 
 
 def show_nodes(show: Display, report: Report) -> None:
-    for block in text.nodes(report, show.console.width):
+    for block in display_blocks(report, show.console.width):
         show.note(block) if isinstance(block, str) else show.table(*block)
 
 
 def show_finding(show: Display, finding: Finding) -> None:
-    show.note(text.finding(finding))
+    show.note(finding.text)

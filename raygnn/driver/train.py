@@ -32,9 +32,8 @@ from raygnn.driver.watch import Watching, watch
 from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
-from raygnn.preflight.node import Question
-from raygnn.preflight.probe import Probes, probe_local
-from raygnn.preflight.report import Report, verdict
+from raygnn.preflight.probe import Probes, Question, probe_local
+from raygnn.preflight.report import Report, refuse
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.interrupts import taken
@@ -46,7 +45,7 @@ from raygnn.worker import failures
 from raygnn.worker.job import Job, clean_up, clear
 
 if TYPE_CHECKING:
-    from raygnn.preflight.partition import Stored
+    from raygnn.preflight.partition_facts import Stored
 
 MOST_PROFILED = 1000  # steps
 _COLUMNS = ("operator", "calls", "self ms", "total ms")
@@ -264,7 +263,7 @@ def plan_job(
         if not cluster.local or config.task.of_graphs:
             given = make(config, nodes, given, show)  # so that every node can be asked about it
         plan = make_plan(config, nodes, workers, given, global_batch, show)
-    verdict(plan.report.findings, config)
+    refuse(plan.report.findings, config)
     return plan
 
 

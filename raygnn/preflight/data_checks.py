@@ -9,11 +9,10 @@ from dataclasses import replace
 from itertools import combinations
 
 from raygnn.config.graph import ManyGraphs
-from raygnn.graph.data import etype_str
+from raygnn.graph.data import MASKS, etype_str
 from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column
-from raygnn.preflight.findings import Finding
-from raygnn.preflight.job import Job
+from raygnn.preflight.findings import Finding, Job, error, info, warn
 
 
 def partition_visible(job: Job) -> Iterator[Finding]:
@@ -41,13 +40,13 @@ def partition_visible(job: Job) -> Iterator[Finding]:
             what = f"{name} of the partition {node.damaged[name]}"
         else:
             continue
-        yield Finding(
-            "partition_visible",
-            "error",
+        yield error(
             f"{job.partition.directory}: {what}",
             remedy,
-            nodes=(node.node,),
-            values={"missing": missing, "wrong": wrong, "damaged": dict(node.damaged)},
+            [node.node],
+            missing=missing,
+            wrong=wrong,
+            damaged=dict(node.damaged),
         )
 
 
@@ -63,147 +62,143 @@ def parts_agree(job: Job) -> Iterator[Finding]:
             where = {str(kind): [p for p, c in enumerate(columns) if c == kind] for kind in kinds}
             listed = ", ".join(f"{kind} in part {parts[0]}" for kind, parts in where.items())
             absent = len(columns) < job.partition.num_parts
-            yield Finding(
-                "parts_agree",
-                "error",
+            yield error(
                 f"array {name!r} of node type {ntype!r} is not the same in every part: "
                 + ("some lack it" if absent else listed),
                 "make the partition again from one array",
-                values={"array": f"{ntype}/{name}", "parts": where},
+                array=f"{ntype}/{name}",
+                parts=where,
             )
 
 
 def arrays_usable(job: Job) -> Iterator[Finding]:
     """Features and target are there, and of a kind that can be trained on."""
-    wrong = [_named(name, f) for name, one in job.by_task.items() for f in _goal(one)]
+    jobs = job.by_task.items()
+    wrong = [_of_task(name, finding) for name, one in jobs for finding in _seeds(one)]
     yield from wrong
     if wrong:
         return
     for ntype, arrays in job.partition.columns.items():
         yield from _inputs(job, ntype, arrays)
-    for name, one in job.by_task.items():
-        for finding in _targets(one):
-            yield _named(name, finding)
+    for name, task_job in jobs:
+        for finding in _targets(task_job):
+            yield _of_task(name, finding)
 
 
-def _named(name: str, finding: Finding) -> Finding:
-    """What is found of one task on its own, said of one of several."""
+def _of_task(name: str, finding: Finding) -> Finding:
+    """What a check says of one task alone, said of it among several."""
     if not name:
         return finding
     what, remedy = (t.replace("task.", f"tasks.{name}.") for t in (finding.what, finding.remedy))
     return replace(finding, what=f"task {name}: {what}", remedy=remedy)
 
 
-def _goal(job: Job) -> Iterator[Finding]:
-    """What is wrong with what is to be predicted for."""
-    task = job.config.task
-    if job.ntype is None and not task.of_graphs and not task.of_edges:
-        yield _no_type(job)
-    elif isinstance(job.edges, tuple):
-        yield Finding("arrays_usable", "error", *job.edges)
+def _seeds(job: Job) -> Iterator[Finding]:
+    """There is one type of nodes, or of edges, to predict for."""
+    task, columns = job.config.task, job.partition.columns
+    if isinstance(job.edges, tuple):
+        yield error(*job.edges)
+    if job.ntype is not None or task.of_edges or task.of_graphs:
+        return
+    holders = [ntype for ntype, arrays in columns.items() if task.target in arrays]
+    if task.ntype is not None:
+        yield error(
+            f"there is no node type {task.ntype!r} (task.ntype); there are: {', '.join(columns)}",
+            "set task.ntype to one of them",
+        )
+    elif holders:
+        yield error(
+            f"several node types have an array {task.target!r}: {', '.join(holders)}",
+            "say which with task.ntype",
+        )
+    else:
+        names = sorted({name for arrays in columns.values() for name in arrays})
+        yield error(
+            f"no node type has an array {task.target!r} (task.target)",
+            f"set task.target to one of: {', '.join(names) or 'none'}",
+        )
 
 
 def _targets(job: Job) -> Iterator[Finding]:
-    """What is wrong with what is to be predicted."""
+    """What is predicted is there, and is class numbers or numbers; so are edges' relations."""
     task, columns = job.config.task, job.columns
-    there = ", ".join(sorted(columns)) or "none"
     if task.of_graphs:
         return  # the targets are no arrays of nodes; reading them has seen to them
     if isinstance(job.edges, EdgeTarget):
-        yield from _edge_arrays(job, job.edges)
-        return
-    if task.target in columns:
+        arrays, relation = job.partition.edges[job.edges.etype], job.edges.relation
+        if not task.of_links and task.target in arrays:
+            yield from _target(job, arrays[task.target])
+        if relation is not None and not _is_number(arrays[relation], whole=True):
+            yield error(
+                f"array {relation!r} (model.relation) is {arrays[relation]}, expected one whole "
+                "number per edge",
+                "set model.relation to an array of relation numbers",
+            )
+    elif task.target in columns:
         yield from _target(job, columns[task.target][0])
     elif job.config.trains:
-        yield Finding(
-            "arrays_usable",
-            "error",
+        yield error(
             f"node type {job.ntype!r} has no array {task.target!r} (task.target); "
-            f"there are: {there}",
+            f"there are: {', '.join(sorted(columns)) or 'none'}",
             "set task.target to one of them, or task.ntype to the type that has it",
         )
 
 
 def _target(job: Job, column: Column) -> Iterator[Finding]:
-    """What is predicted are class numbers, or numbers."""
     task = job.config.task
     if task.classifies:
-        whole = re.match(r"u?int", column.dtype) is not None
-        fits, wanted = whole and not column.shape, "one whole number"
+        fits, expected = _is_number(column, whole=True), "one whole number"
         remedy = "set task.target to an array of class numbers"
     else:
-        fits = re.match(r"(float|bfloat|u?int)", column.dtype) is not None
-        wanted = "numbers"
+        fits, expected = _are_numbers(column), "numbers"
         remedy = "set task.target to an array of numbers"
     if not fits or 0 in column.shape:
-        yield Finding(
-            "arrays_usable",
-            "error",
-            f"array {task.target!r} (task.target) is {column}, expected {wanted} per {task.unit}",
+        yield error(
+            f"array {task.target!r} (task.target) is {column}, expected {expected} per {task.unit}",
             remedy,
         )
 
 
-def _edge_arrays(job: Job, target: EdgeTarget) -> Iterator[Finding]:
-    """The edges' targets and relations are of a kind that can be trained on."""
-    task, arrays = job.config.task, job.partition.edges[target.etype]
-    if not task.of_links and task.target in arrays:
-        yield from _target(job, arrays[task.target])
-    if target.relation is None:
-        return
-    column = arrays[target.relation]
-    if not re.match(r"u?int", column.dtype) or column.shape:
-        yield Finding(
-            "arrays_usable",
-            "error",
-            f"array {target.relation!r} (model.relation) is {column}, expected one whole number "
-            "per edge",
-            "set model.relation to an array of relation numbers",
-        )
+def _are_numbers(column: Column, whole: bool = False) -> bool:
+    return re.match(r"u?int" if whole else r"(float|bfloat|u?int)", column.dtype) is not None
+
+
+def _is_number(column: Column, whole: bool = False) -> bool:
+    """One in each row."""
+    return _are_numbers(column, whole) and not column.shape
 
 
 def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> Iterator[Finding]:
     """A node type has learned rows, or at least one of the arrays that the model reads, and they
     are numbers."""
     model = job.config.model
-    wanted = [*model.feature_names, *model.categories]
-    known = ", ".join(sorted(arrays)) or "none"
-    has_inputs = any(name in arrays for name in wanted)
+    names = [*model.feature_names, *model.categories]
+    has_inputs = any(name in arrays for name in names)
     learns = model.embedding is not None and model.embedding.covers(ntype, has_inputs)
     if not has_inputs and not learns:
-        named = " or ".join(repr(name) for name in wanted)
-        yield Finding(
-            "arrays_usable",
-            "error",
-            f"node type {ntype!r} has no array {named} (model.features); there are: {known}",
+        yield error(
+            f"node type {ntype!r} has no array {' or '.join(map(repr, names))} (model.features); "
+            f"there are: {', '.join(sorted(arrays)) or 'none'}",
             "give every node type an array of a name that model.features says, or learned rows "
             "with model.embedding",
         )
-    for name in wanted:
+    for name in names:
         if not arrays.get(name):
             continue
-        column = arrays[name][0]
-        key = "model.categories" if name in model.categories else "model.features"
-        numbers = r"u?int" if name in model.categories else r"(float|bfloat|int|uint)"
-        if not re.match(numbers, column.dtype):
-            kind = "whole numbers" if name in model.categories else "numbers"
-            yield Finding(
-                "arrays_usable",
-                "error",
+        column, is_category = arrays[name][0], name in model.categories
+        key = "model.categories" if is_category else "model.features"
+        kind = "whole numbers" if is_category else "numbers"
+        if not _are_numbers(column, whole=is_category):
+            yield error(
                 f"array {name!r} ({key}) is {column.dtype}, not {kind}",
                 f"set {key} to an array of {kind}",
             )
         elif 0 in column.shape:
-            yield Finding(
-                "arrays_usable",
-                "error",
-                f"array {name!r} ({key}) has rows without values",
-                f"set {key} to another array",
+            yield error(
+                f"array {name!r} ({key}) has rows without values", f"set {key} to another array"
             )
-        elif name in model.categories and math.prod(column.shape) != 1:
-            yield Finding(
-                "arrays_usable",
-                "error",
+        elif is_category and math.prod(column.shape) != 1:
+            yield error(
                 f"array {name!r} ({key}) has rows of {list(column.shape)}, expected one category",
                 "split it into arrays of one category each, or move it to model.features",
             )
@@ -212,18 +207,16 @@ def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> I
 def inputs_exist(job: Job) -> Iterator[Finding]:
     """Every array that the model is told to read is there for some node type."""
     model = job.config.model
-    wanted = (*model.feature_names, *model.categories)
-    there = {name for arrays in job.partition.columns.values() for name in arrays}
-    if there.isdisjoint(wanted):
+    inputs = (*model.feature_names, *model.categories)
+    arrays = {name for columns in job.partition.columns.values() for name in columns}
+    if arrays.isdisjoint(inputs):
         return  # said for each node type already, or not known
-    for name in wanted:
-        if name not in there:
+    for name in inputs:
+        if name not in arrays:
             key = "model.categories" if name in model.categories else "model.features"
-            yield Finding(
-                "inputs_exist",
-                "error",
+            yield error(
                 f"no node type has an array {name!r} ({key}); "
-                f"there are: {', '.join(sorted(there)) or 'none'}",
+                f"there are: {', '.join(sorted(arrays)) or 'none'}",
                 f"set {key} to arrays that are there",
             )
 
@@ -233,67 +226,55 @@ def embeddings_usable(job: Job) -> Iterator[Finding]:
     model, columns = job.config.model, job.partition.columns
     if model.embedding is None or not columns:
         return
-    wanted, there = {*model.feature_names, *model.categories}, ", ".join(columns)
+    inputs, listed = {*model.feature_names, *model.categories}, ", ".join(columns)
     unknown = [name for name in model.embedding.ntypes or () if name not in columns]
-    covered = [
-        t for t, arrays in columns.items() if model.embedding.covers(t, bool(wanted & {*arrays}))
-    ]
     if unknown:
-        what = f"there is no node type {unknown[0]!r} (model.embedding.ntypes); there are: {there}"
-        yield Finding("embeddings_usable", "error", what, "name one of them, or leave the key out")
-    elif not covered:
-        yield Finding(
-            "embeddings_usable",
-            "error",
+        yield error(
+            f"there is no node type {unknown[0]!r} (model.embedding.ntypes); there are: {listed}",
+            "name one of them, or leave the key out",
+        )
+    elif not any(
+        model.embedding.covers(ntype, not inputs.isdisjoint(arrays))
+        for ntype, arrays in columns.items()
+    ):
+        yield error(
             "every node type has features, so model.embedding would learn nothing",
-            f"say which are to have some with model.embedding.ntypes ({there}), or remove it",
+            f"say which are to have some with model.embedding.ntypes ({listed}), or remove it",
         )
 
 
 def nodes_to_train_on(job: Job) -> Iterator[Finding]:
     """There is something to train on, to validate on and to test on."""
-    for name, one in job.by_task.items():
-        for finding in _enough(one):
-            yield _named(name, finding)
+    for name, task_job in job.by_task.items() if job.config.trains else ():
+        for finding in _enough(task_job):
+            yield _of_task(name, finding)
 
 
 def _enough(job: Job) -> Iterator[Finding]:
-    splits, select = job.partition.splits, job.config.train.select
-    graphs, seeds = job.config.task.of_graphs, job.config.task.seeds
-    whole = "collection" if graphs else "partition"
-    mask = (
-        "leave {0} graphs: see graph.val and graph.test" if graphs else "give the graph a {0}_mask"
+    splits, graph, seeds = job.partition.splits, job.config.graph, job.config.task.seeds
+    of_graphs, train = job.config.task.of_graphs, splits.get("train")
+    whole = "collection" if of_graphs else "partition"
+    mark = (
+        "leave {} graphs: see graph.val and graph.test" if of_graphs else "give the graph a {}_mask"
     )
-    train = splits.get("train")
-    if not job.config.trains:
-        return
+    again = "" if of_graphs else f" with {seeds} in it, and make the partition again"
     if train == 0:
-        yield Finding(
-            "nodes_to_train_on",
-            "error",
-            f"the {whole} has no training {seeds}",
-            mask.format("train")
-            + ("" if graphs else f" with {seeds} in it, and make the partition again"),
-        )
+        yield error(f"the {whole} has no training {seeds}", mark.format("train") + again)
     elif train is not None and train < job.workers:
-        yield Finding(
-            "nodes_to_train_on",
-            "warn",
+        yield warn(
             f"{job.workers} workers share {train} training {seeds}: some have nothing to do",
             "lower cluster.workers",
         )
     if splits.get("val") == 0:
-        untold = "; the best weights cannot be told from the last" if select == "best" else ""
-        yield Finding(
-            "nodes_to_train_on",
-            "warn",
-            f"the {whole} has no validation {seeds}{untold}",
-            mask.format("val") + ", or set train.select to last",
+        best = job.config.train.select == "best"
+        effect = "; the best weights cannot be told from the last" if best else ""
+        yield warn(
+            f"the {whole} has no validation {seeds}{effect}",
+            mark.format("val") + ", or set train.select to last",
         )
-    folds = isinstance(graph := job.config.graph, ManyGraphs) and graph.fold is not None
+    folds = isinstance(graph, ManyGraphs) and graph.fold is not None
     if splits.get("test") == 0 and not folds:  # the fold is what is reported on
-        told = f"the {whole} has no test {seeds} to report on"
-        yield Finding("nodes_to_train_on", "warn", told)
+        yield warn(f"the {whole} has no test {seeds} to report on")
 
 
 def fold_is_unseen(job: Job) -> Iterator[Finding]:
@@ -302,9 +283,7 @@ def fold_is_unseen(job: Job) -> Iterator[Finding]:
     if not job.config.trains or not isinstance(graph, ManyGraphs):
         return
     if graph.folds is not None and graph.fold_for == "val" and train.select == "best":
-        yield Finding(
-            "fold_is_unseen",
-            "warn",
+        yield warn(
             "the fold is validated on (graph.fold_for: val) and selects the best epoch "
             "(train.select: best): the best epoch's metric is higher than that of unseen graphs",
             "set train.select to last, or graph.fold_for to test; the summary has the last "
@@ -316,7 +295,7 @@ def splits_agree(job: Job) -> Iterator[Finding]:
     """Several tasks on the same edges divide them alike between training, validation and test."""
     if not job.config.trains:
         return
-    targets = {name: one.edges for name, one in job.by_task.items()}
+    targets = {name: task_job.edges for name, task_job in job.by_task.items()}
     splits = {name: t.split for name, t in targets.items() if isinstance(t, EdgeTarget)}
     for (name, one), (other, two) in combinations(splits.items(), 2):
         if _alike(one, two):
@@ -326,8 +305,7 @@ def splits_agree(job: Job) -> Iterator[Finding]:
         if one.etype != two.etype:
             what += f", whose reverses are those of {etype_str(two.etype)}"
             remedy = "let both predict the same type, or give the edges of both types masks"
-        told = ": one would be trained on what the other is tested with"
-        yield Finding("splits_agree", "error", what + told, remedy)
+        yield error(f"{what}: one would be trained on what the other is tested with", remedy)
 
 
 def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
@@ -347,24 +325,47 @@ def parts_and_workers(job: Job) -> Iterator[Finding]:
         return  # every rank has all graphs in reach
     workers = job.most
     if parts % workers and workers % parts:
-        yield Finding(
-            "parts_and_workers",
-            "info",
+        yield info(
             f"{parts} parts do not divide evenly between {workers} workers: more edges are cut",
             "set partition.parts to a multiple of cluster.workers, or to auto",
-            values={"parts": parts, "workers": workers},
+            parts=parts,
+            workers=workers,
         )
 
 
-def _no_type(job: Job) -> Finding:
-    task, columns = job.config.task, job.partition.columns
-    if task.ntype is not None:
-        what = f"there is no node type {task.ntype!r} (task.ntype); there are: {', '.join(columns)}"
-        return Finding("arrays_usable", "error", what, "set task.ntype to one of them")
-    having = [ntype for ntype, arrays in columns.items() if task.target in arrays]
-    if having:
-        what = f"several node types have an array {task.target!r}: {', '.join(having)}"
-        return Finding("arrays_usable", "error", what, "say which with task.ntype")
-    what = f"no node type has an array {task.target!r} (task.target)"
-    listed = ", ".join(sorted({name for arrays in columns.values() for name in arrays}))
-    return Finding("arrays_usable", "error", what, f"set task.target to one of: {listed or 'none'}")
+def batch_size_fits(job: Job) -> Iterator[Finding]:
+    """A batch has no more seeds than there are to train on."""
+    train, size = job.partition.splits.get("train"), job.config.sampling.batch_size
+    if not train or not job.config.trains or job.config.tasks or train >= size * job.most:
+        return
+    seeds = job.config.task.seeds
+    yield info(
+        f"a batch of {job.most} × {size:,} seeds is larger than the {train:,} training {seeds}: "
+        "every epoch is one step",
+        f"set sampling.batch_size to less than {-(-train // job.most)} for more steps",
+        seeds=train,
+        batch=size * job.most,
+    )
+
+
+def edge_arrays_read(job: Job) -> Iterator[Finding]:
+    """Every array of edges is read by the sampler or the task."""
+    model = job.config.model
+    read = {*MASKS, "label", job.config.sampling.edge_weight}
+    if model.kind == "rgcn":
+        read.add(model.relation or "relation")
+    for task_job in job.by_task.values():
+        if isinstance(task_job.edges, EdgeTarget):
+            read |= {task_job.config.task.target, task_job.edges.relation}
+    types: dict[tuple[str, ...], list[str]] = {}
+    for etype, arrays in job.partition.edges.items():
+        if unread := tuple(sorted(arrays.keys() - read)):
+            types.setdefault(unread, []).append(etype_str(etype))
+    for names, kinds in types.items():
+        yield info(
+            f"edges of {', '.join(kinds)} have {', '.join(names)}, which no model reads yet: "
+            "they are stored in the partition and have no effect",
+            "leave them out of the graph, or name an array of weights in sampling.edge_weight",
+            arrays=list(names),
+            etypes=kinds,
+        )

@@ -1,7 +1,7 @@
 """What preflight judges: plain facts about nodes, resources and the partition.
 
 Nothing here looks anything up; :mod:`raygnn.preflight.probe` and
-:mod:`raygnn.preflight.partition` do. All sizes are in bytes.
+:mod:`raygnn.preflight.partition_facts` do. All sizes are in bytes.
 """
 
 from __future__ import annotations

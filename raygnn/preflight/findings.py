@@ -1,12 +1,19 @@
-"""What a check says."""
+"""What a check is: a function of a job's facts that yields findings."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+from raygnn.config.schema import Config
+from raygnn.graph.partition.edge_target import EdgeTarget
+from raygnn.preflight.facts import Column, DryRun, NodeFacts, PartitionFacts, Resources
+from raygnn.preflight.links import Link
+from raygnn.preflight.partition_facts import edge_target, task_ntype
 
 Severity = Literal["error", "warn", "info"]
 
@@ -35,6 +42,111 @@ class Finding:
         if all(re.search(pattern, self.what) for pattern in named):
             return self.what  # which names them already, if there are any
         return f"{self.what} (on {', '.join(self.nodes)})"
+
+    @property
+    def text(self) -> str:
+        """All of it for people: severity, check, what it says, and the remedy."""
+        remedy = f"\n  → {self.remedy}" if self.remedy else ""
+        return f"{self.severity} [{self.check}]: {self}{remedy}"
+
+
+def error(what: str, remedy: str, nodes: Iterable[str] = (), **values: Any) -> Finding:
+    """A finding that refuses the job, as a check yields it: :func:`run_checks` names the check."""
+    return Finding("", "error", what, remedy, tuple(nodes), values)
+
+
+def warn(what: str, remedy: str = "", nodes: Iterable[str] = (), **values: Any) -> Finding:
+    """A finding that the job may suffer from; else as :func:`error`."""
+    return Finding("", "warn", what, remedy, tuple(nodes), values)
+
+
+def info(what: str, remedy: str = "", nodes: Iterable[str] = (), **values: Any) -> Finding:
+    """A finding that is good to know; else as :func:`error`."""
+    return Finding("", "info", what, remedy, tuple(nodes), values)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a check may look at.
+
+    Attributes:
+        nodes: those that answered; ``silent`` are the others.
+        workers: how many will run at first.
+        links: between nodes, as measured.
+        ntype: the node type to predict for; None where the partition has none such.
+        edges: what edges to predict for, or what is wrong with them and what to do about it;
+            None where the task is not of edges. Of several tasks `by_task` has both.
+        dry_run: of the model; None where there was none.
+    """
+
+    config: Config
+    partition: PartitionFacts
+    resources: Resources
+    nodes: tuple[NodeFacts, ...]
+    silent: tuple[NodeFacts, ...]
+    workers: int
+    ntype: str | None
+    links: tuple[Link, ...] = ()
+    edges: EdgeTarget | tuple[str, str] | None = None
+    dry_run: DryRun | None = None
+
+    @cached_property
+    def by_task(self) -> dict[str, Job]:
+        """Name of each task → the same for that one alone; "" where there is but one."""
+        if self.config.tasks is None:
+            return {"": self}
+        facts, jobs = self.partition, {}
+        for name, config in self.config.by_task.items():
+            ntype, edges = task_ntype(config, facts.columns), None
+            if config.task.of_edges:
+                edges = edge_target(config, facts.edges, facts.reverses)
+            partition = replace(facts, splits=facts.by_type.get(ntype or "", {}))
+            jobs[name] = replace(self, config=config, partition=partition, ntype=ntype, edges=edges)
+        return jobs
+
+    @cached_property
+    def holding(self) -> tuple[NodeFacts, ...]:
+        """The nodes on which there is room for a worker; all, if there is room on none."""
+        cluster = self.config.cluster
+        room = {
+            node.node
+            for node in self.resources.nodes
+            if node.workers(cluster.cpus_per_worker, cluster.gpus_per_worker)
+        }
+        return tuple(node for node in self.nodes if node.node in room) or self.nodes
+
+    @property
+    def fewest(self) -> int:
+        """With how many workers the job may go on, when others are lost."""
+        limits = self.config.cluster.limits
+        return min(limits[0], self.workers) if limits else self.workers
+
+    @property
+    def most(self) -> int:
+        """How many workers a batch, and the partition, are made for."""
+        limits = self.config.cluster.limits
+        return max(limits[1], self.workers) if limits else self.workers
+
+    @property
+    def columns(self) -> dict[str, tuple[Column, ...]]:
+        """The arrays of the node type to predict for."""
+        return dict(self.partition.columns.get(self.ntype, {})) if self.ntype else {}
+
+
+Check: TypeAlias = Callable[[Job], Iterator[Finding]]
+
+
+def run_checks(job: Job, checks: Iterable[Check]) -> tuple[Finding, ...]:
+    """All findings, errors first; errors that ``cluster.allow`` names become notes."""
+    allowed = job.config.cluster.allow
+    findings = []
+    for check in checks:
+        for finding in check(job):
+            if check.__name__ in allowed and finding.severity == "error":
+                finding = replace(finding, severity="info", what=f"{finding.what} (allowed)")
+                finding = replace(finding, remedy="")
+            findings.append(replace(finding, check=check.__name__))
+    return by_severity(findings)
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

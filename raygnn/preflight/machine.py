@@ -1,4 +1,4 @@
-"""Look at the machine that this runs on: processor, memory, limits, network, environment.
+"""Look at the machine that this runs on: processor, limits, network, environment, GPUs.
 
 Every function answers on any Linux, with None (or nothing) for what cannot be found out: a
 machine that is odd is a fact, not an error.
@@ -6,22 +6,22 @@ machine that is odd is a fact, not an error.
 
 from __future__ import annotations
 
-import array
-import fcntl
 import hashlib
 import os
 import re
 import resource
 import shutil
 import socket
-import struct
 import threading
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from raygnn.config.places import is_secret
-from raygnn.graph.available_memory import first_number, lines, number, words
-from raygnn.preflight.facts import Interface, Network
+from raygnn.graph.available_memory import lines, number, words
+from raygnn.preflight.facts import Gpu, Interface, Network
 
 _PROC, _SYS = Path("/proc"), Path("/sys")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -41,11 +41,8 @@ _VARIABLES = re.compile(
 )
 
 _RESOLVE = 2.0  # seconds for a name to be resolved
-# From linux/sockios.h and linux/if.h.
-_SIOCGIFCONF, _SIOCGIFFLAGS, _SIOCGIFMTU = 0x8912, 0x8913, 0x8921
-_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
-_UNKNOWN = 0xFFFFFFFF  # what some drivers write for a speed of -1
-_IFREQ = 40  # bytes of struct ifreq: the name takes 16, then comes the answer
+_DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
+_UNNAMED = "GPU"
 
 
 def cpus() -> int:
@@ -63,7 +60,7 @@ def cpu_model() -> str | None:
 
     Where the kernel gives only numbers, as on most Arm servers, it is made up of those.
     """
-    fields = _first_cpu()
+    fields = _fields(_PROC / "cpuinfo")  # of the first processor
     if model := fields.get("model name"):
         return model
     implementer, part = fields.get("CPU implementer"), fields.get("CPU part")
@@ -74,7 +71,7 @@ def cpu_model() -> str | None:
 
 def cpu_flags() -> tuple[str, ...]:
     """What the processor has of ``avx2``, ``avx512f``, ``avx512_bf16``, ``amx_bf16``; sorted."""
-    return tuple(sorted(_FLAGS.intersection(_first_cpu().get("flags", "").split())))
+    return tuple(sorted(_FLAGS.intersection(_fields(_PROC / "cpuinfo").get("flags", "").split())))
 
 
 def space(path: str | Path) -> tuple[int | None, int | None]:
@@ -133,108 +130,202 @@ def network(address: str | None) -> Network:
         interface=interface_of(address) if address else None,
         interfaces=_interfaces(),
         resolves_to=_resolve(socket.gethostname()),
-        rdma=_names(_SYS / "class/infiniband"),
+        rdma=tuple(sorted(path.name for path in (_SYS / "class/infiniband").glob("*"))),
     )
 
 
 def interface_of(address: str) -> str | None:
     """The network interface that has this IPv4 address; None when none has it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        holders = [name for name, having in _addresses(sock).items() if address in having]
-    return holders[0] if holders else None
+    holders = (interface.name for interface in _interfaces() if address in interface.addresses)
+    return next(holders, None)
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    """In the kernel's order.
-
-    Asked of the kernel rather than read below /sys, which in a container can be that of another
-    network namespace; only the speed is there alone.
-    """
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        addresses = _addresses(sock)
-        for index, name in socket.if_nameindex():
-            flags, mtu = (
-                _ioctl(sock, _SIOCGIFFLAGS, name, "H"),
-                _ioctl(sock, _SIOCGIFMTU, name, "i"),
-            )
-            if flags is None:
-                continue  # gone since it was listed
-            files = _SYS / "class/net" / name
-            same = first_number(files / "ifindex") == index
-            speed = first_number(files / "speed") if same else None
-            found.append(
-                Interface(
-                    name=name,
-                    addresses=tuple(addresses.get(name, ())),
-                    up=bool(flags & _IFF_UP and flags & _IFF_RUNNING),  # and the cable is in
-                    loopback=bool(flags & _IFF_LOOPBACK),
-                    mbits=speed if speed and speed < _UNKNOWN else None,
-                    mtu=mtu,
-                )
-            )
-    return tuple(found)
-
-
-def _ioctl(sock: socket.socket, request: int, name: str, kind: str) -> int | None:
-    """What the kernel says about an interface, a number of this struct format."""
-    try:
-        answer = fcntl.ioctl(sock, request, struct.pack(f"16s{_IFREQ - 16}x", os.fsencode(name)))
-    except OSError:
-        return None
-    return int(struct.unpack_from(kind, answer, 16)[0])
-
-
-def _addresses(sock: socket.socket) -> dict[str, list[str]]:
-    """Interface → its IPv4 addresses, the first and all further ones."""
-    room, used = 0, 0
-    answer = array.array("B")
-    while used + _IFREQ > room:  # the kernel leaves out what does not fit, and does not say so
-        room = max(64 * _IFREQ, 2 * room)
-        answer = array.array("B", bytes(room))
-        request = struct.pack("iP", room, answer.buffer_info()[0])
-        try:
-            used = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))[0]
-        except OSError:
-            return {}
-    found: dict[str, list[str]] = defaultdict(list)
-    for at in range(0, used, _IFREQ):
-        entry = answer[at : at + _IFREQ].tobytes()
+    """In the kernel's order."""
+    addresses: dict[str, list[str]] = defaultdict(list)
+    for label, entries in psutil.net_if_addrs().items():
         # "eth0:1" is a label of a further address of eth0.
-        name = os.fsdecode(entry[:16].partition(b"\0")[0]).partition(":")[0]
-        found[name].append(socket.inet_ntoa(entry[20:24]))
-    return found
+        ipv4 = [entry.address for entry in entries if entry.family == socket.AF_INET]
+        addresses[label.partition(":")[0]] += ipv4
+    states = psutil.net_if_stats()
+    return tuple(
+        Interface(
+            name=name,
+            addresses=tuple(addresses[name]),
+            up=states[name].isup,
+            loopback="loopback" in states[name].flags.split(","),
+            mbits=states[name].speed or None,
+            mtu=states[name].mtu,
+        )
+        for _, name in socket.if_nameindex()
+        if name in states
+    )
 
 
 def _resolve(name: str) -> tuple[str, ...]:
     """IPv4 addresses of a host name, sorted; none when it has none, or not in time."""
-    found: list[str] = []
+    addresses: list[str] = []
 
     def look() -> None:
         try:
             answers = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
         except (OSError, UnicodeError):  # unknown, or too long for a name
             return
-        found.extend(sorted({str(answer[4][0]) for answer in answers}))
+        addresses.extend(sorted({str(answer[4][0]) for answer in answers}))
 
     # It cannot be told to give up, and a daemon does not keep the process from ending.
     thread = threading.Thread(target=look, name="resolve", daemon=True)
     thread.start()
     thread.join(_RESOLVE)
-    return tuple(found)
+    return tuple(addresses)
 
 
-def _first_cpu() -> dict[str, str]:
-    """What /proc/cpuinfo says first under each name, which is about the first processor."""
+def _fields(file: Path) -> dict[str, str]:
+    """What one of the kernel's files says first under each name."""
     fields: dict[str, str] = {}
-    for line in lines(_PROC / "cpuinfo"):
+    for line in lines(file):
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     return fields
 
 
-def _names(directory: Path) -> tuple[str, ...]:
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that the process may use, in the order of ``CUDA_VISIBLE_DEVICES``.
+
+    NVML comes with the driver and needs neither torch nor a CUDA context, which would take memory
+    on every GPU. A machine without it is looked at through the driver's files.
+
+    That variable is read as torch reads it: GPU indices or (beginnings of) ``GPU-`` UUIDs or
+    whole ``MIG-`` UUIDs, up to the first that is none; one that is named twice hides all. Indices
+    count in the order of the PCI bus, which is CUDA's where all GPUs are of one model. A GPU that
+    is cut into MIG slices counts as one unless the variable names slices.
+
+    Never raises: what NVML does not tell is None. ``processes`` are those that compute; in a
+    container NVML may not tell them.
+    """
     try:
-        return tuple(sorted(os.listdir(directory)))
-    except OSError:
-        return ()
+        import pynvml
+    except ImportError:
+        return _from_files()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver, or not the one that its library belongs to
+        return _from_files()
+    try:
+        return _from_nvml(pynvml)
+    finally:
+        _ask(pynvml, "nvmlShutdown")
+
+
+def _from_nvml(nvml: Any) -> tuple[Gpu, ...]:
+    handles = _handles(nvml)
+    uuids = [_text(_ask(nvml, "nvmlDeviceGetUUID", handle)) for handle in handles]
+    driver = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
+    newest = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+    cuda = None if newest is None else f"{newest // 1000}.{newest % 1000 // 10}"
+    visible = []
+    for one in _visible(uuids):
+        if isinstance(one, int):
+            handle, uuid = handles[one], uuids[one]
+        else:
+            handle, uuid = _ask(nvml, "nvmlDeviceGetHandleByUUID", one), one
+            if handle is None:
+                break  # no such slice
+        visible.append(_gpu(nvml, handle, uuid, driver, cuda))
+    return tuple(visible)
+
+
+def _handles(nvml: Any) -> list[Any]:
+    """Handles of the GPUs that the process may use; None for one that does not answer."""
+    handles: list[Any] = []
+    for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
+        try:
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError_NoPermission:
+            continue  # NVML counts those of others too; for CUDA they are not there
+        except nvml.NVMLError:
+            handles.append(None)
+    return handles
+
+
+def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None, cuda: str | None) -> Gpu:
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    # What a MIG slice does not tell, the GPU that it is cut from does.
+    whole = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
+    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", whole)
+    ecc = _ask(nvml, "nvmlDeviceGetEccMode", whole)
+    processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    return Gpu(
+        model=_text(_ask(nvml, "nvmlDeviceGetName", handle)) or _UNNAMED,
+        uuid=uuid,
+        memory=None if memory is None else int(memory.total),
+        memory_free=None if memory is None else int(memory.free),
+        driver=driver,
+        cuda=cuda,
+        capability=None if capability is None else (capability[0], capability[1]),
+        ecc=None if ecc is None else bool(ecc[0]),  # [1]: after the next restart
+        processes=tuple(sorted({process.pid for process in processes})),
+    )
+
+
+def _ask(nvml: Any, query: str, *arguments: Any) -> Any:
+    """The answer to a query of NVML; None when it has none."""
+    if None in arguments:
+        return None
+    try:
+        return getattr(nvml, query)(*arguments)
+    except Exception:
+        # NVMLError and what its wrapper raises besides, all "not here": a function that this
+        # version lacks, a structure that the driver does not know, a name that is no UTF-8.
+        return None
+
+
+def _text(answer: str | bytes | None) -> str | None:
+    """Older versions answer in bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+
+def _from_files() -> tuple[Gpu, ...]:
+    known = []
+    for file in sorted(_DRIVER_FILES.glob("*/information")):  # named after the PCI bus
+        fields = _fields(file)
+        uuid = fields.get("GPU UUID", "")
+        # Question marks stand for what the driver has not read off the GPU yet.
+        known.append(
+            Gpu(fields.get("Model") or _UNNAMED, uuid if uuid and "?" not in uuid else None)
+        )
+    chosen = _visible([gpu.uuid for gpu in known])
+    return tuple(known[one] if isinstance(one, int) else Gpu(_UNNAMED, one) for one in chosen)
+
+
+def _visible(uuids: list[str | None]) -> list[int | str]:
+    """What ``CUDA_VISIBLE_DEVICES`` leaves of the GPUs: their indices, or UUIDs of MIG slices."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return list(range(len(uuids)))
+    chosen: list[int | str] = []
+    words = [word.strip() for word in value.split(",")]
+    for word in words:
+        one = _entry(word, uuids) if _kind(word) == _kind(words[0]) else None
+        if one is None:
+            break
+        if one in chosen:
+            return []
+        chosen.append(one)
+    return chosen
+
+
+def _kind(word: str) -> str:
+    return word[:4] if word.startswith(("GPU-", "MIG-")) else "index"
+
+
+def _entry(word: str, uuids: list[str | None]) -> int | str | None:
+    """The GPU or MIG slice that one entry names; None when it is invalid."""
+    if _kind(word) == "MIG-":
+        return word
+    if _kind(word) == "GPU-":
+        fits = [i for i, uuid in enumerate(uuids) if uuid and uuid.startswith(word)]
+        return fits[0] if len(fits) == 1 else None
+    number = re.match(r"\+?([0-9]{1,9})", word)  # as C reads it: "1st" is 1
+    index = int(number[1]) if number else len(uuids)
+    return index if index < len(uuids) else None

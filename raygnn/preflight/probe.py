@@ -6,36 +6,98 @@ asks for no CPU and has a deadline: a node that does not answer is a fact too.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import os
 import re
 import secrets
 import socket
+import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import raygnn
 from raygnn.config.places import nearest_existing, unwritable
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
-from raygnn.preflight import machine, nvml
+from raygnn.graph.available_memory import memory
+from raygnn.preflight import machine
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
-from raygnn.preflight.network import Link, Responder, measure, pairs
-from raygnn.preflight.node import Question, node_facts
+from raygnn.preflight.links import Link, Responder, measure, pairs
+from raygnn.preflight.partition_facts import (
+    fingerprint,
+    stored_digests,
+    stored_files,
+    stored_jsons,
+)
 
 if TYPE_CHECKING:
-    from raygnn.preflight.partition import Stored
+    from raygnn.graph.partition.layout import AnyPath
+    from raygnn.preflight.partition_facts import Stored
+
+PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
 _FIRST = 30.0  # seconds for any node to answer: Python starts slowly on busy or remote disks
 _NETWORK = 8.0  # seconds for one round of measurements between nodes
 _CLOCKS = 64  # nodes whose clocks are compared with the driver's, one after the other
+_READING = 2.0  # seconds in which the partition's files are read; staging reads all of them
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a node is asked to look for.
+
+    Attributes:
+        storage: the directory of runs, absolute; None = do not look for one.
+        token: a file that the driver has put into it, or into the nearest directory above it that
+            exists; None where there is one node.
+        cache: where a node keeps its copies of parts; None = in its temporary directory.
+        partition: the partition's directory; None where it has not been made yet.
+        files: the partition's files, relative to it.
+        jsons: those of them that say what the partition is.
+        digests: SHA-256 of the files, as far as they are known.
+        share: which node of how many this is: each begins to read files at another one.
+    """
+
+    storage: str | None
+    token: str | None
+    cache: str | None
+    partition: AnyPath | None = None
+    files: tuple[str, ...] = ()
+    jsons: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    share: tuple[int, int] = (0, 1)
+
+    @classmethod
+    def about(cls, config: Config, meta: Stored | None, token: str | None) -> Question:
+        path = config.staging.path
+        question = cls(
+            storage=str(Path(config.storage).absolute()),
+            token=token,
+            cache=None if path is None else str(path),
+        )
+        if meta is None:
+            return question
+        return replace(
+            question,
+            partition=meta.directory,
+            files=tuple(stored_files(meta)),
+            jsons=stored_jsons(meta),
+            digests=stored_digests(meta),
+        )
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What was found: every living node, what Ray may give away, and the links between nodes."""
+    """Every living node, what Ray may give away, and the links between nodes."""
 
     nodes: tuple[NodeFacts, ...]
     resources: Resources
@@ -103,12 +165,12 @@ class Probes:
         """
         alive = _alive()
         names = _names(alive)
-        known = {node["NodeID"] for node in alive} == self._actors.keys()
-        if not known:  # at first, or nodes came or went in the meantime
+        changed = {node["NodeID"] for node in alive} != self._actors.keys()
+        if changed:  # at first, or nodes came or went in the meantime
             self._end()
             self._actors = {node["NodeID"]: _start(node) for node in alive}
         facts = _ask(alive, names, self._actors, question, deadline)
-        if not known:
+        if changed:
             # those without anything to give away hold no rank, and may be behind other firewalls
             given = {names[n["NodeID"]] for n in alive if n["Resources"].keys() & {"CPU", "GPU"}}
             answered = [n for n in facts if n.problem is None and n.node in given]
@@ -119,7 +181,7 @@ class Probes:
 def probe_resources(config: Config, local: bool) -> Resources:
     """What Ray has to give away, or will have if it is to be started here (``local``)."""
     if local:
-        return _local(config, machine.cpus(), len(nvml.gpus()))
+        return _local(config, machine.cpus(), len(machine.gpus()))
     alive = _alive()
     return _cluster(alive, _names(alive))
 
@@ -140,7 +202,6 @@ class _Prober:
         """Wait for one peer's measurement; returns the port."""
         self.close()
         self._responder = Responder(address, token, lifetime=_NETWORK)
-        self._responder.__enter__()
         return self._responder.port
 
     def measure(
@@ -158,8 +219,8 @@ def _start(node: dict[str, Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+    place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": place}
     if node["Resources"].get("GPU"):  # older ones hide the GPUs from who asks for none
         options["runtime_env"] = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
     return ray.remote(_Prober).options(**options).remote()
@@ -207,8 +268,8 @@ def _clock(prober: Any, deadline: float) -> float:
     import ray
 
     before = time.time()
-    there: float = ray.get(prober.clock.remote(), timeout=deadline)
-    return there - (before + time.time()) / 2
+    clock: float = ray.get(prober.clock.remote(), timeout=deadline)
+    return clock - (before + time.time()) / 2
 
 
 def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Link]:
@@ -217,15 +278,14 @@ def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Li
     from ray.exceptions import RayError
 
     by_name = {node.node: node for node in nodes}
-    for each in pairs(list(by_name)):
+    for round_of_pairs in pairs(list(by_name)):
         token = secrets.token_bytes(32)
         tasks = {}
-        for source, target in each:
-            here, there = by_name[source], by_name[target]
-            address = there.network.address
-            listening = probers[there.id].listen.remote(address, token)
-            tasks[source, target] = probers[here.id].measure.remote(
-                *(source, target, address, listening, token, here.network.address)
+        for source, target in round_of_pairs:
+            address = by_name[target].network.address
+            port = probers[by_name[target].id].listen.remote(address, token)
+            tasks[source, target] = probers[by_name[source].id].measure.remote(
+                *(source, target, address, port, token, by_name[source].network.address)
             )
         done, _ = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=_NETWORK)
         finished = set(done)
@@ -250,7 +310,11 @@ def _cluster(alive: Sequence[dict[str, Any]], names: dict[str, str]) -> Resource
 
     free = ray.available_resources()
     return Resources(
-        tuple(_resources(names[node["NodeID"]], node["Resources"]) for node in alive),
+        tuple(
+            NodeResources(names[node["NodeID"]], given.get("CPU", 0.0), given.get("GPU", 0.0))
+            for node in alive
+            for given in [node["Resources"]]
+        ),
         free.get("CPU", 0.0),
         free.get("GPU", 0.0),
     )
@@ -305,10 +369,146 @@ def _names(nodes: list[dict[str, Any]]) -> dict[str, str]:
     return names
 
 
-def _resources(name: str, resources: dict[str, float]) -> NodeResources:
-    return NodeResources(name, resources.get("CPU", 0.0), resources.get("GPU", 0.0))
-
-
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+# -------------------------------------------------------------------------------- on a node
+
+
+def node_facts(
+    question: Question, node: str | None = None, id: str = "", address: str | None = None
+) -> NodeFacts:
+    """Facts of the machine that this runs on.
+
+    Args:
+        node: its name in messages; the host's name by default.
+        id, address: as Ray knows it.
+    """
+    total, available = memory()
+    partition = question.partition or Path(os.devnull)
+    shm_free, shm_total = machine.space(Path("/dev/shm"))
+    storage = question.storage and Path(question.storage)
+    cache = Path(question.cache or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}")
+    damaged, read = _damaged(partition, question)
+    return NodeFacts(
+        node=node or socket.gethostname(),
+        id=id,
+        python=".".join(map(str, sys.version_info[:3])),
+        versions=_versions(),
+        code=machine.code_digest(),
+        cpu=machine.cpu_model(),
+        cpu_flags=machine.cpu_flags(),
+        cpus=machine.cpus(),
+        gpus=machine.gpus(),
+        memory=total,
+        memory_available=available,
+        limits=machine.limits(),
+        network=machine.network(address),
+        environment=machine.environment(),
+        shm_free=shm_free,
+        shm_total=shm_total,
+        cache=_unusable(cache),
+        cache_free=_free(cache),
+        disk_free=_free(storage) if storage else None,
+        storage=_storage(storage, question.token) if storage else "ok",
+        partition_files=_sizes(partition, question.files),
+        partition_fingerprint=fingerprint(partition, question.jsons),
+        damaged=damaged,
+        read=read,
+    )
+
+
+def _storage(storage: Path, token: str | None) -> str:
+    if token is None:  # it will be made there
+        return "readonly" if unwritable(storage) else "ok"
+    seen = Path(token)
+    try:
+        if not seen.parent.is_dir():
+            return "missing"
+        if not seen.exists():
+            return "other"
+    except OSError:  # it may not be looked at
+        return "missing"
+    return "readonly" if unwritable(seen.parent) else "ok"
+
+
+def _unusable(cache: Path) -> str | None:
+    """Why this user cannot keep copies of parts there; see `raygnn.graph.staging.node_cache`."""
+    with suppress(OSError):
+        owner = cache.stat().st_uid
+        if owner != os.getuid():
+            return f"it belongs to another user (id {owner})"
+    return unwritable(cache)
+
+
+def _free(path: Path) -> int | None:
+    try:
+        return machine.space(nearest_existing(path))[0]
+    except OSError:
+        return None
+
+
+def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
+    if not isinstance(partition, Path):
+        partition = partition.listed()  # one look rather than one at each file
+    paths = {name: partition / name for name in names}
+    return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
+
+
+def _damaged(partition: AnyPath, question: Question) -> tuple[dict[str, str], int]:
+    """What is wrong with the content of files, as many as can be read in the time there is."""
+    if not isinstance(partition, Path):
+        return {}, 0  # far away; staging fetches and checks it
+    number, of = question.share
+    first = number * len(question.files) // of
+    end = time.monotonic() + _READING
+    damaged: dict[str, str] = {}
+    read = 0
+    for name in [*question.files[first:], *question.files[:first]]:
+        if name not in question.digests or not (partition / name).is_file():
+            continue
+        digest = hashlib.sha256()
+        try:
+            with (partition / name).open("rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
+                    if time.monotonic() > end:
+                        return damaged, read
+        except OSError as error:
+            damaged[name] = f"cannot be read: {error.strerror or error}"
+            continue
+        read += 1
+        if digest.hexdigest() != question.digests[name]:
+            damaged[name] = "has changed since it was written"
+    return damaged, read
+
+
+def _versions() -> dict[str, str | None]:
+    """Of the packages, and of the native libraries in them, as far as they can be told without
+    loading them."""
+    versions = {"raygnn": raygnn.__version__} | {name: _version(name) for name in PACKAGES}
+    for cuda in ("cu11", "cu12", "cu13"):
+        if version := _version(f"nvidia-nccl-{cuda}"):
+            versions["nccl"] = version
+    with suppress(OSError):
+        if (torch := _directory("torch")) is not None:
+            built_for = re.search(r"^cuda\b.*= '(.+)'", (torch / "version.py").read_text(), re.M)
+            versions |= {"cuda": built_for[1]} if built_for else {}
+    with suppress(OSError):
+        if (dgl := _directory("dgl")) is not None:
+            versions["libdgl.so"] = f"{(dgl / 'libdgl.so').stat().st_size} bytes"
+    return versions
+
+
+def _directory(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,26 +1,75 @@
-"""Preflight as a whole: facts in, a report and a verdict out."""
+"""Preflight as a whole: facts in, findings, a verdict and what people read out."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
-from raygnn.preflight.checks import CHECKS, CLUSTER_CHECKS, check
+from raygnn.preflight import cluster_checks, data_checks, job_checks
 from raygnn.preflight.comm_plan import CommPlan, make_comm_plan
-from raygnn.preflight.edges import edge_target
 from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
-from raygnn.preflight.findings import Finding, counted
-from raygnn.preflight.job import Check, Job
-from raygnn.preflight.memory_plan import REMEDIES, memory_plan
-from raygnn.preflight.network import Link
-from raygnn.preflight.partition import task_ntype
+from raygnn.preflight.findings import Check, Finding, Job, counted, run_checks
+from raygnn.preflight.job_checks import REMEDIES, memory_plan
+from raygnn.preflight.links import Link
+from raygnn.preflight.partition_facts import edge_target, task_ntype
 from raygnn.preflight.probe import Survey
+
+# of the nodes alone: what `raygnn check` without a job looks at
+CLUSTER_CHECKS: tuple[Check, ...] = (
+    cluster_checks.nodes_answer,
+    cluster_checks.versions_supported,
+    cluster_checks.versions_uniform,
+    cluster_checks.code_uniform,
+    cluster_checks.hardware_uniform,
+    cluster_checks.environment_uniform,
+    cluster_checks.cpus_are_there,
+    cluster_checks.shared_memory,
+    cluster_checks.host_name_resolves,
+    cluster_checks.interfaces_there,
+    cluster_checks.debug_level_safe,
+    cluster_checks.clocks_agree,
+    cluster_checks.open_files,
+    cluster_checks.network_reach,
+    cluster_checks.network_latency,
+    cluster_checks.network_bandwidth,
+)
+CHECKS: tuple[Check, ...] = (
+    *CLUSTER_CHECKS,
+    job_checks.resources_fit,
+    job_checks.devices_suit,
+    job_checks.bf16_is_there,
+    job_checks.gpus_are_there,
+    job_checks.gpus_are_free,
+    job_checks.model_runs,
+    job_checks.storage_visible,
+    data_checks.partition_visible,
+    data_checks.parts_agree,
+    data_checks.arrays_usable,
+    data_checks.inputs_exist,
+    data_checks.embeddings_usable,
+    data_checks.nodes_to_train_on,
+    data_checks.fold_is_unseen,
+    data_checks.splits_agree,
+    data_checks.batch_size_fits,
+    data_checks.edge_arrays_read,
+    job_checks.memory_fits,
+    job_checks.disk_space,
+    job_checks.cache_usable,
+    job_checks.cache_space,
+    data_checks.parts_and_workers,
+)
+
+
+def described() -> dict[str, str]:
+    """The name of each check → what is looked at, one sentence."""
+    first = {check.__name__: (check.__doc__ or "").split("\n\n")[0] for check in CHECKS}
+    return {name: " ".join(sentence.split()) for name, sentence in first.items()}
 
 
 @dataclass(frozen=True)
@@ -31,7 +80,7 @@ class Report:
         comm: how the ranks will communicate.
         seconds: how long the checks took, without looking at the nodes.
         of_job: whether it is about a job; else about the nodes alone, where ``comm`` is made up.
-        memory: see `raygnn.preflight.memory_plan.memory_plan`.
+        memory: see :func:`raygnn.preflight.job_checks.memory_plan`.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
@@ -99,7 +148,7 @@ class Report:
         ]
 
 
-def verdict(findings: Sequence[Finding], config: Config) -> None:
+def refuse(findings: Sequence[Finding], config: Config) -> None:
     """Refuse the job if a finding says so.
 
     Raises:
@@ -118,30 +167,30 @@ def verdict(findings: Sequence[Finding], config: Config) -> None:
 
 
 def preflight(
-    config: Config, facts: PartitionFacts, found: Survey, dry_run: DryRun | None = None
+    config: Config, facts: PartitionFacts, survey: Survey, dry_run: DryRun | None = None
 ) -> Report:
-    """Judge whether the job can run. Nothing is raised for what is found: see :func:`verdict`.
+    """Judge whether the job can run. Nothing is raised for a finding: see :func:`refuse`.
 
     Args:
-        facts: what :mod:`raygnn.preflight.partition` read off the partition, or off the graph
-            before there is one.
-        found: by :mod:`raygnn.preflight.probe`.
+        facts: what :mod:`raygnn.preflight.partition_facts` read off the partition, or off the
+            graph before there is one.
+        survey: of the nodes, by :mod:`raygnn.preflight.probe`.
         dry_run: of a model of the user's own, if there was one.
     """
-    return _report(config, facts, found, CHECKS, dry_run)
+    return _report(config, facts, survey, CHECKS, dry_run)
 
 
-def inspect(config: Config, found: Survey) -> Report:
+def inspect(config: Config, survey: Survey) -> Report:
     """Judge the nodes alone, whatever job may run on them; of ``config`` only ``cluster`` and
     ``comm`` matter."""
     nothing = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
-    return replace(_report(config, nothing, found, CLUSTER_CHECKS), of_job=False)
+    return replace(_report(config, nothing, survey, CLUSTER_CHECKS), of_job=False)
 
 
 def _report(
     config: Config,
     facts: PartitionFacts,
-    found: Survey,
+    survey: Survey,
     checks: tuple[Check, ...],
     dry_run: DryRun | None = None,
 ) -> Report:
@@ -149,19 +198,19 @@ def _report(
     job = Job(
         config=config,
         partition=facts,
-        resources=found.resources,
-        nodes=tuple(node for node in found.nodes if node.problem is None),
-        silent=tuple(node for node in found.nodes if node.problem is not None),
-        workers=resolve_workers(config, found.resources),
+        resources=survey.resources,
+        nodes=tuple(node for node in survey.nodes if node.problem is None),
+        silent=tuple(node for node in survey.nodes if node.problem is not None),
+        workers=resolve_workers(config, survey.resources),
         ntype=None if config.tasks else task_ntype(config, facts.columns),
         edges=edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None,
-        links=found.links,
+        links=survey.links,
         dry_run=dry_run,
     )
-    findings, comm = check(job, checks), make_comm_plan(config, job.holding)
+    findings, comm = run_checks(job, checks), make_comm_plan(config, job.holding)
     memory = memory_plan(job, job.workers) if job.holding else {}
     seconds = time.monotonic() - start
-    return Report(findings, found.nodes, found.links, comm, seconds, memory=memory)
+    return Report(findings, survey.nodes, survey.links, comm, seconds, memory=memory)
 
 
 def resolve_workers(config: Config, resources: Resources) -> int:
@@ -177,14 +226,16 @@ def resolve_workers(config: Config, resources: Resources) -> int:
 def _row(node: NodeFacts, link: Link | None) -> tuple[str, ...]:
     if node.problem:
         return (node.node, node.problem, *[""] * (len(Report.COLUMNS) - 2))
-    versions = [node.versions.get(name) or "missing" for name in ("torch", "dgl", "ray")]
+    processor = node.cpu or ""
+    for word in ("(R)", "(TM)", " CPU", " Processor", " @"):
+        processor = processor.replace(word, "")
     models = Counter(gpu.model for gpu in node.gpus)
     return (
         node.node,
         node.network.address or "",
         node.python,
-        *versions,
-        _short(node.cpu or ""),
+        *(node.versions.get(name) or "missing" for name in ("torch", "dgl", "ray")),
+        " ".join(processor.split()),
         str(node.cpus),
         ", ".join(f"{count} × {model}" for model, count in models.items()) or "0",
         size(node.memory_available),
@@ -202,14 +253,89 @@ def _link(link: Link | None) -> str:
     return f"{rate}, {link.latency_ms:.2g} ms"
 
 
-def _short(cpu: str) -> str:
-    """A processor's model without its marks: ``Intel Xeon 8481C 2.70GHz``."""
-    for word in ("(R)", "(TM)", " CPU", " Processor", " @"):
-        cpu = cpu.replace(word, "")
-    return " ".join(cpu.split())
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# ------------------------------------------------------------------------------- for people
+
+
+class Table(NamedTuple):
+    """To be shown as one."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, ...]]
+
+    @property
+    def width(self) -> int:
+        """Columns of characters that it takes with no cell folded, between blanks and lines."""
+        cells = zip(self.columns, *self.rows)
+        return sum(max(map(len, column)) + 3 for column in cells) + 1
+
+
+def display_blocks(report: Report, width: int) -> Iterator[Table | str]:
+    """The nodes that answered, and how the ranks on them will communicate: tables where they fit,
+    else a line per node and per variable. What all nodes have alike is said once, before."""
+    if all(node.problem for node in report.nodes):
+        return  # that is a finding
+    alike, table = _nodes(report)
+    if alike:
+        yield alike
+    if table is not None and table.width <= width:
+        yield table
+    elif table is not None:
+        for row in table.rows:
+            yield _line(table.columns[1:], f"node {row[0]}", row[1:])
+    if report.of_job:
+        yield from _communication(report, width)
+
+
+def _nodes(report: Report) -> tuple[str, Table | None]:
+    """What is said once, and a table of what is not: none for a single node."""
+    rows = report.rows()
+    if len(rows) == 1:
+        (row,) = rows
+        return _line(Report.COLUMNS[1:], f"node {row[0]}", row[1:]), None
+    answered = [row for node, row in zip(report.nodes, rows) if not node.problem]
+    usual = [i for i in Report.COMPARED if len({row[i] for row in answered}) == 1]
+    kept = [0]
+    kept += [
+        i
+        for i in range(1, len(Report.COLUMNS))
+        if i not in usual and any(row[i] for row in answered)
+    ]
+    unknown = ("no facts", *[""] * len(kept))
+    cells = [
+        (row[0], *unknown)[: len(kept)] if node.problem else tuple(row[i] for i in kept)
+        for node, row in zip(report.nodes, rows)
+    ]
+    alike = ""
+    if usual:
+        names, values = [Report.COLUMNS[i] for i in usual], [answered[0][i] for i in usual]
+        alike = _line(names, f"all {len(answered)} nodes", values)
+    return alike, Table("nodes", [Report.COLUMNS[i] for i in kept], cells)
+
+
+def _communication(report: Report, width: int) -> Iterator[Table | str]:
+    comm = report.comm
+    title = f"communication: {comm.backend}, {comm.why}"
+    rows = comm.rows({node.id: node.node for node in report.nodes})
+    columns: tuple[str, ...] = ("node", "variable", "value", "reason")
+    if all(row[0] == "all" for row in rows):
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    table = Table(title, columns, rows)
+    if rows and table.width <= width:
+        yield table
+        return
+    yield title
+    for *node, variable, value, reason in rows:
+        place = f"{node[0]}: " if node else ""
+        yield f"  {place}{variable}={value} ({reason})"
+
+
+def _line(columns: Sequence[str], name: str, cells: Sequence[str]) -> str:
+    listed = [f"{column} {cell}" for column, cell in zip(columns, cells) if cell]
+    return f"{name}: {', '.join(listed)}"

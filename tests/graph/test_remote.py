@@ -23,7 +23,7 @@ from raygnn.graph.partition.manifest import table, verify
 from raygnn.graph.remote import RemotePath, any_path, within
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import load_shard
-from raygnn.preflight.partition import partition_facts, partition_files
+from raygnn.preflight.partition_facts import partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
 from tests.graphs import partitioned, typed_graph
 
@@ -56,7 +56,7 @@ def test_the_same_as_a_directory(meta: PartitionMeta, tmp_path: Path) -> None:
         found = read_meta(uri(Path(str(place))))
         assert found.digest == meta.digest
         assert str(found.directory) == uri(Path(str(meta.directory)))
-        assert partition_files(found) == partition_files(meta)
+        assert stored_files(found) == stored_files(meta)
         assert table(found) == table(meta)
         verify(found)
         for part in range(2):

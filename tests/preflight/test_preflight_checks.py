@@ -17,16 +17,15 @@ from raygnn.config.load import load_config
 from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
-from raygnn.preflight.checks import check
+from raygnn.preflight.cluster_checks import SUPPORTED, supported
 from raygnn.preflight.comm_plan import make_comm_plan
 from raygnn.preflight.facts import Column, DryRun, Gpu, NodeFacts, PartitionFacts
-from raygnn.preflight.findings import Finding
-from raygnn.preflight.job import Job
-from raygnn.preflight.node_checks import SUPPORTED, supported
-from raygnn.preflight.report import Report, resolve_workers, verdict
+from raygnn.preflight.findings import Finding, Job
+from raygnn.preflight.report import Report, refuse, resolve_workers
 from tests.facts import (
     FILES,
     GIB,
+    check,
     make_columns,
     make_config,
     make_job,
@@ -527,23 +526,23 @@ def test_the_verdict_lists_every_error() -> None:
         Finding("c", "error", "so is this", "mend this too"),
     ]
     with pytest.raises(PreflightError) as caught:
-        verdict(findings, make_config())
+        refuse(findings, make_config())
     assert caught.value.exit_code == 3
     assert caught.value.what == (
         "2 things stop this job\n  that is wrong (on x, y) [b]\n    → mend it\n"
         "  so is this [c]\n    → mend this too"
     )
     with pytest.raises(PreflightError) as caught:
-        verdict(findings[:2], make_config())
+        refuse(findings[:2], make_config())
     assert (caught.value.what, caught.value.remedy) == ("that is wrong (on x, y) [b]", "mend it")
-    verdict(findings[:1], make_config())
+    refuse(findings[:1], make_config())
 
 
 def test_the_verdict_names_the_config(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\ngraph: {format: planted, nodes: 1000}\nmodel: {kind: gcn}\n")
     with pytest.raises(PreflightError) as caught:
-        verdict([Finding("b", "error", "wrong")], load_config(file))
+        refuse([Finding("b", "error", "wrong")], load_config(file))
     assert caught.value.where == str(file)
 
 

@@ -16,7 +16,7 @@ from raygnn.graph.data import EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import partition_graph
 from raygnn.preflight.facts import Column
-from raygnn.preflight.partition import graph_facts, partition_facts, partition_files
+from raygnn.preflight.partition_facts import graph_facts, partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
 from raygnn.preflight.report import preflight
 
@@ -77,7 +77,7 @@ def test_the_manifest_the_parts_and_the_graph_say_the_same(
     assert ours.nodes == foreign.nodes == graph.nodes == {"item": ITEMS, "user": USERS}
     assert ours.splits == foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
     assert ours.files.keys() - foreign.files.keys() == {"raygnn.json"}
-    assert ours.bytes == sum(partition_files(meta).values()) > 0
+    assert ours.bytes == sum(stored_files(meta).values()) > 0
     assert graph.bytes == ITEMS * (12 + 8 + 3) + USERS * 32 + 30 * 16
 
 

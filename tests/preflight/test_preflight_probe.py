@@ -24,10 +24,9 @@ from raygnn.errors import InputError
 from raygnn.graph.partition.layout import PartFiles
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.preflight import machine, probe
-from raygnn.preflight import node as node_module
 from raygnn.preflight.facts import NodeFacts, Resources
-from raygnn.preflight.node import PACKAGES, Question, node_facts
-from raygnn.preflight.partition import fingerprint, partition_files, partition_jsons
+from raygnn.preflight.partition_facts import fingerprint, stored_files, stored_jsons
+from raygnn.preflight.probe import PACKAGES, Question, node_facts
 
 
 def make_config(storage: Path, **cluster: object) -> Config:
@@ -70,13 +69,13 @@ def test_this_machine(tmp_path: Path) -> None:
     assert node.storage == "ok"
     assert (
         node.partition_files
-        == partition_files(meta)
+        == stored_files(meta)
         == {
             **{"cora.json": 2, "raygnn.json": 3},
             **{"part0/graph.dgl": 0, "part0/node_feat.dgl": 1, "part0/edge_feat.dgl": 2},
         }
     )
-    jsons = partition_jsons(meta)
+    jsons = stored_jsons(meta)
     assert node.partition_fingerprint == fingerprint(meta.directory, jsons)
     assert (resources.cpus, resources.gpus) == (node.cpus, len(node.gpus))
     assert not (tmp_path / "runs").exists(), "a look must not write"
@@ -93,7 +92,7 @@ def test_the_cpus_ray_is_told_of(tmp_path: Path) -> None:
 
 def test_a_partition_that_others_wrote_has_no_manifest(tmp_path: Path) -> None:
     meta = make_meta(tmp_path, manifest=False)
-    assert partition_jsons(meta) == ("cora.json",)
+    assert stored_jsons(meta) == ("cora.json",)
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
@@ -110,13 +109,13 @@ def test_a_storage_is_known_by_its_token(tmp_path: Path) -> None:
     for storage in (tmp_path / "a", tmp_path / "a" / "b" / "runs"):
         (tmp_path / "a").mkdir(exist_ok=True)
         with probe._token(storage) as token:
-            assert node_module._storage(storage, token) == "ok"
+            assert probe._storage(storage, token) == "ok"
             file = Path(token)
             seen = file.rename(tmp_path / file.name)  # as on a node with another directory there
-            assert node_module._storage(storage, token) == "other"
+            assert probe._storage(storage, token) == "other"
             seen.rename(file)
             (tmp_path / "a").rename(tmp_path / "gone")
-            assert node_module._storage(storage, token) == "missing"
+            assert probe._storage(storage, token) == "missing"
             (tmp_path / "gone").rename(tmp_path / "a")
     assert [*tmp_path.rglob("*")] == [tmp_path / "a"], "nothing was made but the token"
 
@@ -142,7 +141,7 @@ def test_a_storage_that_cannot_be_written(place: str, tmp_path: Path) -> None:
     ):
         pass
     assert "No such file" not in caught.value.what
-    assert node_module._storage(tmp_path / place, None) == "readonly"
+    assert probe._storage(tmp_path / place, None) == "readonly"
 
 
 @pytest.mark.parametrize(
@@ -165,14 +164,14 @@ def test_a_place_for_copies_that_cannot_be_used(place: str, why: str, tmp_path: 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 def test_a_place_for_copies_of_somebody_else(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, -1)
-    assert node_module._unusable(tmp_path) == "it belongs to another user (id 12345)"
+    assert probe._unusable(tmp_path) == "it belongs to another user (id 12345)"
 
 
 def test_copies_are_kept_where_temporary_files_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(node_module, "_unusable", asked.append)
+    monkeypatch.setattr(probe, "_unusable", asked.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     node_facts(Question(None, None, None))
     assert [place.parent for place in asked] == [tmp_path]
@@ -196,9 +195,9 @@ def test_nodes_of_one_name_are_told_apart() -> None:
 def test_a_node_is_looked_at_without_torch_dgl_or_ray(tmp_path: Path) -> None:
     code = f"""
 import sys
-from raygnn.preflight import checks
+from raygnn.preflight import report
 from pathlib import Path
-from raygnn.preflight.node import Question, node_facts
+from raygnn.preflight.probe import Question, node_facts
 facts = node_facts(Question({str(tmp_path)!r}, None, None))
 assert facts.versions["torch"]
 assert not {{"torch", "dgl", "ray", "lightning", "numpy"}} & sys.modules.keys()

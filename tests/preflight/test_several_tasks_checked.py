@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.preflight.checks import check
 from raygnn.preflight.data_checks import arrays_usable, nodes_to_train_on, splits_agree
 from raygnn.preflight.facts import Column
-from raygnn.preflight.job import Job
-from tests.facts import make_job, make_partition
+from raygnn.preflight.findings import Job
+from tests.facts import check, make_job, make_partition
 
 ETYPE = ("_N", "_E", "_N")
 

@@ -27,7 +27,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.ray import core_processes
 from raygnn.driver.ray.reachability import Knock
 from raygnn.errors import PreflightError, RaygnnError
-from raygnn.preflight import machine, nvml
+from raygnn.preflight import machine
 from raygnn.runs.interrupts import taken
 from raygnn.util.files import open_regular
 from raygnn.util.locks import try_flock
@@ -259,7 +259,7 @@ class RayCluster:
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with
-                num_gpus=len(nvml.gpus()),
+                num_gpus=len(machine.gpus()),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=os.path.join(self._directory, _RAYS),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raygnn.errors import CapabilityError, GuardError, TrainingError
 from raygnn.models.network import Stack
-from raygnn.preflight.device_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
+from raygnn.preflight.job_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
 from raygnn.worker.comm.dtensors import is_sharded, whole
 
 

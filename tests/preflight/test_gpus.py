@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raygnn.preflight import nvml
+from raygnn.preflight import machine
 from raygnn.preflight.facts import Gpu
 
 UUIDS = ("GPU-aa01", "GPU-aa02", "GPU-bb03")
@@ -108,7 +108,7 @@ def test_the_make_believe_nvml_is_like_the_real_one() -> None:
 
 
 def test_gpus(pynvml: Machine) -> None:
-    assert nvml.gpus() == (gpu(0), gpu(1), gpu(2))
+    assert machine.gpus() == (gpu(0), gpu(1), gpu(2))
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_visible_gpus(
     pynvml: Machine, monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[int]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert nvml.gpus() == tuple(map(gpu, expected))
+    assert machine.gpus() == tuple(map(gpu, expected))
 
 
 def test_a_slice(pynvml: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{SLICE},MIG-ffff,{SLICE}x")
-    (one,) = nvml.gpus()
+    (one,) = machine.gpus()
     assert (one.model, one.uuid, one.memory) == (f"NVIDIA {SLICE}", SLICE, 80)
     assert (one.capability, one.ecc) == ((9, 1), True), "of the GPU that it is cut from"
 
@@ -156,7 +156,7 @@ def test_a_query_that_fails(pynvml: Machine, query: str, lost: dict[str, Any], h
         del pynvml.queries[query]
     else:  # what the wrapper raises for an unknown structure is no NVMLError
         pynvml.broken[query] = pynvml.NVMLError if how == "NVMLError" else RuntimeError
-    assert nvml.gpus() == tuple(replace(gpu(i), **lost) for i in range(3))
+    assert machine.gpus() == tuple(replace(gpu(i), **lost) for i in range(3))
     if query == "nvmlShutdown":
         pynvml.open = 0
 
@@ -169,11 +169,11 @@ def test_gpus_that_are_lost_or_of_others(pynvml: Machine, monkeypatch: pytest.Mo
 
     pynvml.queries["nvmlDeviceGetHandleByIndex"] = handle
     wrong = pynvml.NVMLError
-    assert nvml.gpus() == (gpu(0), Gpu("GPU", driver="550.54.15", cuda="12.4"), gpu(2))
+    assert machine.gpus() == (gpu(0), Gpu("GPU", driver="550.54.15", cuda="12.4"), gpu(2))
     wrong = pynvml.NVMLError_NoPermission
-    assert nvml.gpus() == (gpu(0), gpu(2))
+    assert machine.gpus() == (gpu(0), gpu(2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert nvml.gpus() == (gpu(2),), "CUDA does not count it either"
+    assert machine.gpus() == (gpu(2),), "CUDA does not count it either"
 
 
 @pytest.mark.parametrize("why", ["no package", "no library"])
@@ -184,8 +184,8 @@ def test_the_drivers_files(
         monkeypatch.setitem(sys.modules, "pynvml", None)
     else:
         pynvml.broken["nvmlInit"] = pynvml.NVMLError
-    monkeypatch.setattr(nvml, "_DRIVER_FILES", tmp_path)
-    assert nvml.gpus() == ()
+    monkeypatch.setattr(machine, "_DRIVER_FILES", tmp_path)
+    assert machine.gpus() == ()
     for bus, information in {
         "3b": b"IRQ: 1\nnonsense \xff\n:\nModel:",
         "1a": b"Model: \t NVIDIA A100\nIRQ: 5\nGPU UUID: \t GPU-aa01\nBus Location: 0000:1a\n",
@@ -194,12 +194,12 @@ def test_the_drivers_files(
         (tmp_path / bus).mkdir()
         (tmp_path / bus / "information").write_bytes(information)
     found = (Gpu("NVIDIA A100", "GPU-aa01"), Gpu("GPU"), Gpu("H100"))
-    assert nvml.gpus() == found
+    assert machine.gpus() == found
     for visible, expected in (("", ()), ("2,0", (found[2], found[0])), ("GPU-aa", found[:1])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert nvml.gpus() == expected
+        assert machine.gpus() == expected
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
-    assert nvml.gpus() == (Gpu("GPU", "MIG-1"),), "there is nothing to check it against"
+    assert machine.gpus() == (Gpu("GPU", "MIG-1"),), "there is nothing to check it against"
 
 
 def test_without_a_driver() -> None:
@@ -208,7 +208,7 @@ def test_without_a_driver() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        assert nvml.gpus() == ()
+        assert machine.gpus() == ()
     else:
         pynvml.nvmlShutdown()
-        assert all(gpu.uuid and gpu.memory and gpu.driver for gpu in nvml.gpus())
+        assert all(gpu.uuid and gpu.memory and gpu.driver for gpu in machine.gpus())

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from raygnn.preflight.facts import NodeFacts
 from raygnn.preflight.findings import Finding
-from raygnn.preflight.network import Link
+from raygnn.preflight.links import Link
 from raygnn.preflight.probe import Survey
-from raygnn.preflight.report import Report, inspect, preflight
-from raygnn.preflight.text import Table, finding, nodes
+from raygnn.preflight.report import Report, Table, display_blocks, inspect, preflight
 from tests.facts import make_config, make_network, make_node, make_partition, make_resources, two
 
 
@@ -19,7 +18,7 @@ def report(*given: NodeFacts, links: tuple[Link, ...] = ()) -> Report:
 
 
 def test_a_single_node_is_a_line() -> None:
-    line, table = nodes(report(make_node()), 200)
+    line, table = display_blocks(report(make_node()), 200)
     assert isinstance(line, str)
     assert line.startswith("node a: address 10.0.0.1, python 3.11.7, torch 2.13.0+cpu, ")
     assert "link" not in line
@@ -29,7 +28,7 @@ def test_a_single_node_is_a_line() -> None:
 
 def test_what_all_nodes_have_is_said_once() -> None:
     links = (Link("a", "b", 0.023, 14_900.0), Link("b", "a", 0.03, 9_000.0))
-    line, table, _ = nodes(report(*two(python="3.11.9"), links=links), 120)
+    line, table, _ = display_blocks(report(*two(python="3.11.9"), links=links), 120)
     assert isinstance(line, str)
     assert line.startswith("all 2 nodes: torch 2.13.0+cpu, dgl 2.1.0, ray 2.60.0, ")
     assert isinstance(table, Table)
@@ -43,7 +42,7 @@ def test_what_all_nodes_have_is_said_once() -> None:
 def test_a_narrow_screen_gets_a_line_per_node() -> None:
     links = (Link("a", "b", 0.023, 14_900.0),)
     found = report(*two(python="3.11.9", network=make_network(2, resolves_to=())), links=links)
-    blocks = [*nodes(found, 50)]
+    blocks = [*display_blocks(found, 50)]
     words = " ".join(block for block in blocks if isinstance(block, str)).split()
     for word in ("14.9", "Gbit/s,", "2.13.0+cpu,", "b:", "GLOO_SOCKET_IFNAME=eth2"):
         assert word in words
@@ -52,22 +51,22 @@ def test_a_narrow_screen_gets_a_line_per_node() -> None:
 
 def test_nodes_that_do_not_answer_are_findings() -> None:
     silent = NodeFacts("b", problem="no answer within 5 s, and much more that is in the finding")
-    line, table, _ = nodes(report(make_node(), silent, make_node("c")), 120)
+    line, table, _ = display_blocks(report(make_node(), silent, make_node("c")), 120)
     assert isinstance(line, str)
     assert line.startswith("all 2 nodes: ")
     assert isinstance(table, Table)
     assert table.rows[1][:2] == ("b", "no facts")
-    assert [*nodes(report(silent), 120)] == []
+    assert [*display_blocks(report(silent), 120)] == []
 
 
 def test_the_cluster_alone_has_no_communication() -> None:
     survey = Survey(two(), make_resources(("a", 2, 0), ("b", 2, 0)))
-    blocks = [*nodes(inspect(make_config(), survey), 200)]
+    blocks = [*display_blocks(inspect(make_config(), survey), 200)]
     assert [type(block) for block in blocks] == [str, Table]
 
 
 def test_a_finding_says_which_check_found_it() -> None:
     what = "nodes differ in OMP_NUM_THREADS: 1 on host0, 64 on host1"
     found = Finding("environment_uniform", "error", what, "unset it there", ("host1",))
-    assert finding(found) == f"error [environment_uniform]: {what}\n  → unset it there"
-    assert finding(replace(found, remedy="")).count("\n") == 0
+    assert found.text == f"error [environment_uniform]: {what}\n  → unset it there"
+    assert replace(found, remedy="").text.count("\n") == 0

@@ -1,4 +1,5 @@
-"""The partition as preflight looks at it, from its manifest and its files' sizes."""
+"""The partition as preflight looks at it, from its manifest and its files' sizes, and which of its
+nodes or edges a task predicts for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raygnn.config.schema import Config
-from raygnn.graph.data import SPLITS, EdgeType, etype_str
+from raygnn.config.task import RELATIONAL, SplitConfig
+from raygnn.config.values import NO_LAYERS
+from raygnn.graph.data import MASKS, SPLITS, EdgeType, etype_str
+from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:
@@ -20,24 +24,34 @@ Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
 _Edges: TypeAlias = dict[EdgeType, dict[str, Column]]
 _Counts: TypeAlias = dict[str, dict[str, int]]
+_Arrays: TypeAlias = Mapping[EdgeType, Mapping[str, Any]]
+
+_RELATION = "relation"
 
 
 def stored_files(meta: Stored) -> dict[str, int]:
     """Path within the directory → size in bytes, of every file a node needs."""
     from raygnn.graph.collection import CollectionMeta
+    from raygnn.graph.partition.layout import within
 
+    root, jsons = meta.directory, stored_jsons(meta)
     if isinstance(meta, CollectionMeta):
         files = {name: file.bytes for name, file in meta.manifest.files.items()}
-        return files | {n: (meta.directory / n).stat().st_size for n in stored_jsons(meta)}
-    return partition_files(meta)
+        return files | {name: (root / name).stat().st_size for name in jsons}
+    paths = [path for part in meta.files for path in part.all()]
+    paths += [root / name for name in jsons]
+    return {name: path.stat().st_size for path in paths if (name := within(path, root))}
 
 
 def stored_jsons(meta: Stored) -> tuple[str, ...]:
-    """The files that say what it is."""
+    """The files that say what it is; of a partition DGL's json, and our manifest if it has one."""
     from raygnn.graph.collection import CollectionMeta
-    from raygnn.graph.collection.data import MANIFEST
+    from raygnn.graph.collection.data import MANIFEST as OF_COLLECTION
+    from raygnn.graph.partition.layout import MANIFEST
 
-    return (MANIFEST,) if isinstance(meta, CollectionMeta) else partition_jsons(meta)
+    if isinstance(meta, CollectionMeta):
+        return (OF_COLLECTION,)
+    return (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
 
 
 def stored_digests(meta: Stored) -> dict[str, str]:
@@ -46,25 +60,8 @@ def stored_digests(meta: Stored) -> dict[str, str]:
 
     if isinstance(meta, CollectionMeta):
         return {name: file.sha256 for name, file in meta.manifest.files.items()}
-    known = meta.manifest["files"] if meta.manifest else {}
-    return {name: facts["sha256"] for name, facts in known.items()}
-
-
-def partition_files(meta: PartitionMeta) -> dict[str, int]:
-    """Path within the partition's directory → size in bytes, of every file a node needs."""
-    from raygnn.graph.partition.layout import within
-
-    root = meta.directory
-    paths = [path for part in meta.files for path in part.all()]
-    paths += [root / name for name in partition_jsons(meta)]
-    return {name: path.stat().st_size for path in paths if (name := within(path, root))}
-
-
-def partition_jsons(meta: PartitionMeta) -> tuple[str, ...]:
-    """The files that say what the partition is: DGL's json, and our manifest where there is one."""
-    from raygnn.graph.partition.layout import MANIFEST
-
-    return (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
+    files = meta.manifest["files"] if meta.manifest else {}
+    return {name: facts["sha256"] for name, facts in files.items()}
 
 
 def collection_facts(
@@ -111,8 +108,114 @@ def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str 
         return None
     if task.ntype is not None:
         return task.ntype if task.ntype in columns else None
-    having = [ntype for ntype, arrays in columns.items() if task.target in arrays]
-    return having[0] if len(having) == 1 else None
+    holders = [ntype for ntype, arrays in columns.items() if task.target in arrays]
+    return holders[0] if len(holders) == 1 else None
+
+
+def edge_target(
+    config: Config, arrays: _Arrays, reverses: Mapping[EdgeType, EdgeType] | None = None
+) -> EdgeTarget | tuple[str, str]:
+    """What a task on edges predicts, or what is wrong and what to do about it.
+
+    Args:
+        arrays: edge type → what is keyed by the names of its arrays.
+        reverses: edge type → the one that holds its edges the other way round, as far as known.
+    """
+    task, model = config.task, config.model
+    reverses = reverses or {}
+    etype = _etype(config, arrays, set(reverses.values()))
+    if len(etype) == 2:
+        return etype
+    names = arrays[etype]
+    if not task.of_links and task.target not in names and config.trains:
+        return (
+            f"edge type {etype_str(etype)!r} has no array {task.target!r} (task.target); "
+            f"there are: {', '.join(sorted(names)) or 'none'}",
+            "set task.target to one of them, or task.etype to the type that has it",
+        )
+    if model.relation is not None and model.relation not in names:
+        return (
+            f"edge type {etype_str(etype)!r} has no array {model.relation!r} (model.relation)",
+            "set model.relation to an array of whole numbers, or leave it out",
+        )
+    target = None if task.of_links else task.target
+    if model.relation is not None and model.relation == target:
+        return (
+            f"model.relation {model.relation!r} is what is to be predicted (task.target), and the "
+            "model would be told it",
+            "remove model.relation, or name another array",
+        )
+    masked = any(name in names for name in MASKS)
+    if masked and task.split is not None and task.split.val + task.split.test:
+        return (
+            f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
+            "remove task.split, or give the graph without masks of edges",
+        )
+    reverse = _reverse(config, etype, arrays, reverses)
+    if isinstance(reverse, str):
+        return reverse, "set task.reverse to a type that joins them the other way round"
+    shares = task.split or SplitConfig()
+    reads = model.decoder in (None, *RELATIONAL)
+    relation = model.relation
+    if relation is None and reads and _RELATION in names and target != _RELATION:
+        relation = _RELATION
+    dot = model.decoder == "dot" or (model.decoder is None and relation is None)
+    if task.of_links and model.kind == NO_LAYERS and dot:
+        return (
+            "model.kind none with the decoder dot has no weights",
+            "set model.decoder to distmult or mlp, or choose another model.kind",
+        )
+    split = EdgeSplit(etype, reverse)
+    if not masked:
+        split = EdgeSplit(etype, reverse, (shares.val, shares.test), shares.seed)
+    return EdgeTarget(split, relation if reads else None)
+
+
+def _etype(config: Config, arrays: _Arrays, made: set[EdgeType]) -> EdgeType | tuple[str, str]:
+    """``made``: the types that only hold the reverses of others."""
+    task, listed = config.task, ", ".join(map(etype_str, arrays))
+    if task.etype is not None:
+        named = [e for e in arrays if task.etype in (etype_str(e), e[1])]
+        if len(named) == 1:
+            return named[0]
+        how = "no edge type" if not named else "more than one edge type"
+        return (
+            f"{how} is called {task.etype!r} (task.etype); there are: {listed}",
+            "name one of them as source:relation:target",
+        )
+    candidates = [etype for etype in arrays if etype not in made]
+    if len(candidates) > 1:
+        marks = MASKS if task.of_links else (task.target,)
+        candidates = [e for e in candidates if not arrays[e].keys().isdisjoint(marks)]
+    if len(candidates) == 1:
+        return candidates[0]
+    return (
+        f"which edges are to be predicted is not clear; there are: {listed}",
+        "say it with task.etype",
+    )
+
+
+def _reverse(
+    config: Config, etype: EdgeType, arrays: _Arrays, reverses: Mapping[EdgeType, EdgeType]
+) -> EdgeType | str | None:
+    """The type of the reverses; text = what is wrong."""
+    task = config.task
+    if task.exclude != "reverse":
+        return None
+    both = {other: one for one, other in reverses.items()} | dict(reverses)
+    if task.reverse is None and etype in both:
+        return both[etype]
+    if task.reverse is None:
+        return etype if etype[0] == etype[2] else None
+    named = [e for e in arrays if task.reverse in (etype_str(e), e[1])]
+    fitting = [e for e in named if (e[0], e[2]) == (etype[2], etype[0])]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = ", ".join(map(etype_str, arrays))
+    return (
+        f"{task.reverse!r} (task.reverse) is no edge type from {etype[2]} to {etype[0]}; "
+        f"there are: {listed}"
+    )
 
 
 def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
@@ -121,7 +224,7 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
     Raises:
         DataError: a part that others wrote cannot be read.
     """
-    files = partition_files(meta)
+    files = stored_files(meta)
     if meta.manifest is None:
         columns, edges, by_type = _from_parts(meta)
     else:
@@ -131,7 +234,7 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         num_parts=meta.num_parts,
         bytes=sum(files.values()),
         files=files,
-        fingerprint=fingerprint(meta.directory, partition_jsons(meta)),
+        fingerprint=fingerprint(meta.directory, stored_jsons(meta)),
         nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
         columns=columns,
         splits=by_type.get(task_ntype(config, columns) or "", {}),
@@ -206,33 +309,32 @@ def _from_manifest(
 def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
     from raygnn.graph.partition.layout import load_part
 
-    found: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
+    by_part: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     for number in range(meta.num_parts):
         part = load_part(meta, number)
-        for etype, named in part.edge_data.items():
-            edges[etype] = {name: _column(array) for name, array in named.items()} | edges[etype]
+        for etype, arrays in part.edge_data.items():
+            edges[etype] = {name: _column(array) for name, array in arrays.items()} | edges[etype]
         for ntype, arrays in part.node_data.items():
             counts[ntype].update(_splits(arrays))
             for name, array in arrays.items():
-                found[ntype].setdefault(name, {})[number] = _column(array)
+                by_part[ntype].setdefault(name, {})[number] = _column(array)
     columns: _Columns = {}
-    for ntype, by_name in found.items():
+    for ntype, named in by_part.items():
         empty = [p for p, (first, last) in enumerate(meta.node_ranges[ntype]) if first == last]
         columns[ntype] = {}
-        for name, by_part in by_name.items():
+        for name, parts in named.items():
             # A part without nodes of the type need not have its arrays.
-            some = next(iter(by_part.values()))
-            filled = dict.fromkeys(empty, some) | by_part
+            filled = dict.fromkeys(empty, next(iter(parts.values()))) | parts
             columns[ntype][name] = tuple(filled[part] for part in sorted(filled))
     return columns, edges, {ntype: dict(count) for ntype, count in counts.items()}
 
 
 def _splits(arrays: Mapping[str, Any]) -> dict[str, int]:
     """``train``, ``val``, ``test`` → how many nodes; a mask that is not there marks none."""
-    found = ((split, arrays.get(f"{split}_mask")) for split in SPLITS)
-    return {split: 0 if mask is None else int(mask.sum()) for split, mask in found}
+    masks = {split: arrays.get(f"{split}_mask") for split in SPLITS}
+    return {split: 0 if mask is None else int(mask.sum()) for split, mask in masks.items()}
 
 
 def _column(array: Any) -> Column:

@@ -74,7 +74,7 @@ def pairs(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 class Responder:
-    """Answers :func:`measure` from a thread of its own, one peer at a time.
+    """Answers :func:`measure` from threads of its own, one peer at a time; a context manager.
 
     Attributes:
         port: where it listens.
@@ -96,14 +96,13 @@ class Responder:
             raise ValueError(f"a token of {len(token)} bytes, not {TOKEN_BYTES}")
         self._token = token
         self._end = time.monotonic() + lifetime
+        self._closed = threading.Event()
+        self._turn = threading.Lock()  # held while a peer is served
+        self._guests: list[socket.socket] = []  # have not shown a token yet; the oldest first
+        self._peers: dict[threading.Thread, socket.socket] = {}
         self._listener = socket.create_server((address, 0), family=_family(address))
-        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        # The thread waits for `_wake` along with whatever else; closing `_stop` makes it readable.
-        self._stop, self._wake = socket.socketpair()
-        self._guests: dict[socket.socket, bytes] = {}  # connection → its token so far
-        self._buffer = memoryview(bytearray(_BLOCK))
-        self._thread = threading.Thread(target=self._run, name="responder", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="responder", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Responder:
@@ -114,82 +113,60 @@ class Responder:
 
     def close(self) -> None:
         """End it now, in the middle of a measurement too. Can be called again."""
-        self._stop.close()
+        self._closed.set()
+        _hang_up(self._listener)
         self._thread.join(_SILENCE)
 
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._admitted() as peer, contextlib.suppress(OSError):
-                    self._serve(peer)
-        except _Over:
-            pass
-        finally:
-            for each in (self._listener, self._wake, self._stop, *self._guests):
-                each.close()
-            self._guests.clear()
-
-    def _admitted(self) -> socket.socket:
-        """The next peer that presents the token.
-
-        Raises:
-            _Over: as of :meth:`_ready`.
-        """
-        while True:
-            for each in self._ready(None, self._listener, *self._guests):
-                if each is self._listener:
-                    self._accept()
-                elif each in self._guests and self._presented(each):
-                    return each
-
     def _accept(self) -> None:
-        try:
-            guest, _ = self._listener.accept()
-        except OSError:  # it has gone again, or this process has no file descriptors left
-            self._ready(0.1)
-            return
-        guest.setblocking(False)
-        guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._guests) == _GUESTS:  # the one that has kept silent longest goes
-            oldest = next(iter(self._guests))
-            del self._guests[oldest]
-            oldest.close()
-        self._guests[guest] = b""
+        """Hand each connection to a thread of its own, until the end; then hang up on all."""
+        with self._listener:
+            while not self._closed.is_set() and (left := self._end - time.monotonic()) > 0:
+                self._listener.settimeout(left)
+                try:
+                    peer, _ = self._listener.accept()
+                except OSError:  # the end, or no file descriptors are left for now
+                    self._closed.wait(0.05)
+                    continue
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if len(self._guests) >= _GUESTS:
+                    _hang_up(self._guests.pop(0))
+                self._guests.append(peer)
+                thread = threading.Thread(target=self._answer, args=(peer,), daemon=True)
+                self._peers[thread] = peer
+                thread.start()
+        for peer in self._peers.values():
+            _hang_up(peer)
+        for thread in self._peers:
+            thread.join(_SILENCE)
 
-    def _presented(self, guest: socket.socket) -> bool:
-        """Read on in a guest's token; a guest that is through or turned away is one no longer."""
-        said = self._guests[guest]
-        try:
-            more = guest.recv(TOKEN_BYTES - len(said))
-        except OSError:
-            more = b""
-        said += more
-        if more and len(said) < TOKEN_BYTES:
-            self._guests[guest] = said
-            return False
-        del self._guests[guest]
-        if hmac.compare_digest(said, self._token):
-            return True
-        guest.close()
-        return False
+    def _answer(self, peer: socket.socket) -> None:
+        """Serve a peer once it has presented the token and it is its turn."""
+        with peer, contextlib.suppress(OSError):
+            said = _read(peer, TOKEN_BYTES)
+            with contextlib.suppress(ValueError):  # hung up on already
+                self._guests.remove(peer)
+            if not hmac.compare_digest(said, self._token):
+                return
+            with self._turn:
+                peer.settimeout(_SILENCE)
+                self._serve(peer)
 
     def _serve(self, peer: socket.socket) -> None:
-        """Do what one peer asks for.
+        """Do what a peer asks for.
 
         Raises:
             OSError: it has gone, says nothing, or does not read its answers.
-            _Over: as of :meth:`_ready`.
         """
         peer.sendall(_FRAME.pack(_HELLO, 0, 0))
         while True:
-            kind, first, second = self._frame(peer)
+            kind, first, second = _FRAME.unpack(_read(peer, _FRAME.size))
             if kind == _PING:
                 peer.sendall(_FRAME.pack(kind, first, second))
             elif kind == _STREAM:
                 peer.sendall(_FRAME.pack(_RESULT, *self._steady(peer, first, second)))
                 # To close with data unread could take the answer back: the peer closes first.
-                while True:
-                    self._receive(peer, self._buffer)
+                while peer.recv(_BLOCK):
+                    pass
             else:
                 return
 
@@ -199,9 +176,12 @@ class Responder:
         The first ``warm`` ns do not count. Both ends of the time are arrivals, so that on a slow
         line the wait for the next packet does not.
         """
+        buffer = bytearray(_BLOCK)
         start = mark = count = 0
         while True:
-            size = self._receive(peer, self._buffer)
+            size = peer.recv_into(buffer)
+            if not size:
+                raise ConnectionResetError
             now = time.monotonic_ns()
             start = start or now
             if mark:
@@ -210,38 +190,6 @@ class Responder:
                     return count, now - mark
             elif now >= start + warm:
                 mark = now
-
-    def _frame(self, peer: socket.socket) -> tuple[int, int, int]:
-        had = 0
-        while had < _FRAME.size:
-            had += self._receive(peer, self._buffer[had : _FRAME.size])
-        return _FRAME.unpack(self._buffer[: _FRAME.size])
-
-    def _receive(self, peer: socket.socket, into: memoryview) -> int:
-        if not self._ready(_SILENCE, peer):
-            raise TimeoutError
-        return peer.recv_into(into) or _gone()
-
-    def _ready(self, limit: float | None, *sockets: socket.socket) -> list[socket.socket]:
-        """Wait for one of them to be readable: those that are; none after ``limit`` seconds.
-
-        Raises:
-            _Over: the lifetime has passed, or somebody called :meth:`close`.
-        """
-        poll, known = select.poll(), {}
-        for each in (self._wake, *sockets):
-            poll.register(each, select.POLLIN)
-            known[each.fileno()] = each
-        left = self._end - time.monotonic()
-        wait = left if limit is None else min(limit, left)
-        found = [known[handle] for handle, _ in poll.poll(max(0.0, wait) * 1000)]
-        if self._wake in found or time.monotonic() >= self._end:
-            raise _Over
-        return found
-
-
-class _Over(Exception):
-    """A responder has to end."""
 
 
 def measure(
@@ -282,7 +230,7 @@ def measure(
             sock.connect((address, port))
             local = sock.getsockname()[0] == sock.getpeername()[0]
             step = f"presenting the token to {peer}"
-            _send(sock, token, end)
+            sock.sendall(token)
             _answer(sock, _HELLO, end)
             step = f"exchanging small messages with {peer}"
             latency = _round_trip(sock, end, end - deadline / 2)
@@ -300,7 +248,7 @@ def _round_trip(sock: socket.socket, end: float, enough: float) -> float:
     times: list[float] = []
     for number in range(_PINGS + 1):
         start = time.monotonic()
-        _send(sock, _FRAME.pack(_PING, number, 0), end)
+        sock.sendall(_FRAME.pack(_PING, number, 0))
         _answer(sock, _PING, end)
         times.append(time.monotonic() - start)
         if time.monotonic() > enough:
@@ -310,7 +258,7 @@ def _round_trip(sock: socket.socket, end: float, enough: float) -> float:
 
 def _stream(sock: socket.socket, warm: float, span: float, end: float) -> float:
     """Send until the receiver has seen enough; its figure, in Mbit/s. Times in seconds."""
-    _send(sock, _FRAME.pack(_STREAM, int(warm * 1e9), int(span * 1e9)), end)
+    sock.sendall(_FRAME.pack(_STREAM, int(warm * 1e9), int(span * 1e9)))
     block = memoryview(os.urandom(_BLOCK))  # a tunnel that compresses must not look fast
     poll = select.poll()
     poll.register(sock, select.POLLIN | select.POLLOUT)
@@ -327,36 +275,43 @@ def _stream(sock: socket.socket, warm: float, span: float, end: float) -> float:
     return count * 8e3 / max(1, nanoseconds)
 
 
-def _send(sock: socket.socket, data: bytes, end: float) -> None:
-    _limit(sock, end)
-    sock.sendall(data)
-
-
-def _answer(sock: socket.socket, wanted: int, end: float) -> tuple[int, int]:
-    """The two numbers of the next frame, which has to be of the wanted kind."""
-    said = b""
-    while len(said) < _FRAME.size:
-        _limit(sock, end)
-        more = sock.recv(_FRAME.size - len(said))
-        said += more
-        if not more:
-            _gone()
-    kind, first, second = _FRAME.unpack(said)
-    if kind != wanted:
+def _answer(sock: socket.socket, kind: int, end: float) -> tuple[int, int]:
+    """The two numbers of the next frame, which has to be of this kind."""
+    answered, first, second = _FRAME.unpack(_read(sock, _FRAME.size, end))
+    if answered != kind:
         raise OSError("answered by another program")
     return first, second
 
 
+def _read(sock: socket.socket, size: int, end: float | None = None) -> bytes:
+    """So many bytes; until ``end``, if there is one.
+
+    Raises:
+        OSError: the peer has gone, or is too late.
+    """
+    content = b""
+    while len(content) < size:
+        if end is not None:
+            _limit(sock, end)
+        more = sock.recv(size - len(content))
+        if not more:
+            raise ConnectionResetError
+        content += more
+    return content
+
+
 def _limit(sock: socket.socket, end: float) -> None:
-    """Let the next call on the socket take until ``end``."""
+    """Let the next calls on the socket take until ``end``."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError
     sock.settimeout(left)
 
 
-def _gone() -> int:
-    raise ConnectionResetError
+def _hang_up(sock: socket.socket) -> None:
+    """End a connection that another thread waits on; that thread closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _family(address: str) -> socket.AddressFamily:

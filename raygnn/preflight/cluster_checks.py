@@ -1,0 +1,418 @@
+"""Checks of the nodes, whatever job runs on them: that each is fit, that all are alike, and that
+they reach each other.
+
+Ranks that compute with other versions, instructions or settings do not fail at once: they
+disagree about a collective hours later, or train another model than one would think.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from raygnn.config.places import size
+from raygnn.preflight.facts import Interface, NodeFacts
+from raygnn.preflight.findings import Finding, Job, error, some, warn
+from raygnn.preflight.links import Link
+
+# package → (oldest, first that is too new); the ranges of pyproject.toml
+SUPPORTED: dict[str, tuple[str, str | None]] = {
+    "python": ("3.10", "3.13"),
+    "torch": ("2.4", None),
+    "dgl": ("2.1", "2.2"),
+    "ray": ("2.51", "3"),
+    "lightning": ("2.4", "3"),
+    "torchmetrics": ("1.4", "2"),
+}
+HIGH_LATENCY_MS = 5.0
+LOW_MBITS = 9_000.0  # what a line of 10 Gbit/s carries is 9.4
+
+# variables that every node has its own value of
+_PER_NODE = (
+    *("CUDA_VISIBLE_DEVICES", "NCCL_DEBUG_FILE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *("NCCL_IB_HCA", "UCX_NET_DEVICES", "FI_PROVIDER_PATH"),
+)
+_SHM_SMALL = 256 * 2**20
+_SHM_NONE = 64 * 2**20
+_CLOCK = 5.0  # seconds
+_FILES = 4096
+_LARGE_BUCKET_MB = 100
+
+
+def nodes_answer(job: Job) -> Iterator[Finding]:
+    """Every living node says what it has, within `cluster.probe_timeout`."""
+    problems = {node.problem for node in job.silent}
+    if not job.nodes and len(problems) == 1:  # the fault is hardly each one's own
+        yield error(
+            f"none of {some(len(job.silent), 'node')} gave facts: {problems.pop()}",
+            "raise cluster.probe_timeout if the machines are busy or start Python slowly; else "
+            "look whether Ray can run anything there",
+            [node.node for node in job.silent[:20]],
+        )
+        return
+    for node in job.silent:
+        yield error(
+            f"the node gave no facts: {node.problem}",
+            "look after that node, take it out of the cluster, or raise cluster.probe_timeout",
+            [node.node],
+        )
+
+
+def versions_supported(job: Job) -> Iterator[Finding]:
+    """Python and the packages are of versions that raygnn works with."""
+    for name, (oldest, limit) in SUPPORTED.items():
+        unsupported: dict[str, list[str]] = defaultdict(list)
+        for node in job.nodes:
+            version = node.python if name == "python" else node.versions.get(name)
+            if not supported(version, oldest, limit):
+                unsupported[version or "missing"].append(node.node)
+        required = f"{name} >= {oldest}" + (f", < {limit}" if limit else "")
+        for installed, nodes in unsupported.items():
+            is_missing = installed == "missing"
+            yield error(
+                f"{name} is not installed" if is_missing else f"{name} is {installed}",
+                f"install {required} there",
+                nodes,
+                found=installed,
+                wanted=required,
+            )
+
+
+def versions_uniform(job: Job) -> Iterator[Finding]:
+    """Nodes have the same versions of Python (minor) and of packages and native libraries."""
+    names = sorted({name for node in job.holding for name in node.versions})
+    # Python's patch releases understand each other; everything else has to be the same.
+    minor = {node.node: ".".join(node.python.split(".")[:2]) for node in job.holding}
+    values: dict[str, dict[str, str | None]] = {"python": {**minor}}
+    values |= {name: {n.node: n.versions.get(name) for n in job.holding} for name in names}
+    for name, versions in values.items():
+        remedy = f"install the same {name} everywhere"
+        yield from _differ(job, "versions_uniform", name, versions, remedy)
+
+
+def code_uniform(job: Job) -> Iterator[Finding]:
+    """Nodes have the same source of raygnn: one version may still be another checkout."""
+    digests = {node.node: node.code and node.code[:12] for node in job.holding}
+    remedy = "install the same raygnn everywhere"
+    yield from _differ(job, "code_uniform", "raygnn's own code (digest)", digests, remedy)
+
+
+def hardware_uniform(job: Job) -> Iterator[Finding]:
+    """Nodes have the same processor and instructions, GPU models, GPU driver and ECC."""
+    aspects: dict[str, Callable[[NodeFacts], str | None]] = {
+        "the processor": lambda node: node.cpu,
+        "processor instructions": lambda node: " ".join(node.cpu_flags),
+        "GPU models": lambda node: ", ".join(sorted({gpu.model for gpu in node.gpus})),
+        "the GPU driver": lambda node: ", ".join(sorted({str(gpu.driver) for gpu in node.gpus})),
+        "ECC of the GPUs": lambda node: ", ".join(sorted({str(gpu.ecc) for gpu in node.gpus})),
+    }
+    for aspect, value in aspects.items():
+        values, remedy = {n.node: value(n) for n in job.holding}, "train on nodes of one kind"
+        yield from _differ(job, "hardware_uniform", aspect, values, remedy, missing="none")
+
+
+def environment_uniform(job: Job) -> Iterator[Finding]:
+    """Nodes have the same variables of communication and threads set already (`NCCL_*`, `OMP_*`,
+    …), but for those that name a node's own devices and those in `comm.env`."""
+    names = {name for node in job.holding for name in node.environment}
+    for name in sorted(names.difference(_PER_NODE, job.config.comm.env)):
+        values = {node.node: node.environment.get(name) for node in job.holding}
+        remedy = f"unset it there, or set it for all with comm.env.{name}"
+        yield from _differ(job, "environment_uniform", name, values, remedy, missing="not set")
+
+
+def _differ(
+    job: Job,
+    check: str,
+    aspect: str,
+    values: Mapping[str, str | None],
+    remedy: str,
+    missing: str = "missing",
+) -> Iterator[Finding]:
+    """A finding if the nodes' values are not all the same; it is about those of the fewest.
+
+    Args:
+        values: node → its value.
+    """
+    nodes_of: dict[str, list[str]] = defaultdict(list)
+    for node, value in values.items():
+        nodes_of[value or missing].append(node)
+    uniform = job.config.cluster.uniform
+    if len(nodes_of) < 2 or uniform == "off":
+        return
+    usual = max(nodes_of, key=lambda value: len(nodes_of[value]))
+    odd = [node for value, nodes in nodes_of.items() if value != usual for node in nodes]
+    listed = ", ".join(f"{value} on {_first_three(nodes)}" for value, nodes in nodes_of.items())
+    finding = error if uniform == "strict" else warn
+    yield finding(
+        f"nodes differ in {aspect}: {listed}",
+        f"{remedy}, or accept it with cluster.allow: [{check}]",
+        odd[:20],
+        **{aspect: dict(nodes_of)},
+    )
+
+
+def _first_three(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
+
+
+def cpus_are_there(job: Job) -> Iterator[Finding]:
+    """Ray was told of no more CPUs than a node has."""
+    cpus = {node.node: node.cpus for node in job.nodes}
+    for node in job.resources.nodes:
+        real = cpus.get(node.node, 0)
+        if real and node.cpus > real:
+            yield warn(
+                f"Ray was told of {node.cpus:g} CPUs, the machine has {real}: workers will share "
+                "them and be slower",
+                "lower cluster.num_cpus, or ignore this if speed does not matter",
+                [node.node],
+            )
+
+
+def shared_memory(job: Job) -> Iterator[Finding]:
+    """`/dev/shm` has room for Ray and NCCL."""
+    for node in job.holding:
+        if node.shm_free is None or node.shm_free >= _SHM_SMALL:
+            continue
+        none = node.shm_free < _SHM_NONE
+        effect = "Ray and NCCL die there of a bus error" if none else "Ray will fall back to disk"
+        finding = error if none else warn
+        yield finding(
+            f"/dev/shm has {size(node.shm_free)} free: {effect}",
+            "enlarge it (docker run --shm-size, or an emptyDir of medium Memory)",
+            [node.node],
+            free=node.shm_free,
+            total=node.shm_total,
+        )
+
+
+def host_name_resolves(job: Job) -> Iterator[Finding]:
+    """A node's own name does not lead to loopback, where no other node reaches it."""
+    if not _several_addresses(job):
+        return
+    for node in job.holding:
+        if "GLOO_SOCKET_IFNAME" in {**node.environment, **job.config.comm.env}:
+            continue  # the name does not matter then
+        loopback = [a for a in node.network.resolves_to if a.startswith("127.")]
+        if loopback:
+            address = node.network.address
+            yield error(
+                f"the host name resolves to {loopback[0]} there, its address is {address}",
+                f"let it resolve to {address} (/etc/hosts), or accept it with cluster.allow: "
+                "[host_name_resolves]; gloo is told the interface then",
+                [node.node],
+                resolves_to=list(node.network.resolves_to),
+                address=address,
+            )
+
+
+def interfaces_there(job: Job) -> Iterator[Finding]:
+    """Every interface that `GLOO_SOCKET_IFNAME` or `NCCL_SOCKET_IFNAME` names is there and can
+    be used, and Ray's address belongs to one."""
+    several, env = _several_addresses(job), job.config.comm.env
+    for node in job.holding:
+        interfaces = {interface.name: interface for interface in node.network.interfaces}
+        if not interfaces:
+            continue
+        if several and node.network.interface is None:
+            yield warn(
+                f"no interface has Ray's address {node.network.address}: communication may choose "
+                "a wrong one",
+                "start Ray there with --node-ip-address of the interface to train over",
+                [node.node],
+            )
+        names = {**node.environment, **env}
+        problems = {}
+        if (given := names.get("GLOO_SOCKET_IFNAME")) is not None:
+            problems["GLOO_SOCKET_IFNAME"] = _gloo_problem(given, interfaces, several)
+        given = names.get("NCCL_SOCKET_IFNAME")
+        if given is not None and job.config.cluster.gpus_per_worker:
+            problems["NCCL_SOCKET_IFNAME"] = _nccl_problem(given, interfaces)
+        for variable, problem in problems.items():
+            if problem:
+                whose = "comm.env" if variable in env else "that node's environment"
+                yield error(
+                    f"{variable} is {names[variable]!r}: {problem}",
+                    f"remove it from {whose}: raygnn finds the interface of each node itself",
+                    [node.node],
+                    **{variable: names[variable], "interfaces": sorted(interfaces)},
+                )
+
+
+def _several_addresses(job: Job) -> bool:
+    return len({node.network.address for node in job.holding}) > 1
+
+
+def _gloo_problem(given: str, interfaces: Mapping[str, Interface], several: bool) -> str | None:
+    """Gloo opens a device on each of the names, and takes them as they are."""
+    for name in given.split(","):
+        if name not in interfaces:
+            return f"there is no interface {name!r}; there are: {', '.join(sorted(interfaces))}"
+        if not interfaces[name].up:
+            return f"{name} is down"
+        if not interfaces[name].addresses:
+            return f"{name} has no IPv4 address"
+        if several and interfaces[name].loopback:
+            return f"{name} reaches nothing but the node itself"
+    return None
+
+
+def _nccl_problem(given: str, interfaces: Mapping[str, Interface]) -> str | None:
+    """NCCL takes prefixes, ``=`` for whole names, ``^`` for all but those; any that is there."""
+    names = [name for name in given.lstrip("=").split(",") if name]
+    if given.startswith("^") or not names:
+        return None
+    if given.startswith("="):
+        fits = not interfaces.keys().isdisjoint(names)
+    else:
+        fits = any(interface.startswith(tuple(names)) for interface in interfaces)
+    listed = ", ".join(sorted(interfaces))
+    return None if fits else f"there is no such interface; there are: {listed}"
+
+
+def debug_level_safe(job: Job) -> Iterator[Finding]:
+    """`TORCH_DISTRIBUTED_DEBUG` is a level that torch knows, and not the one that DDP dies of."""
+    name = "TORCH_DISTRIBUTED_DEBUG"
+    for_all = job.config.comm.env.get(name)
+    nodes_of: dict[str, list[str]] = defaultdict(list)
+    for node in job.holding:
+        level = node.environment.get(name, "OFF") if for_all is None else for_all
+        nodes_of[level.upper()].append(node.node)  # as torch reads it
+    for level, nodes in nodes_of.items():
+        if level in ("OFF", "INFO"):
+            continue
+        # torch wraps the default process group then, and DDP's logger dies on what it wraps
+        fatal = "DistributedDataParallel dies of a segmentation fault with it"
+        effect = fatal if level == "DETAIL" else "torch knows OFF, INFO and DETAIL"
+        yield error(
+            f"{name} is {level or 'empty'}: {effect}",
+            "unset it, and set comm.debug to true: collectives are compared then, too",
+            nodes if for_all is None else (),
+        )
+
+
+def clocks_agree(job: Job) -> Iterator[Finding]:
+    """Nodes' clocks are within 5 s of this machine's."""
+    for node in job.nodes:
+        if node.clock is not None and abs(node.clock) > _CLOCK:
+            ahead = "ahead of" if node.clock > 0 else "behind"
+            yield warn(
+                f"its clock is {abs(node.clock):.1f} s {ahead} this machine's: logs will mislead",
+                "let chrony or ntpd run there",
+                [node.node],
+            )
+
+
+def open_files(job: Job) -> Iterator[Finding]:
+    """Enough files may be open on a node: Ray and the process groups hold a socket per peer."""
+    for node in job.holding if len(job.holding) > 1 else ():
+        limit = node.limits.get("nofile", -1)
+        if 0 <= limit < _FILES:
+            what = f"at most {limit} files may be open there"
+            yield warn(what, "start Ray after ulimit -n 65536", [node.node])
+
+
+def network_reach(job: Job) -> Iterator[Finding]:
+    """Each node reaches the next one around a ring by TCP, with small and large messages."""
+    # A link on which nothing came back is worse than one that carries small messages.
+    bad = [link for link in job.links if link.problem]
+    bad.sort(key=lambda link: bool(link.latency_ms))
+    if not bad:
+        return
+    remedy = (
+        "let the nodes open TCP connections to each other on any port (firewall, security "
+        "group); if they share another network, name its interface with "
+        "--set comm.env.GLOO_SOCKET_IFNAME=NAME"
+    )
+    if bad[0].latency_ms is not None:
+        remedy = (
+            "small messages pass and large ones do not: give the interfaces of both nodes, and "
+            f"all between them, the same MTU; else {remedy}"
+        )
+    yield error(
+        f"{_way(bad[0])} does not work: {bad[0].problem}{_others(bad, job.links)}",
+        remedy,
+        _ends(bad),
+        links=[asdict(link) for link in bad],
+    )
+
+
+def network_latency(job: Job) -> Iterator[Finding]:
+    """A message to the next node and back takes at most 5 ms."""
+    links = [link for link in job.links if not link.local]
+    slow = {link: ms for link in links if (ms := link.latency_ms) and ms > HIGH_LATENCY_MS}
+    bad = sorted(slow, key=lambda link: -slow[link])
+    if not bad:
+        return
+    advice = [_accumulate(job)]
+    if job.config.comm.bucket_cap_mb < _LARGE_BUCKET_MB:
+        advice.insert(0, f"larger gradient buckets (--set comm.bucket_cap_mb={_LARGE_BUCKET_MB})")
+    yield warn(
+        f"a message {_way(bad[0])} and back takes {slow[bad[0]]:.1f} ms, more than "
+        f"{HIGH_LATENCY_MS:g} ms{_others(bad, links)}",
+        f"send less often: {', '.join(advice)}; or use nodes that are closer to each other",
+        _ends(bad),
+        links=[asdict(link) for link in bad],
+        limit_ms=HIGH_LATENCY_MS,
+    )
+
+
+def network_bandwidth(job: Job) -> Iterator[Finding]:
+    """One connection to the next node carries what a line of 10 Gbit/s does."""
+    links = [link for link in job.links if not link.local]
+    slow = {link: rate for link in links if (rate := link.mbits) is not None and rate < LOW_MBITS}
+    bad = sorted(slow, key=lambda link: slow[link])
+    if not bad:
+        return
+    advice = [_accumulate(job)]
+    if job.config.comm.compression == "none":
+        advice.insert(0, "half the bytes (--set comm.compression=bf16, or fp16)")
+    yield warn(
+        f"one connection {_way(bad[0])} carries {_speed(slow[bad[0]])}, less than "
+        f"{_speed(LOW_MBITS)}{_others(bad, links)}",
+        f"send less: {', '.join(advice)}",
+        _ends(bad),
+        links=[asdict(link) for link in bad],
+        limit_mbits=LOW_MBITS,
+    )
+
+
+def _accumulate(job: Job) -> str:
+    return f"more batches per exchange (--set train.accumulate={2 * job.config.train.accumulate})"
+
+
+def _way(link: Link) -> str:
+    return f"from {link.source} to {link.target}"
+
+
+def _others(bad: Sequence[Link], links: Sequence[Link]) -> str:
+    """How many links there are like the one that the sentence is about."""
+    return f"; it is so on {len(bad)} of {len(links)} links" if len(bad) > 1 else ""
+
+
+def _ends(links: Sequence[Link]) -> list[str]:
+    return list(dict.fromkeys(node for link in links for node in (link.source, link.target)))
+
+
+def _speed(mbits: float) -> str:
+    return f"{mbits / 1000:.3g} Gbit/s" if mbits >= 1000 else f"{mbits:.3g} Mbit/s"
+
+
+def supported(version: str | None, oldest: str, limit: str | None) -> bool:
+    """Whether ``oldest <= version < limit``; local and pre-release suffixes do not count."""
+    if version is None or not _numbers(version):
+        return False
+    numbers = _numbers(version)
+    return numbers >= _numbers(oldest) and (limit is None or numbers < _numbers(limit))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in match[0].split(".")] if match else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()  # 3.10.0 is 3.10
+    return tuple(numbers) if numbers else (0,) if match else ()

@@ -1,0 +1,398 @@
+"""Checks that the cluster can run the job: resources, devices, storage, memory and disks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from raygnn.config.places import size
+from raygnn.config.schema import Config
+from raygnn.config.values import NO_LAYERS
+from raygnn.preflight.cluster_checks import supported
+from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.findings import Finding, Job, error, info, some, warn
+
+# torch that fully shards: on CPUs, whose mean of gradients it once took for a sum, and on GPUs
+OLDEST_ON_CPU, OLDEST_ON_GPU = "2.9", "2.6"
+
+SHARE, CACHE, WEIGHTS, ROWS = (
+    "its share of the partition",
+    "the cache",
+    "weights, gradients and optimizer state",
+    "learned rows",
+)
+# what memory is used for → what to do if that is too much
+REMEDIES = {
+    SHARE: "add nodes (cluster.workers), or use nodes with more memory",
+    CACHE: "lower sampling.cache, or use nodes with more memory",
+    WEIGHTS: "lower model.hidden or model.layers, or set comm.shard",
+    ROWS: "lower model.embedding.dim, or add nodes (cluster.workers)",
+}
+
+_BF16 = (8, 0)  # compute capability
+_DISK_LOW = 2**30
+_DISK_NONE = 64 * 2**20
+
+
+def resources_fit(job: Job) -> Iterator[Finding]:
+    """Ray has room for all workers; with less it would wait without end."""
+    cluster, ray = job.config.cluster, job.resources
+    cpus, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker
+    worker = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
+    has = f"{ray.cpus:g} CPUs and {ray.gpus:g} GPUs"
+    fit = ray.workers(cpus, gpus)
+    values: dict[str, Any] = {
+        "workers": job.workers,
+        "fit": fit,
+        "cpus": ray.cpus,
+        "gpus": ray.gpus,
+    }
+    if job.workers > fit:
+        scarce = "gpus" if job.workers * gpus > ray.gpus else "cpus"
+        local = len(ray.nodes) == 1 and scarce == "cpus"
+        yield error(
+            f"{job.workers} × {worker} do not fit: Ray has {has} on "
+            f"{some(len(ray.nodes), 'node')}, room for {some(fit, 'such worker')}",
+            f"lower cluster.workers or cluster.{scarce}_per_worker"
+            + (", or let more workers share the CPUs with cluster.num_cpus" if local else ""),
+            **values,
+        )
+        return
+    if fit < job.most:
+        yield info(
+            f"the job starts with {some(fit, 'worker')} of up to {job.most}: Ray has {has}",
+            "add nodes, of which it makes use at once",
+            **values,
+        )
+    if not job.silent and (  # what a node that has just died had is not free either
+        job.fewest * cpus > ray.free_cpus or job.fewest * gpus > ray.free_gpus
+    ):
+        yield warn(
+            f"{job.fewest} × {worker} have to wait: other jobs leave {ray.free_cpus:g} CPUs and "
+            f"{ray.free_gpus:g} GPUs of {has}",
+            "wait for them, or lower cluster.workers",
+            **values,
+        )
+
+
+def devices_suit(job: Job) -> Iterator[Finding]:
+    """Precision, backend, sharding and torch's build suit the CPUs or GPUs that there are."""
+    config, gpus = job.config, job.config.cluster.gpus_per_worker
+    if config.precision == "fp16-mixed" and not (gpus and job.resources.gpus):
+        yield error(
+            "precision fp16-mixed needs GPUs, and the workers have none",
+            "set precision to bf16-mixed or fp32, or give each worker a GPU",
+        )
+    if config.comm.backend == "nccl" and not (gpus and job.resources.gpus):
+        yield error(
+            "comm.backend nccl works between GPUs, and the workers have none",
+            "set comm.backend to auto, or give each worker a GPU",
+        )
+    without_cuda = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
+    if gpus and without_cuda:
+        yield error(
+            f"cluster.gpus_per_worker is {gpus}, but torch is a build without CUDA",
+            "install a CUDA build of torch there",
+            without_cuda,
+        )
+    oldest = OLDEST_ON_GPU if gpus else OLDEST_ON_CPU
+    torches = {n.node: n.versions.get("torch") for n in job.holding}
+    old = {node: torch for node, torch in torches.items() if not supported(torch, oldest, None)}
+    if config.comm.shard == "full" and job.workers > 1 and old:
+        yield error(
+            f"comm.shard full needs torch >= {oldest} on {'GPUs' if gpus else 'CPUs'}, and there "
+            f"is {', '.join(sorted({version or 'none' for version in old.values()}))}",
+            "install a newer torch there, or set comm.shard to optimizer",
+            old,
+        )
+    if ":" in config.model.kind:
+        yield from _dgl_suits(job)
+
+
+def _dgl_suits(job: Job) -> Iterator[Finding]:
+    """A class of the user's may be built of dgl.nn, which goes only where DGL's kernels go."""
+    config, gpus = job.config, job.config.cluster.gpus_per_worker
+    on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
+    if gpus and on_cpus:
+        yield warn(
+            f"DGL is a build for CPUs: if {config.model.kind} uses dgl.nn, it cannot run on GPUs",
+            "build it of raygnn.models or plain torch, or set cluster.gpus_per_worker to 0",
+            on_cpus,
+        )
+    if config.precision == "bf16-mixed" and not gpus:
+        yield warn(
+            f"precision bf16-mixed on CPUs: if {config.model.kind} uses attention layers of dgl.nn "
+            "(GATConv), they meet bf16 and fp32 at once and fail",
+            "set precision to bf16 or fp32",
+        )
+
+
+def bf16_is_there(job: Job) -> Iterator[Finding]:
+    """The processors or GPUs can compute in bf16, where `precision` says so."""
+    if job.config.precision not in ("bf16", "bf16-mixed"):
+        return
+    if not job.config.cluster.gpus_per_worker:
+        units = {"avx512_bf16", "amx_bf16"}
+        slow = [node.node for node in job.holding if units.isdisjoint(node.cpu_flags)]
+        if slow:
+            yield info(
+                "the processor has no bf16 instructions: products are computed in fp32, so that "
+                "bf16 saves memory and bytes, and little time",
+                nodes=slow,
+            )
+        return
+    for node in job.holding:
+        old = sorted({gpu.model for gpu in node.gpus if gpu.capability and gpu.capability < _BF16})
+        if old:
+            yield warn(
+                f"{', '.join(old)} cannot compute in bf16 (compute capability below 8.0)",
+                "set precision to fp16-mixed or fp32",
+                [node.node],
+            )
+
+
+def gpus_are_there(job: Job) -> Iterator[Finding]:
+    """There are as many GPUs as Ray was told of, and none twice: two ranks on one hang in NCCL."""
+    if not job.config.cluster.gpus_per_worker:
+        return
+    gpus = {node.node: len(node.gpus) for node in job.nodes}
+    for node in job.resources.nodes:
+        if node.gpus > gpus.get(node.node, node.gpus):
+            yield error(
+                f"Ray was told of {node.gpus:g} GPUs, the machine has {gpus[node.node]}: ranks "
+                "would share one",
+                "start Ray there without --num-gpus, or with the real number",
+                [node.node],
+            )
+    nodes_of: dict[str, list[str]] = defaultdict(list)
+    for holder in job.holding:
+        for gpu in holder.gpus:
+            if gpu.uuid:
+                nodes_of[gpu.uuid].append(holder.node)
+    for uuid, nodes in nodes_of.items():
+        if len(nodes) > 1:
+            yield error(
+                f"GPU {uuid} is given away more than once: two ranks would be on one GPU",
+                "start one Ray node per machine, or give each its own CUDA_VISIBLE_DEVICES",
+                nodes,
+            )
+
+
+def gpus_are_free(job: Job) -> Iterator[Finding]:
+    """No other process uses the GPUs."""
+    for node in job.holding if job.config.cluster.gpus_per_worker else ():
+        processes = sorted({pid for gpu in node.gpus for pid in gpu.processes})
+        if processes:
+            yield warn(
+                f"other processes use its GPUs: {', '.join(map(str, processes[:5]))}",
+                "end them, or expect less memory and speed",
+                [node.node],
+            )
+
+
+def model_runs(job: Job) -> Iterator[Finding]:
+    """A model of your own takes one batch forward and backward, on the CPU of the machine where
+    the command runs: blocks, features and seeds of a small random graph that is like yours."""
+    if job.dry_run is not None and job.dry_run.severity is not None:
+        yield Finding("model_runs", job.dry_run.severity, job.dry_run.what, job.dry_run.remedy)
+
+
+def storage_visible(job: Job) -> Iterator[Finding]:
+    """`storage` is one directory for all nodes, and can be written on each."""
+    texts = {
+        "missing": "does not exist there",
+        "other": "is another directory there than here",
+        "readonly": "cannot be made or written there",
+    }
+    for state, text in texts.items():
+        nodes = [node.node for node in job.nodes if node.storage == state]
+        if nodes:
+            yield error(
+                f"storage {job.config.storage} {text}",
+                "set storage to a directory that every node mounts and may write",
+                nodes,
+            )
+
+
+def memory_fits(job: Job) -> Iterator[Finding]:
+    """A node has memory for its share of the partition, the cached rows of others, and weights
+    with their gradients and the optimizer's state."""
+    if not job.holding:
+        return
+    yield from _gpu_memory_fits(job)
+    uses, fewer = memory_plan(job, job.workers), sum(memory_plan(job, job.fewest).values())
+    need = sum(uses.values())
+    # the partition is mapped: what is not used for long makes room
+    held = need - uses[SHARE]
+    told = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
+    remedy = REMEDIES[max(uses, key=lambda use: uses[use])]
+    # a graph that is yet to be partitioned is in memory now, and goes before training begins
+    freed = 0 if job.partition.directory else job.partition.bytes
+    for node in job.holding:
+        if node.memory is None or node.memory_available is None:
+            continue
+        available = min(node.memory, node.memory_available + freed)
+        if fewer > node.memory >= need:
+            yield warn(
+                f"with {some(job.fewest, 'worker')} (cluster.workers) {size(fewer)} would be "
+                f"needed, the node has {size(node.memory)} of memory",
+                "raise the fewest workers in cluster.workers to what the memory is enough for",
+                [node.node],
+                need=fewer,
+                memory=node.memory,
+            )
+        values = {"need": need, "memory": node.memory, "available": available}
+        if need > node.memory or held > available:
+            yield error(
+                f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "
+                f"{size(available)} are available",
+                remedy,
+                [node.node],
+                **values,
+            )
+        elif need > 0.8 * node.memory_available:
+            yield warn(
+                f"{told} take {size(need)}, only {size(available)} of memory are free",
+                "stop other programs there, or add nodes",
+                [node.node],
+                **values,
+            )
+
+
+def _gpu_memory_fits(job: Job) -> Iterator[Finding]:
+    need = weight_bytes(job, job.workers) if job.config.cluster.gpus_per_worker else 0
+    for node in job.holding:
+        smallest = min((gpu.memory for gpu in node.gpus if gpu.memory), default=None)
+        if smallest is not None and need > smallest:
+            yield error(
+                f"{WEIGHTS} take {size(need)}, a GPU has {size(smallest)} of memory",
+                REMEDIES[WEIGHTS],
+                [node.node],
+                need=need,
+                memory=smallest,
+            )
+
+
+def disk_space(job: Job) -> Iterator[Finding]:
+    """`storage` has room for checkpoints."""
+    for node in job.nodes:
+        if node.storage != "ok":
+            continue  # /proc and others of its kind have no room either
+        if node.disk_free is not None and node.disk_free < _DISK_LOW:
+            finding = error if node.disk_free < _DISK_NONE else warn
+            yield finding(
+                f"storage {job.config.storage} has {size(node.disk_free)} free for checkpoints",
+                "free space there, or change storage",
+                [node.node],
+            )
+
+
+def cache_usable(job: Job) -> Iterator[Finding]:
+    """A node can write to the place of its own copy of the partition, `staging.path`."""
+    if job.config.task.of_graphs:
+        return  # which are read where they lie
+    place = job.config.staging.path or "the temporary directory (staging.path is null)"
+    for node in job.holding:
+        if node.cache is not None:
+            yield error(
+                f"copies of the partition cannot be kept in {place}: {node.cache}",
+                "set staging.path to a directory of your own, which need not exist",
+                [node.node],
+            )
+
+
+def cache_space(job: Job) -> Iterator[Finding]:
+    """A node has room for its own copy of its share of the partition."""
+    if job.config.task.of_graphs:
+        return  # which are read where they lie
+    share = job.partition.bytes / max(1, min(len(job.holding), job.fewest))
+    for node in job.holding:
+        if node.cache is None and node.cache_free is not None and node.cache_free < share:
+            yield warn(
+                f"its copy of the partition takes up to {size(share)}, staging.path has "
+                f"{size(node.cache_free)} free",
+                "free space there, or set staging.path to another disk",
+                [node.node],
+            )
+
+
+# ------------------------------------------------------------------------------------ memory
+
+
+def memory_plan(job: Job, workers: int) -> dict[str, float]:
+    """Bytes of a node with so many workers, about, by what they are kept for; batches and
+    activations come on top. With GPUs the weights are in theirs.
+    """
+    config, facts = job.config, job.partition
+    here = max(1, workers // max(1, len(job.holding)))  # workers that some node has at least
+    part = min(1.0, here / max(1, workers))
+    share, cache = facts.bytes * part, config.sampling.cache
+    return {
+        SHARE: share,
+        CACHE: 0.0 if cache == "auto" else cache * (facts.bytes - share),
+        WEIGHTS: 0.0 if config.cluster.gpus_per_worker else weight_bytes(job, workers) * here,
+        ROWS: _row_bytes(config, facts) * part,
+    }
+
+
+def weight_bytes(job: Job, workers: int) -> float:
+    """Of a worker's weights, gradients and optimizer state, in a step; see docs/sharding.md. Of
+    the weights alone where nothing is trained."""
+    config, train = job.config, job.config.train
+    weights = parameters(config, job.partition) * (2 if config.precision == "bf16" else 4)
+    if not config.trains:
+        return weights
+    # numbers that the optimizer keeps for each weight
+    state = int(train.momentum > 0) if train.optimizer == "sgd" else 2
+    copies = {
+        "none": 2 + state,
+        "optimizer": 2 + state / workers,
+        "full": (2 + state) / workers,
+    }
+    return weights * copies[config.comm.shard]
+
+
+def parameters(config: Config, facts: PartitionFacts) -> int:
+    """How many weights the network has, about: a matrix for each layer and edge type. Of a class
+    of the user's, and of a dataset that only the ranks open, 0."""
+    model, task = config.model, config.task
+    if ":" in model.kind or model.kind == NO_LAYERS:
+        return 0
+    widths = _widths(config, facts)
+    into = [widths[etype[0]] for etype in facts.edges] or list(widths.values())
+    # the classes are not known yet; what reads edges or graphs gets as much as a hidden layer gives
+    last = model.hidden if config.tasks or task.of_edges or task.of_graphs else 1
+    inputs = [sum(into), *[len(into) * model.hidden] * (model.layers - 1)]
+    outputs = [*[model.hidden] * (model.layers - 1), last]
+    return sum(width * out for width, out in zip(inputs, outputs, strict=True))
+
+
+def _widths(config: Config, facts: PartitionFacts) -> dict[str, int]:
+    """Node type → width of what goes into the first layer."""
+    model, widths = config.model, {}
+    for ntype in facts.nodes:
+        columns = facts.columns.get(ntype, {})
+        named = [columns[name][0] for name in model.feature_names if columns.get(name)]
+        width = sum(math.prod(column.shape) for column in named)
+        width += sum(size for name, size in model.categories.items() if name in columns)
+        if model.embedding is not None and model.embedding.covers(ntype, bool(width)):
+            width += model.embedding.dim
+        widths[ntype] = width
+    return widths
+
+
+def _row_bytes(config: Config, facts: PartitionFacts) -> float:
+    """Of all learned rows, and where they are trained the state of their optimizer."""
+    embedding = config.model.embedding
+    if embedding is None:
+        return 0.0
+    inputs = {*config.model.feature_names, *config.model.categories}
+    rows = sum(
+        number
+        for ntype, number in facts.nodes.items()
+        if embedding.covers(ntype, not inputs.isdisjoint(facts.columns.get(ntype, {})))
+    )
+    state = (2 if embedding.optimizer == "adam" else 1) if config.trains else 0
+    return 4.0 * rows * embedding.dim * (1 + state)
