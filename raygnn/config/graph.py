@@ -105,13 +105,6 @@ class OgbGraph(_Graph):
     )
 
 
-class CsvGraph(_Graph):
-    """A directory that dgl.data.CSVDataset reads: meta.yaml, and CSV files of nodes and edges."""
-
-    format: Literal["csv"] = Field(description="Format of the input graph.")
-    path: InputPath = Field(description="The directory with meta.yaml.")
-
-
 class PlantedGraph(_Graph):
     """A generated graph: power-law degrees, communities, features that need the neighbourhood."""
 
@@ -181,7 +174,6 @@ GraphConfig: TypeAlias = (
     | TablesGraph
     | TriplesGraph
     | OgbGraph
-    | CsvGraph
     | PlantedGraph
     | ManyGraphs
 )
@@ -192,7 +184,6 @@ FORMATS: dict[str, type[Section]] = {
     "tables": TablesGraph,
     "triples": TriplesGraph,
     "ogb": OgbGraph,
-    "csv": CsvGraph,
     "planted": PlantedGraph,
     "graphs": ManyGraphs,
 }

@@ -46,7 +46,7 @@ def stored_files(meta: Stored) -> dict[str, int]:
 def stored_jsons(meta: Stored) -> tuple[str, ...]:
     """The files that say what it is; of a partition DGL's json, and our manifest if it has one."""
     from raygnn.graph.collection import CollectionMeta
-    from raygnn.graph.collection.data import MANIFEST as OF_COLLECTION
+    from raygnn.graph.collection.collection_manifest import MANIFEST as OF_COLLECTION
     from raygnn.graph.partition.layout import MANIFEST
 
     if isinstance(meta, CollectionMeta):

@@ -23,16 +23,16 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
+    collection_store,
     ensure_collection,
     find_collection,
     open_samples,
     read_collection,
     split_graphs,
-    store,
     verify,
 )
-from raygnn.graph.collection.columns import common_dtype
-from raygnn.graph.collection.mapped import Collection
+from raygnn.graph.collection.mapped_collection import Collection
+from raygnn.graph.collection.pack import common_dtype
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 
@@ -300,10 +300,10 @@ def test_dtypes_are_widened_without_loss(
 
 def test_many_rows_before_a_wider_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the file already is converted in pieces."""
-    from raygnn.graph.collection import columns
+    from raygnn.graph.collection import pack
 
-    for name, value in (("_BUFFER_BYTES", 64), ("_BUFFER_ARRAYS", 2), ("_PIECE_BYTES", 24)):
-        monkeypatch.setattr(columns, name, value)
+    for name, value in (("_BUFFER_BYTES", 64), ("_BUFFER_ARRAYS", 2)):
+        monkeypatch.setattr(pack, name, value)
     kinds = [torch.bfloat16] * 40 + [torch.float32] * 3 + [torch.float64] + [torch.float16] * 3
     feats = [torch.randn(3, 2).to(kind) for kind in kinds]
     file = save(tmp_path / "g.bin", [ring(3, feat=f) for f in feats], y=[0] * len(feats))
@@ -518,8 +518,8 @@ def test_a_full_disk(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "sync", full)
-    with pytest.raises(DataError, match="the quota is full: No space left") as caught:
+    monkeypatch.setattr(collection_store, "sync", full)
+    with pytest.raises(DataError, match="disk or the quota is full: No space left") as caught:
         ensure_collection(job(tmp_path / "runs", file))
     assert "free space" in str(caught.value)
     assert not (tmp_path / "runs").exists()

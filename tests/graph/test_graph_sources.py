@@ -15,14 +15,14 @@ from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.dgl_file import open_graphs
-from raygnn.graph.sources import gin, shards
+from raygnn.graph.sources import gin_text, saved_graphs
 
 TINY = "2\n3 7\n5 1 1\n-2 2 0 2\n5 1 1\n1 -1\n9 0\n"
 
 
 def read_text(path: Path, text: str) -> tuple[dict[str, Any], list[GraphData]]:
     path.write_text(text)
-    with gin.read(path) as graphs:
+    with gin_text.read_all(path) as graphs:
         return {"labels": graphs.labels, "values": graphs.values}, list(graphs.graphs)
 
 
@@ -44,7 +44,7 @@ def test_text(tmp_path: Path) -> None:
 
 def test_text_that_is_numbered_as_another(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text(TINY)
-    with gin.read(tmp_path / "g.txt", tags=[9, 3, 5, -2], labels=[7]) as graphs:
+    with gin_text.read_all(tmp_path / "g.txt", tags=[9, 3, 5, -2], labels=[7]) as graphs:
         assert graphs.labels["label"].tolist() == [0, -1]  # which is not known
         assert graphs.values == {"label": [7], "tag": [9, 3, 5, -2]}
         first, second = graphs.graphs
@@ -62,7 +62,7 @@ def test_text_with_attributes_and_empty_graphs(tmp_path: Path) -> None:
 
 
 def test_mutag(data_dir: Path) -> None:
-    with gin.read(data_dir / "graphs" / "MUTAG.txt") as graphs:
+    with gin_text.read_all(data_dir / "graphs" / "MUTAG.txt") as graphs:
         assert graphs.num == 188
         assert np.bincount(graphs.labels["label"]).tolist() == [63, 125]
         every = list(graphs.graphs)
@@ -111,7 +111,7 @@ def test_malformed_text(text: str, fragments: list[str], tmp_path: Path) -> None
 
 
 def test_tags_of_too_many_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raygnn.graph.sources.files.memory", lambda: (64, 64))
+    monkeypatch.setattr("raygnn.graph.sources.input_files.memory", lambda: (64, 64))
     read_text(tmp_path / "g.txt", "1\n3 0\n1 0\n2 0\n3 0\n")
     with pytest.raises(DataError, match="5 nodes, of 5 kinds, would take"):
         read_text(tmp_path / "g.txt", "1\n5 0\n1 0\n2 0\n3 0\n4 0\n5 0\n")
@@ -130,7 +130,7 @@ def test_damaged_text_is_refused_or_harmless(
     where = int(len(data) * at)
     file.write_bytes(data[:where] + (b"" if cut else garbage + data[where + len(garbage) :]))
     try:
-        with gin.read(file) as graphs:
+        with gin_text.read_all(file) as graphs:
             list(graphs.graphs)
     except DataError as error:
         assert str(file) in str(error)  # noqa: PT017
@@ -175,7 +175,10 @@ def test_labels_that_end_elsewhere(tmp_path: Path) -> None:
 def test_labels_of_another_number(label: torch.Tensor, tmp_path: Path) -> None:
     graph = dgl().graph((torch.tensor([0]), torch.tensor([1])))
     path = save(tmp_path / "g.bin", [graph, graph], {"y": label})
-    with pytest.raises(DataError, match=r"labels 'y': .*there are 2 graphs"), shards.read(path):
+    with (
+        pytest.raises(DataError, match=r"labels 'y': .*there are 2 graphs"),
+        saved_graphs.read_all(path),
+    ):
         pass
 
 
@@ -194,7 +197,7 @@ def test_types_and_order_of_edges(tmp_path: Path) -> None:
         save(tmp_path / "g.bin", [graph]),
         save(tmp_path / "csc" / "g.bin", [graph.formats("csc")]),
     ):
-        with shards.read(file) as graphs:
+        with saved_graphs.read_all(file) as graphs:
             (data,) = graphs.graphs
         assert {ntype: frame.num for ntype, frame in data.nodes.items()} == {"user": 3, "item": 2}
         edges = data.edges["user", "buys", "item"]
@@ -221,7 +224,7 @@ def test_damaged_shards_are_refused_or_harmless(tmp_path_factory: pytest.TempPat
     def run(at: int, garbage: bytes, cut: bool) -> None:
         file.write_bytes(whole[:at] + (b"" if cut else garbage + whole[at + len(garbage) :]))
         try:
-            with shards.read(file) as graphs:
+            with saved_graphs.read_all(file) as graphs:
                 list(graphs.graphs)
         except DataError as error:
             assert str(file) in str(error)  # noqa: PT017

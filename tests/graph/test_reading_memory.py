@@ -17,7 +17,6 @@ from tables_builder import changed, write_shop
 
 from raygnn.cli import main
 from raygnn.config.graph import (
-    CsvGraph,
     DglGraph,
     GraphConfig,
     NpzGraph,
@@ -33,8 +32,8 @@ from raygnn.graph.data import GraphData
 from raygnn.graph.partition.dgl_file import write_graph
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph, planted, reading_bytes
-from raygnn.graph.tables import growing
-from raygnn.graph.tables.growing import Growing
+from raygnn.graph.tables import columns
+from raygnn.graph.tables.columns import Growing
 from tests.hostile import assert_refused, outcomes
 
 NODES, EDGES, WIDTH = 20_000, 100_000, 8
@@ -109,21 +108,6 @@ def write_big_triples(place: Path) -> GraphConfig:
     return TriplesGraph(format="triples", path=place / "train.txt")
 
 
-def write_big_csv(place: Path) -> GraphConfig:
-    arrays = drawn()
-    rows = (
-        f'{n},{y},"{", ".join(map(str, row))}"\n'
-        for n, (y, row) in enumerate(zip(arrays["node_labels"], arrays["node_features"]))
-    )
-    (place / "nodes.csv").write_text("node_id,label,feat\n" + "".join(rows))
-    edges = "".join(f"{a},{b}\n" for a, b in arrays["edges"])
-    (place / "edges.csv").write_text("src_id,dst_id\n" + edges)
-    meta = {"dataset_name": "big", "node_data": [{"file_name": "nodes.csv"}],
-            "edge_data": [{"file_name": "edges.csv"}]}  # fmt: skip
-    (place / "meta.yaml").write_text(yaml.safe_dump(meta))
-    return CsvGraph(format="csv", path=place)
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -132,7 +116,6 @@ def write_big_csv(place: Path) -> GraphConfig:
         pytest.param(lambda place: write_big_tables(place, "parquet"), id="parquet"),
         pytest.param(lambda place: write_big_tables(place, "csv.gz"), id="csv.gz"),
         write_big_triples,
-        write_big_csv,
         pytest.param(
             lambda _: PlantedGraph(format="planted", nodes=NODES, degree=5, features=WIDTH),
             id="planted",
@@ -239,8 +222,8 @@ def test_an_archive_that_claims_more_than_there_is(tmp_path: Path) -> None:
 
 def test_arrays_do_not_outgrow_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where a file holds more than it seemed to, as one packed in several members may."""
-    monkeypatch.setattr(growing, "_LARGE", 1000)
-    monkeypatch.setattr(growing, "memory", lambda: (GIB, 5000))
+    monkeypatch.setattr(columns, "_LARGE", 1000)
+    monkeypatch.setattr(columns, "memory", lambda: (GIB, 5000))
     rows = Growing(np.float32, 4)
     rows.append(np.ones((100, 4), np.float32))
     with pytest.raises(MemoryError, match="6 KiB more for 500 rows"):
@@ -335,14 +318,3 @@ def test_numbers_that_float32_does_not_hold_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"column 3 is -1e\+300") as caught:
         load_graph(DglGraph(format="dgl", path=tmp_path / "a.dgl"))
     assert str(caught.value.where).endswith("_N/feat, row 7")
-
-    graph = write_big_csv(tmp_path)
-    file = tmp_path / "nodes.csv"
-    lines = file.read_text().splitlines()
-    for value in ("1e39", "0.5, -1e300, " + ", ".join(["1"] * 6)):
-        wide = [f'{n},0,"{value if n == 4 else ", ".join(["1.5"] * (value.count(",") + 1))}"'
-                for n in range(NODES)]  # fmt: skip
-        file.write_text("\n".join([lines[0], *wide]))
-        with pytest.raises(DataError, match=r"the number is (1e\+39|-1e\+300)") as caught:
-            load_graph(graph)
-        assert "row 5 (line 6), column 'feat'" in str(caught.value.where)

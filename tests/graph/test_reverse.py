@@ -13,7 +13,7 @@ from raygnn.graph.data import EdgeFrame
 from raygnn.graph.partition.layout import load_part, read_meta
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.sources import digest, load_graph
-from raygnn.graph.sources.reverse import add_reverses
+from raygnn.graph.sources.transforms import add_reverses
 from tests.graphs import ITEM, TAG, typed_graph
 
 TRIPLE, REVERSE = ("entity", "triple", "entity"), ("entity", "rev_triple", "entity")

@@ -29,8 +29,7 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph import validate
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources import digest, load_graph
-from raygnn.graph.sources.edges import both_directions
-from raygnn.graph.sources.normalize import normalize
+from raygnn.graph.sources.transforms import both_directions, normalize
 
 
 def load(section: dict[str, Any]) -> GraphData:

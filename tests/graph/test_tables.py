@@ -29,8 +29,8 @@ from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.tables import ids as numbering
 from raygnn.graph.tables import reader
 from raygnn.graph.tables.columns import INTEGER
-from raygnn.graph.tables.shares import draw
-from raygnn.graph.tables.spec import RandomSplit
+from raygnn.graph.tables.description import RandomSplit
+from raygnn.graph.tables.frames import draw
 
 BOUGHT = ("user", "bought", "item")
 KINDS = ("csv", "csv.gz", "tsv", "parquet")

@@ -14,7 +14,7 @@ from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.collection import open_samples, split_graphs
-from raygnn.graph.collection.user import UserSamples
+from raygnn.graph.collection.user_dataset import UserSamples
 from raygnn.graph.dgl import capabilities, dgl
 
 MODULE = '''

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError
-from raygnn.graph.collection.data import CollectionMeta, read_collection, verify
+from raygnn.graph.collection.collection_manifest import CollectionMeta, read_collection, verify
+from raygnn.graph.collection.collection_store import (
+    MissingCollection,
+    ensure_collection,
+    find_collection,
+)
 from raygnn.graph.collection.splits import split_graphs
-from raygnn.graph.collection.store import MissingCollection, ensure_collection, find_collection
 from raygnn.graph.remote import RemotePath
 
 if TYPE_CHECKING:
@@ -48,7 +52,7 @@ def open_samples(config: Config, directory: AnyPath | None, *, others: bool = Fa
     graph = config.graph if isinstance(config.graph, ManyGraphs) else ManyGraphs(format="graphs")
     split = None if others else graph
     if graph.dataset is not None:
-        from raygnn.graph.collection.user import UserSamples
+        from raygnn.graph.collection.user_dataset import UserSamples
 
         return UserSamples(graph.dataset, graph.args, split, target=config.task.target)
     if isinstance(directory, RemotePath):
@@ -57,7 +61,7 @@ def open_samples(config: Config, directory: AnyPath | None, *, others: bool = Fa
             where="partition.path",
             remedy="copy the collection to a directory that every node sees",
         )
-    from raygnn.graph.collection.mapped import Collection
+    from raygnn.graph.collection.mapped_collection import Collection
 
     meta = ensure_collection(config) if directory is None else read_collection(directory)
     meta.check_target(config.task, known=not others)

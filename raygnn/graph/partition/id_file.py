@@ -6,7 +6,6 @@ An Arrow IPC file of one record batch with the column ``id``, int64 or large_str
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from raygnn.errors import DataError
 from raygnn.graph.partition.dgl_file import Written
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.manifest import checked
-from raygnn.graph.sources.files import update_digest
+from raygnn.graph.sources.input_files import sha256
 from raygnn.util.files import sync_file
 
 _CHUNK = 1 << 22
@@ -40,9 +39,7 @@ def write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, Written]:
             with pa.ipc.new_file(stream, batch.schema) as writer:
                 writer.write_batch(batch)
             sync_file(stream)
-        digest = hashlib.sha256()
-        update_digest(digest, file)
-        written[f"ids/{file.name}"] = Written(file.stat().st_size, digest.hexdigest())
+        written[f"ids/{file.name}"] = Written(file.stat().st_size, sha256(file))
     return written
 
 

@@ -1,9 +1,9 @@
 """Where graphs come from: one module for each format, imported when it is asked for.
 
-A module has ``files(graph)`` (the files that are read, in a fixed order), ``read(graph)`` (the
-:class:`~raygnn.graph.data.GraphData`), ``DEFAULT_NORMALIZE`` and ``VERSION``, which goes up
-when the same input starts to give another graph. Where memory is not about the size of the files,
-``reading_bytes(graph)`` estimates it.
+A module of a format has ``files(graph)`` (the files that are read, in a fixed order),
+``read(graph)`` (the :class:`~raygnn.graph.data.GraphData`), ``DEFAULT_NORMALIZE`` and ``VERSION``,
+which goes up when the same input starts to give another graph. Where memory is not about the size
+of the files, ``reading_bytes(graph)`` estimates it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from types import ModuleType
 from raygnn.config.graph import GraphConfig, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
-from raygnn.graph.sources.files import out_of_memory, unpacked_size, update_digest
-from raygnn.graph.sources.normalize import normalize
-from raygnn.graph.sources.reverse import add_reverses
+from raygnn.graph.sources.input_files import out_of_memory, sha256, unpacked_size
+from raygnn.graph.sources.transforms import add_reverses, normalize
+
+# formats whose module is not called as they are
+_MODULES = {"dgl": "saved_graphs", "tables": "table_graph"}
 
 
 def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = True) -> GraphData:
@@ -39,18 +41,14 @@ def load_graph(graph: GraphConfig, *, needs_masks: bool = True, trains: bool = T
             first bad row; or there is not enough memory to read it.
     """
     try:
-        return _load(graph, needs_masks, trains)
+        data: GraphData = _module(graph.format).read(graph)
+        data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
+        validate.check(data, needs_masks=needs_masks, trains=trains)
+        normalize(data, scaling(graph.format, graph.normalize))
+        if _has_reverses(graph):
+            add_reverses(data)
     except MemoryError as error:
         raise out_of_memory(str(getattr(graph, "path", graph.format)), error) from None
-
-
-def _load(graph: GraphConfig, needs_masks: bool, trains: bool) -> GraphData:
-    data: GraphData = _module(graph.format).read(graph)
-    data.name = re.sub(r"[^\w.-]", "_", data.name)  # it becomes part of file names
-    validate.check(data, needs_masks=needs_masks, trains=trains)
-    normalize(data, scaling(graph.format, graph.normalize))
-    if wants_reverses(graph):
-        add_reverses(data)
     return data
 
 
@@ -64,13 +62,11 @@ def digest(graph: GraphConfig) -> str:
     options = graph.model_dump(mode="json", exclude={"path", "vocabulary"})
     options["normalize"] = scaling(graph.format, graph.normalize)
     options["version"] = module.VERSION
-    if not wants_reverses(graph):  # what was made before there was the key is the same
+    if not _has_reverses(graph):  # digests from before there was the key stay the same
         options.pop("reverse", None)
     total = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for file in module.files(graph):
-        content = hashlib.sha256()
-        update_digest(content, file)
-        total.update(content.digest())
+        total.update(bytes.fromhex(sha256(file)))
     return total.hexdigest()
 
 
@@ -87,8 +83,7 @@ def reading_bytes(graph: GraphConfig) -> int:
     return sum(map(unpacked_size, module.files(graph)))
 
 
-def wants_reverses(graph: GraphConfig) -> bool:
-    """Whether edges are to be there the other way round, too."""
+def _has_reverses(graph: GraphConfig) -> bool:
     return isinstance(graph, ReversibleGraph) and graph.reverse
 
 
@@ -101,4 +96,5 @@ def scaling(graph_format: str, chosen: str | None) -> str:
 
 
 def _module(graph_format: str) -> ModuleType:
-    return importlib.import_module(f"raygnn.graph.sources.{graph_format}")
+    name = _MODULES.get(graph_format, graph_format)
+    return importlib.import_module(f"raygnn.graph.sources.{name}")

@@ -20,22 +20,23 @@ from raygnn.errors import DataError
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
-    SPLITS,
+    MASKS,
     EdgeFrame,
     GraphData,
     NodeFrame,
     etype_str,
 )
-from raygnn.graph.sources import convert
-from raygnn.graph.sources.convert import Array
-from raygnn.graph.sources.edges import both_directions
-from raygnn.graph.sources.files import check_file, check_fits_memory
+from raygnn.graph.sources import input_files
+from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory
+from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"
 
 _BOTH, _ONE = 80, 32  # bytes of a listed pair while edges are made of it
-_ARRAYS = ("node_features", "node_labels", "edges", *(f"{split}_masks" for split in SPLITS))
+_STORED_MASKS = {mask: f"{mask}s" for mask in MASKS}
+_ARRAYS = ("node_features", "node_labels", "edges", *_STORED_MASKS.values())
+_REMEDY = "The file is truncated or not an .npz: get it or save it again."
 
 
 def files(graph: NpzGraph) -> list[Path]:
@@ -48,11 +49,11 @@ def reading_bytes(graph: NpzGraph) -> int:
     directions."""
     with _opened(Path(graph.path)) as archive:
         arrays = _headers(archive, graph)
-    whole = sum(array.nbytes for array in arrays.values())
+    total = sum(array.nbytes for array in arrays.values())
     for name, dtype in (("node_features", np.float32), ("node_labels", np.int64)):
         if arrays[name].dtype != dtype:  # another copy
-            whole += arrays[name].size * np.dtype(dtype).itemsize
-    return whole + len(arrays["edges"]) * (_BOTH if graph.undirected else _ONE)
+            total += arrays[name].size * np.dtype(dtype).itemsize
+    return total + len(arrays["edges"]) * (_BOTH if graph.undirected else _ONE)
 
 
 def read(graph: NpzGraph) -> GraphData:
@@ -68,33 +69,29 @@ def read(graph: NpzGraph) -> GraphData:
     file = Path(graph.path)
     origin = {name: f"{file}: {name}" for name in _ARRAYS}
     with _opened(file) as archive:
-        headers = _headers(archive, graph)  # nothing is expanded before all of them agree
-        arrays = {name: _array(archive, name, origin[name]) for name in headers}
+        _headers(archive, graph)  # nothing is expanded before all of them agree
+        arrays = {name: _array(archive, name, origin[name]) for name in _ARRAYS}
 
-    feat = convert.to_features(arrays["node_features"], origin["node_features"])
-    num = len(feat)
-    data = {"feat": feat, "label": convert.to_labels(arrays["node_labels"], origin["node_labels"])}
-    for split in SPLITS:
-        name = f"{split}_masks"
-        mask = _split(arrays[name], graph.split, origin[name])
-        data[f"{split}_mask"] = convert.to_mask(mask, origin[name])
-    source, target = (
-        convert.to_ids(arrays["edges"][:, end], num, origin["edges"], name)
-        for end, name in enumerate(("source", "destination"))
-    )
+    feat = input_files.to_features(arrays["node_features"], origin["node_features"])
+    label = input_files.to_labels(arrays["node_labels"], origin["node_labels"])
+    data = {"feat": feat, "label": label}
+    for mask, name in _STORED_MASKS.items():
+        rows = _split(arrays[name], graph.split, origin[name])
+        data[mask] = input_files.to_mask(rows, origin[name])
+    num, pairs = len(feat), arrays["edges"]
+    source = input_files.to_ids(pairs[:, 0], num, origin["edges"], "source")
+    target = input_files.to_ids(pairs[:, 1], num, origin["edges"], "destination")
     if graph.undirected:
         source, target = both_directions(source, target, num)
-    ends = EdgeFrame(np.ascontiguousarray(source), np.ascontiguousarray(target))
-    stored = {"feat": "node_features", "label": "node_labels"}
-    stored |= {f"{split}_mask": f"{split}_masks" for split in SPLITS}
-    etype = etype_str(DEFAULT_ETYPE)
+    edges = EdgeFrame(np.ascontiguousarray(source), np.ascontiguousarray(target))
+    stored = {"feat": "node_features", "label": "node_labels", **_STORED_MASKS}
     return GraphData(
         name=file.stem,
         nodes={DEFAULT_NTYPE: NodeFrame(num, data)},
-        edges={DEFAULT_ETYPE: ends},
+        edges={DEFAULT_ETYPE: edges},
         origin={"": str(file)}
         | {f"{DEFAULT_NTYPE}/{name}": origin[array] for name, array in stored.items()}
-        | {f"{etype}/{end}": origin["edges"] for end in ("src", "dst")},
+        | {f"{etype_str(DEFAULT_ETYPE)}/{end}": origin["edges"] for end in ("src", "dst")},
     )
 
 
@@ -104,29 +101,26 @@ def _headers(archive: zipfile.ZipFile, graph: NpzGraph) -> dict[str, Array]:
     Raises:
         DataError: one is missing or cannot be, or they do not fit each other.
     """
-    found = [info.filename.removesuffix(".npy") for info in archive.infolist()]
-    missing = [name for name in _ARRAYS if name not in found]
+    stored = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+    missing = [name for name in _ARRAYS if name not in stored]
     if missing:
         raise DataError(
-            f"it holds no array {missing[0]}, only {', '.join(found[:20])[:200] or 'nothing'}",
+            f"it holds no array {missing[0]}, only {', '.join(stored[:20])[:200] or 'nothing'}",
             where=str(graph.path),
             remedy=f"Save the archive with the arrays {', '.join(_ARRAYS)}.",
         )
     origin = {name: f"{graph.path}: {name}" for name in _ARRAYS}
     arrays = {name: _header(archive, name, origin[name]) for name in _ARRAYS}
-    convert.require_features(arrays["node_features"], origin["node_features"])
+    input_files.require_features(arrays["node_features"], origin["node_features"])
     num = len(arrays["node_features"])
-    convert.require_rows(arrays["node_labels"], num, origin["node_labels"], "nodes")
-    for name in (f"{split}_masks" for split in SPLITS):
+    input_files.require_rows(arrays["node_labels"], num, origin["node_labels"], "nodes")
+    for name in _STORED_MASKS.values():
         mask = _split(arrays[name], graph.split, origin[name])
-        convert.require_rows(mask, num, origin[name], "nodes")
-    edges = arrays["edges"]
-    if edges.ndim != 2 or edges.shape[1] != 2:
-        raise DataError(
-            f"its shape is {edges.shape}",
-            where=origin["edges"],
-            remedy="Edges are pairs of node ids: an array of shape [E, 2].",
-        )
+        input_files.require_rows(mask, num, origin[name], "nodes")
+    shape = arrays["edges"].shape
+    if len(shape) != 2 or shape[1] != 2:
+        remedy = "Edges are pairs of node ids: an array of shape [E, 2]."
+        raise DataError(f"its shape is {shape}", where=origin["edges"], remedy=remedy)
     return arrays
 
 
@@ -152,17 +146,10 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
-        raise DataError(
-            f"not a complete NumPy archive: {error}",
-            where=str(file),
-            remedy="The file is truncated or not an .npz: get it or save it again.",
-        ) from None
+        what = f"not a complete NumPy archive: {error}"
+        raise DataError(what, where=str(file), remedy=_REMEDY) from None
     except OSError as error:
-        raise DataError(
-            f"the file can not be read: {error.strerror or error}",
-            where=str(file),
-            remedy="The file is truncated or not an .npz: get it or save it again.",
-        ) from None
+        raise input_files.unreadable(file, error) from None
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
@@ -177,21 +164,18 @@ def _header(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
     with archive.open(info) as stream:
         try:
             version = np.lib.format.read_magic(stream)
-            header = (
+            read_header = (
                 np.lib.format.read_array_header_1_0
                 if version == (1, 0)
                 else np.lib.format.read_array_header_2_0
             )
-            shape, _, dtype = header(stream)
+            shape, _, dtype = read_header(stream)
         except ValueError as error:
             raise _damaged(origin, f"not a NumPy array: {error}") from None
         left = info.file_size - stream.tell()
     if dtype.hasobject:
-        raise DataError(
-            "refused: it holds Python objects, which are pickles that could run anything",
-            where=origin,
-            remedy="Save it as an array of numbers.",
-        )
+        what = "refused: it holds Python objects, which are pickles that could run anything"
+        raise DataError(what, where=origin, remedy="Save it as an array of numbers.")
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
         raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
     check_fits_memory(left, f"the array of shape {shape}", origin)
@@ -212,8 +196,5 @@ def _array(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
 
 def _damaged(origin: str, what: str) -> DataError:
     text = " ".join(what.split())
-    return DataError(
-        text if len(text) <= 200 else text[:200] + "…",
-        where=origin,
-        remedy="The file is damaged: get it or save it again.",
-    )
+    text = text if len(text) <= 200 else text[:200] + "…"
+    return DataError(text, where=origin, remedy="The file is damaged: get it or save it again.")

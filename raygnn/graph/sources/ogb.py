@@ -3,8 +3,9 @@
 These are what the package ``ogb`` downloads and unpacks. What it makes of them, a pickle, is not
 needed, and so the package is not either; nodes, edges and their order are those that it gives.
 
-Its link datasets keep the edges of validation and test apart from the graph. Here they are edges
-as well, with masks. The sampled negatives that come with them are not read.
+Its link datasets keep the edges of validation and test apart from the graph, in files of
+``torch.save``. Here they are edges as well, with masks. The sampled negatives that come with them
+are not read.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ from raygnn.graph.data import (
     NodeFrame,
     etype_str,
 )
-from raygnn.graph.sources.convert import Array, to_labels
-from raygnn.graph.sources.ogb_links import link_edges
-from raygnn.graph.tables import plain
+from raygnn.graph.sources import triples
+from raygnn.graph.sources.input_files import Array, to_labels
+from raygnn.graph.sources.pickles import SavedArrays
+from raygnn.graph.tables import plain_csv
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"
 
 # Where ogb's own list of datasets says add_inverse_edge: each pair is listed once.
 _UNDIRECTED = {"ogbn-proteins", "ogbn-products", "ogbl-ppa", "ogbl-collab", "ogbl-ddi"}
-_SPLIT_FILES = ("train", "valid", "test")
+_SPLITS = ("train", "valid", "test")
+_LINK_ARRAYS = ("weight", "year")  # of each edge, in datasets that have them
 _REMEDY = "the dataset is damaged: get it again"
+
+Arrays = dict[str, Array]
 
 
 def files(graph: OgbGraph) -> list[Path]:
@@ -48,8 +53,8 @@ def files(graph: OgbGraph) -> list[Path]:
     """
     place = _place(graph)
     split = _split_directory(graph, place)
-    found = sorted((place / "raw").rglob("*.csv.gz"))
-    return found + sorted([*split.rglob("*.csv.gz"), *split.rglob("*.pt")])
+    raw = sorted((place / "raw").rglob("*.csv.gz"))
+    return raw + sorted([*split.rglob("*.csv.gz"), *split.rglob("*.pt")])
 
 
 def read(graph: OgbGraph) -> GraphData:
@@ -69,28 +74,28 @@ def read(graph: OgbGraph) -> GraphData:
     origin = {"": str(place)}
     if (raw / "triplet-type-list.csv.gz").exists():
         nodes = _typed_nodes(raw)
-        relations = {
-            etype: raw / "relations" / "___".join(etype) for etype in _triplets(raw, nodes)
+        directories = {
+            etype: raw / "relations" / "___".join(etype) for etype in _edge_types(raw, nodes)
         }
     else:
-        nodes = {DEFAULT_NTYPE: _nodes(raw, _single(raw / "num-node-list.csv.gz"))}
-        relations = {DEFAULT_ETYPE: raw}
-    links = (split / "train.pt").exists()
-    if links:
-        nodes, edges = link_edges(nodes, relations, split)
+        nodes = {DEFAULT_NTYPE: _nodes(raw, _only_count(raw / "num-node-list.csv.gz"))}
+        directories = {DEFAULT_ETYPE: raw}
+    has_links = (split / "train.pt").exists()
+    if has_links:
+        nodes, edges = _link_edges(nodes, directories, split)
     else:
-        edges = {etype: _edges(where, etype, nodes) for etype, where in relations.items()}
-        for ntype, where, indices in _labelled(raw, split, nodes):
-            nodes[ntype].data |= _labels(where, nodes[ntype].num)
+        edges = {etype: _edges(where, etype, nodes) for etype, where in directories.items()}
+        for ntype, labels, indices in _labelled(raw, split, nodes):
+            nodes[ntype].data |= _labels(labels, nodes[ntype].num)
             nodes[ntype].data |= _masks(indices, nodes[ntype].num)
-            origin |= {f"{ntype}/{name}": str(where) for name in ("label", "labels")}
+            origin |= {f"{ntype}/{name}": str(labels) for name in ("label", "labels")}
             origin |= {f"{ntype}/{mask}": str(indices) for mask in MASKS}
     for ntype in nodes:
-        where = raw if ntype == DEFAULT_NTYPE or links else raw / "node-feat" / ntype
+        where = raw if ntype == DEFAULT_NTYPE or has_links else raw / "node-feat" / ntype
         origin[f"{ntype}/feat"] = str(where / "node-feat.csv.gz")
     if undirected:
-        edges = {etype: _both(frame) for etype, frame in edges.items()}
-    for etype, where in relations.items():
+        edges = {etype: _interleaved(frame) for etype, frame in edges.items()}
+    for etype, where in directories.items():
         key = etype_str(etype)
         origin |= {f"{key}/{end}": str(where / "edge.csv.gz") for end in ("src", "dst")}
     return GraphData(graph.name, nodes, edges, origin)
@@ -111,102 +116,95 @@ def _place(graph: OgbGraph) -> Path:
             f"ogb.{kind.lower()}proppred import {kind}PropPredDataset as D; "
             f"D('{graph.name}', root='{graph.path}')\"",
         )
-    if (binary := place / "raw" / "data.npz").exists() or (
-        binary := place / "raw" / "edge_index_dict.npz"
-    ).exists():
-        raise DataError(
-            "the dataset is one of ogb's binary ones, which are not read",
-            where=str(binary),
-            remedy="convert it to tables in Parquet, and use format: tables",
-        )
+    for binary in (place / "raw" / "data.npz", place / "raw" / "edge_index_dict.npz"):
+        if binary.exists():
+            what = "the dataset is one of ogb's binary ones, which are not read"
+            remedy = "convert it to tables in Parquet, and use format: tables"
+            raise DataError(what, where=str(binary), remedy=remedy)
     return place
 
 
 def _split_directory(graph: OgbGraph, place: Path) -> Path:
-    there = sorted(each.name for each in (place / "split").glob("*") if each.is_dir())
-    if graph.split is not None and graph.split not in there:
+    names = sorted(path.name for path in (place / "split").glob("*") if path.is_dir())
+    if graph.split is not None and graph.split not in names:
         what = f"there is no split {graph.split!r}"
-    elif graph.split is None and len(there) != 1:
-        what = f"there are {len(there)} splits"
+    elif graph.split is None and len(names) != 1:
+        what = f"there are {len(names)} splits"
     else:
-        return place / "split" / (graph.split or there[0])
-    remedy = f"choose graph.split from: {', '.join(there)}" if there else _REMEDY
+        return place / "split" / (graph.split or names[0])
+    remedy = f"choose graph.split from: {', '.join(names)}" if names else _REMEDY
     raise DataError(what, where=str(place / "split"), remedy=remedy)
 
 
-def _single(file: Path) -> int:
+def _only_count(file: Path) -> int:
     """The one number of a file that has one for each graph."""
-    found = plain.integers(file, [1 << 40], "row")
-    if len(found) != 1:
+    counts = plain_csv.integers(file, [1 << 40], "row")
+    if len(counts) != 1:
         raise DataError(
-            f"there are {len(found)} graphs",
+            f"there are {len(counts)} graphs",
             where=str(file),
             remedy="datasets of many graphs (ogbg-…) are not read: save them with "
             "dgl.save_graphs, and use format: graphs",
         )
-    return int(found[0, 0])
+    return int(counts[0, 0])
 
 
 def _nodes(where: Path, num: int) -> NodeFrame:
     data: dict[str, Any] = {}
     if (feat := where / "node-feat.csv.gz").exists():
-        data["feat"] = plain.features(feat, num, "nodes")
+        data["feat"] = plain_csv.features(feat, num, "nodes")
     for file in sorted(where.glob("node_*.csv.gz")):
         name = file.name.removesuffix(".csv.gz").removeprefix("node_")
-        data[name] = plain.numbers(file, num, "nodes")
+        data[name] = plain_csv.numbers(file, num, "nodes")
     if (species := where / "species.csv.gz").exists():  # of ogbn-proteins; the package renames it
-        data["species"] = plain.numbers(species, num, "nodes")
+        data["species"] = plain_csv.numbers(species, num, "nodes")
     return NodeFrame(num, data)
 
 
 def _typed_nodes(raw: Path) -> dict[str, NodeFrame]:
     file = raw / "num-node-dict.csv.gz"
-    rows = plain.read_rows(file)
+    rows = plain_csv.read_rows(file)
     if len(rows) != 2:
-        raise DataError(f"there are {len(rows) - 1} graphs", where=str(file), remedy=_REMEDY)
+        raise _error(file, f"there are {len(rows) - 1} graphs")
     nodes = {}
-    for column, (ntype, num) in sorted(
-        enumerate(zip(*rows, strict=True)), key=lambda each: each[1]
-    ):
-        if not (num or "").isascii() or not (num or "").isdecimal():
-            raise DataError(
-                f"the value is {num!r}, not how many nodes of {ntype} there are",
-                where=f"{file}, row 2 (line 2), column '{column + 1}'",
-                remedy=_REMEDY,
-            )
+    for ntype, column in sorted((ntype, column) for column, ntype in enumerate(rows[0])):
+        num = rows[1][column] or ""
+        if not num.isascii() or not num.isdecimal():
+            what = f"the value is {num!r}, not how many nodes of {ntype} there are"
+            raise _error(f"{file}, row 2 (line 2), column '{column + 1}'", what)
         nodes[ntype] = _nodes(raw / "node-feat" / ntype, int(num))
     return nodes
 
 
-def _triplets(raw: Path, nodes: Mapping[str, NodeFrame]) -> list[EdgeType]:
+def _edge_types(raw: Path, nodes: Mapping[str, NodeFrame]) -> list[EdgeType]:
     file = raw / "triplet-type-list.csv.gz"
-    found = []
-    for row, triplet in enumerate(plain.read_rows(file), start=1):
+    etypes = []
+    for row, triplet in enumerate(plain_csv.read_rows(file), start=1):
         where = f"{file}, row {row} (line {row})"
         if len(triplet) != 3 or not all(triplet):
             what = f"{len(triplet)} columns, expected source type, relation and target type"
-            raise DataError(what, where=where, remedy=_REMEDY)
+            raise _error(where, what)
         for column in (1, 3):
             if (ntype := triplet[column - 1]) not in nodes:
                 what = f"there is no node type {ntype!r}; there are: {', '.join(nodes)}"
-                raise DataError(what, where=f"{where}, column '{column}'", remedy=_REMEDY)
-        found.append((triplet[0], triplet[1], triplet[2]))
-    return sorted(found)
+                raise _error(f"{where}, column '{column}'", what)
+        etypes.append((triplet[0], triplet[1], triplet[2]))
+    return sorted(etypes)
 
 
 def _edges(where: Path, etype: EdgeType, nodes: Mapping[str, NodeFrame]) -> EdgeFrame:
     """The edges of one type, with whatever is given for each of them."""
-    ends = plain.integers(where / "edge.csv.gz", [nodes[etype[0]].num, nodes[etype[2]].num], "node")
-    num = _single(where / "num-edge-list.csv.gz")
+    file, below = where / "edge.csv.gz", [nodes[etype[0]].num, nodes[etype[2]].num]
+    ends = plain_csv.integers(file, below, "node")
+    num = _only_count(where / "num-edge-list.csv.gz")
     if len(ends) != num:
-        what = f"there are {len(ends)} edges, and num-edge-list.csv.gz says {num}"
-        raise DataError(what, where=str(where / "edge.csv.gz"), remedy=_REMEDY)
+        raise _error(file, f"there are {len(ends)} edges, and num-edge-list.csv.gz says {num}")
     data: dict[str, Any] = {}
     if (feat := where / "edge-feat.csv.gz").exists():
-        data["feat"] = plain.features(feat, num, "edges")
+        data["feat"] = plain_csv.features(feat, num, "edges")
     for file in sorted(where.glob("edge_*.csv.gz")):
         name = file.name.removesuffix(".csv.gz").removeprefix("edge_")
-        data["relation" if name == "reltype" else name] = plain.numbers(file, num, "edges")
+        data["relation" if name == "reltype" else name] = plain_csv.numbers(file, num, "edges")
     return EdgeFrame(np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1]), data)
 
 
@@ -217,36 +215,138 @@ def _labelled(
     if DEFAULT_NTYPE in nodes:
         return [(DEFAULT_NTYPE, raw / "node-label.csv.gz", split)]
     file = raw / "nodetype-has-label.csv.gz"
-    rows = plain.read_rows(file)
+    rows = plain_csv.read_rows(file)
     if len(rows) != 2:
-        raise DataError(f"there are {len(rows)} rows, expected 2", where=str(file), remedy=_REMEDY)
-    found = []
-    for column, (ntype, has) in enumerate(zip(*rows, strict=True), start=1):
-        if has == "True" and ntype not in nodes:
+        raise _error(file, f"there are {len(rows)} rows, expected 2")
+    labelled = []
+    for column, (ntype, has_label) in enumerate(zip(*rows, strict=True), start=1):
+        if has_label != "True":
+            continue
+        if ntype not in nodes:
             where = f"{file}, row 1 (line 1), column '{column}'"
-            raise DataError(f"there is no node type {ntype!r}", where=where, remedy=_REMEDY)
-        if has == "True":
-            labels = raw / "node-label" / ntype / "node-label.csv.gz"
-            found.append((ntype, labels, split / ntype))
-    return found
+            raise _error(where, f"there is no node type {ntype!r}")
+        labels = raw / "node-label" / ntype / "node-label.csv.gz"
+        labelled.append((ntype, labels, split / ntype))
+    return labelled
 
 
-def _labels(file: Path, num: int) -> dict[str, Array]:
-    found = plain.numbers(file, num, "nodes", nulls=True)
-    return {"label": to_labels(found, str(file))} if found.ndim == 1 else {"labels": found}
+def _labels(file: Path, num: int) -> Arrays:
+    labels = plain_csv.numbers(file, num, "nodes", nulls=True)
+    return {"label": to_labels(labels, str(file))} if labels.ndim == 1 else {"labels": labels}
 
 
-def _masks(directory: Path, num: int) -> dict[str, Array]:
+def _masks(directory: Path, num: int) -> Arrays:
     masks = {}
-    for name, mask in zip(_SPLIT_FILES, MASKS, strict=True):
+    for name, mask in zip(_SPLITS, MASKS, strict=True):
         masks[mask] = np.zeros(num, np.bool_)
-        masks[mask][plain.integers(directory / f"{name}.csv.gz", [num], "node")[:, 0]] = True
+        masks[mask][plain_csv.integers(directory / f"{name}.csv.gz", [num], "node")[:, 0]] = True
     return masks
 
 
-def _both(edges: EdgeFrame) -> EdgeFrame:
+def _interleaved(edges: EdgeFrame) -> EdgeFrame:
     """Each edge, and after it the reversed one, as ``ogb`` orders them."""
     source, target = np.repeat(edges.src, 2), np.repeat(edges.dst, 2)
     source[1::2], target[1::2] = edges.dst, edges.src
     data = {name: np.repeat(rows, 2, axis=0) for name, rows in edges.data.items()}
     return EdgeFrame(source, target, data)
+
+
+# --- links: files of torch.save, one for each split
+
+
+def _link_edges(
+    nodes: dict[str, NodeFrame], directories: Mapping[EdgeType, Path], split: Path
+) -> tuple[dict[str, NodeFrame], dict[EdgeType, EdgeFrame]]:
+    """All edges, those of train first, with masks bool ``[E]`` and what is given for each.
+
+    Triples of nodes of one type are one edge type, as of the format ``triples``; of several,
+    their relations are edge types.
+    """
+    saved = [SavedArrays(split / f"{name}.pt") for name in _SPLITS]
+    if DEFAULT_NTYPE not in nodes:
+        numbers = {_relation_number(where): etype for etype, where in directories.items()}
+        if len(numbers) != len(directories):
+            where = next(iter(directories.values())).parent
+            raise _error(where, "edge_reltype.csv.gz gives two types of edges one number")
+        parts = [_typed_links(arrays, numbers, nodes) for arrays in saved]
+        return nodes, {etype: _joined([part[etype] for part in parts]) for etype in directories}
+    num = nodes[DEFAULT_NTYPE].num
+    frame = _joined([_links(arrays, num) for arrays in saved])
+    if "relation" in frame.data:
+        return {triples.NTYPE: nodes[DEFAULT_NTYPE]}, {triples.ETYPE: frame}
+    (etype,) = directories
+    return nodes, {etype: frame}
+
+
+def _links(saved: SavedArrays, num: int) -> Arrays:
+    """Edges between nodes of one type, from any of the three ways in which they are written."""
+    if "edge" in saved:
+        pairs = saved.integers("edge", num)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise saved.error("edge", f"its shape is {pairs.shape}, not that of pairs")
+        arrays = {"src": pairs[:, 0], "dst": pairs[:, 1]}
+    elif "source_node" in saved:
+        source, target = (saved.integers(key, num) for key in ("source_node", "target_node"))
+        arrays = {"src": source, "dst": target}
+    else:
+        head, tail = (saved.integers(key, num) for key in ("head", "tail"))
+        relation = saved.integers("relation", triples.MAX_RELATIONS)
+        arrays = {"src": head, "dst": tail, "relation": relation}
+    for name in _LINK_ARRAYS:
+        if name in saved:
+            arrays[name] = saved.numbers(name).reshape(-1)
+    return _same_length(saved, arrays)
+
+
+def _typed_links(
+    saved: SavedArrays, numbers: Mapping[int, EdgeType], nodes: Mapping[str, NodeFrame]
+) -> dict[EdgeType, Arrays]:
+    relation = saved.integers("relation", max(numbers) + 1)
+    ends = {"src": saved.integers("head"), "dst": saved.integers("tail")}
+    _same_length(saved, {**ends, "relation": relation})
+    unknown = ~np.isin(relation, list(numbers))
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise saved.error("relation", f"{relation[row]} is no relation", row)
+    links: dict[EdgeType, Arrays] = {}
+    for number, etype in numbers.items():
+        rows = np.flatnonzero(relation == number)
+        links[etype] = {end: ids[rows] for end, ids in ends.items()}
+        for end, key, ntype in (("src", "head", etype[0]), ("dst", "tail", etype[2])):
+            ids, num = links[etype][end], nodes[ntype].num
+            bad = (ids < 0) | (ids >= num)
+            if bad.any():
+                what = f"{ids[np.argmax(bad)]} is no {ntype}: there are {num}"
+                raise saved.error(key, what, int(rows[np.argmax(bad)]))
+    return links
+
+
+def _relation_number(where: Path) -> int:
+    """The number that a type of edges has in the files of the split."""
+    file = where / "edge_reltype.csv.gz"
+    text = plain_csv.first_value(file)
+    if not text.isascii() or not text.isdecimal() or int(text) >= triples.MAX_RELATIONS:
+        place = f"{file}, row 1 (line 1), column '1'"
+        raise _error(place, f"the value is {text!r}, not a number")
+    return int(text)
+
+
+def _same_length(saved: SavedArrays, arrays: Arrays) -> Arrays:
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if any(shape != shapes["src"] or len(shape) != 1 for shape in shapes.values()):
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise _error(saved.path, f"the arrays of its edges differ in shape: {listed}")
+    return arrays
+
+
+def _joined(parts: list[Arrays]) -> EdgeFrame:
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    split = np.repeat(np.arange(len(parts)), [len(part["src"]) for part in parts])
+    masks = {mask: split == at for at, mask in enumerate(MASKS)}
+    source, target = joined.pop("src"), joined.pop("dst")
+    return EdgeFrame(source, target, joined | masks)
+
+
+def _error(where: Path | str, what: str) -> DataError:
+    return DataError(what, where=str(where), remedy=_REMEDY)

@@ -23,10 +23,9 @@ from raygnn.graph.data import (
     NodeFrame,
     etype_str,
 )
-from raygnn.graph.sources.convert import Array
-from raygnn.graph.sources.edges import both_directions
-from raygnn.graph.sources.files import check_file, check_fits_memory, read_bytes
-from raygnn.graph.sources.pickled import CsrMatrix, load_adjacency, load_array, load_csr
+from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory, read_bytes
+from raygnn.graph.sources.pickles import CsrMatrix, load_adjacency, load_array, load_csr
+from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
 DEFAULT_NORMALIZE = "row"

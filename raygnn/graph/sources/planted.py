@@ -21,8 +21,8 @@ import numpy as np
 
 from raygnn.config.graph import PlantedGraph, labelled_nodes
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.sources.convert import Array
-from raygnn.graph.sources.edges import both_directions
+from raygnn.graph.sources.input_files import Array
+from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"

@@ -16,7 +16,7 @@ import numpy as np
 from raygnn.config.graph import TriplesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import SPLITS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.tables.growing import Growing
+from raygnn.graph.tables.columns import Growing
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import Reader, resolve
 

@@ -1,34 +1,44 @@
-"""Words and whole numbers as codes from 0, in sorted order: classes, categories, splits."""
+"""Words and whole numbers as codes: classes and categories from 0, splits, truth values."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raygnn.graph.tables.columns import INTEGER, Array, first, shown
-from raygnn.graph.tables.growing import Growing
+from raygnn.graph.data import SPLITS
+from raygnn.graph.tables.columns import (
+    INTEGER,
+    Array,
+    Growing,
+    first,
+    nan_to_null,
+    shown,
+    to_numpy,
+)
+from raygnn.graph.tables.description import Category
 from raygnn.graph.tables.reader import Chunk, Reader
-from raygnn.graph.tables.spec import Category
 
 MAX_CLASSES = 1 << 16
 MAX_CATEGORIES = 1 << 20
 _SHOWN = 5  # words in an error
+_TRUTHS = {"true": 1, "1": 1, "false": 0, "0": 0}
 
 
 class Codes:
-    """A column of words or whole numbers.
+    """A column of words or whole numbers, numbered by them in sorted order.
 
     Args:
         most: how many different ones there may be.
-        what: they are: ``classes``.
+        kind: what they are: ``classes`` or ``categories``.
         vocabulary: what 0, 1, … are to stand for, None the bucket of unknown words; None = the
             words of the column, sorted.
+        remedy: for words that the vocabulary does not have.
         nulls: whether a row may have no value.
         bucket: whether the column wants a bucket for unknown words and missing values.
         min_count: rows that a word needs to get a code, where there is no vocabulary.
@@ -38,18 +48,19 @@ class Codes:
         self,
         column: str,
         most: int,
-        what: str,
+        kind: str,
         vocabulary: Sequence[Any] | None,
+        remedy: str,
         *,
         nulls: bool,
         bucket: bool = False,
         min_count: int = 1,
     ):
         self.column = column
-        self._most, self._what = most, what
+        self._most, self._kind, self._remedy = most, kind, remedy
         self._vocabulary, self._nulls = vocabulary, nulls
         self._bucket, self._min_count = bucket, min_count
-        self._known: dict[Any, int] = {}  # in the order of their first rows
+        self._code_of: dict[Any, int] = {}  # in the order of their first rows
         self._rows = Growing(np.int64)
 
     def add(self, chunk: Chunk) -> None:
@@ -59,21 +70,17 @@ class Codes:
             DataError: a value that is neither text nor a whole number, a null that may not be, or
                 more different values than allowed.
         """
-        array = _discrete(chunk, self.column, f"{self._what} are text or whole numbers")
-        if not self._nulls and array.null_count:
-            remedy = "give it a word of its own, such as none, or set unknown: bucket"
-            raise chunk.error(first(pc.is_null(array)), self.column, "there is no value", remedy)
-        encoded = pc.dictionary_encode(array)
-        codes = np.empty(len(encoded.dictionary) + 1, np.int64)
-        codes[-1] = -1
-        rows = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-        for at, value in enumerate(encoded.dictionary.to_pylist()):
-            if value not in self._known and len(self._known) == self._most:
-                what = f"{shown(value)} makes more than {self._most:,} {self._what}"
-                remedy = f"see that this is the column of {self._what}, not one of ids"
-                raise chunk.error(first(rows == at), self.column, what, remedy)
-            codes[at] = self._known.setdefault(value, len(self._known))
-        self._rows.append(codes[rows])
+
+        def code_of(value: Any) -> int:
+            if value not in self._code_of and len(self._code_of) == self._most:
+                what = f"{shown(value)} makes more than {self._most:,} {self._kind}"
+                raise _Refused(what, f"see that this is the column of {self._kind}, not one of ids")
+            return self._code_of.setdefault(value, len(self._code_of))
+
+        remedy = f"{self._kind} are text or whole numbers"
+        required = "give it a word of its own, such as none, or set unknown: bucket"
+        required = "" if self._nulls else required
+        self._rows.append(_mapped(chunk, self.column, remedy, code_of, -1, required))
 
     def take(self, reader: Reader, num: int | None = None) -> tuple[Array, list[Any]]:
         """Codes, int64 ``[N]``, also of the rows up to ``num``, which have no value; and for each
@@ -86,25 +93,24 @@ class Codes:
         if num is not None:
             self._rows.pad(num, -1)
         rows = self._rows.take()
-        names = list(self._known)
+        names = list(self._code_of)
         if all(type(name) is int or re.match(INTEGER, name) for name in names):
             names = [int(name) for name in names]
         else:
             names = [str(name) for name in names]
-        counts = np.bincount(rows + 1, minlength=len(names) + 1)[1:]
         ordered = self._vocabulary
         if ordered is None:
-            total = Counter[Any]()
-            for name, count in zip(names, counts.tolist(), strict=True):
-                total[name] += count
-            ordered = sorted(name for name, count in total.items() if count >= self._min_count)
+            counts = Counter[Any]()
+            for name, count in zip(names, np.bincount(rows + 1, minlength=len(names) + 1)[1:]):
+                counts[name] += int(count)
+            ordered = sorted(name for name, count in counts.items() if count >= self._min_count)
             ordered = [None, *ordered] if self._bucket else ordered
         place = {str(name): at for at, name in enumerate(ordered) if name is not None}
         bucket = 0 if self._bucket and ordered[:1] == [None] else -1
+        if bucket < 0:
+            unseen = np.array([*(str(name) not in place for name in names), self._bucket], bool)
+            self._refuse(reader, rows, unseen, names)
         final = np.array([*(place.get(str(name), bucket) for name in names), bucket], np.int64)
-        unseen = [str(name) not in place for name in names]
-        if bucket < 0 and (any(unseen) or self._bucket):
-            self._refuse(reader, rows, np.array([*unseen, self._bucket]), names)
         np.take(final, rows, out=rows)
         return rows, list(ordered)
 
@@ -123,73 +129,62 @@ class Codes:
         raise reader.error(
             first(bad),
             self.column,
-            f"the training has none of these {self._what}: {', '.join(listed[:_SHOWN])}{more}; "
+            f"the training has none of these {self._kind}: {', '.join(listed[:_SHOWN])}{more}; "
             f"{int(bad.sum()):,} of {len(rows):,} rows",
-            self._remedy(),
+            self._remedy,
         )
 
-    def _remedy(self) -> str:
-        raise NotImplementedError
 
-
-class Classes(Codes):
+def classes(column: str, vocabulary: Sequence[Any] | None) -> Codes:
     """A column of classes; a row may have none, which is -1."""
-
-    def __init__(self, column: str, vocabulary: Sequence[Any] | None):
-        super().__init__(column, MAX_CLASSES, "classes", vocabulary, nulls=True)
-
-    def _remedy(self) -> str:
-        return (
-            "leave the value of these rows empty, which is unknown, leave out label to predict "
-            "without, or train on data that have these classes"
-        )
+    remedy = (
+        "leave the value of these rows empty, which is unknown, leave out label to predict "
+        "without, or train on data that have these classes"
+    )
+    return Codes(column, MAX_CLASSES, "classes", vocabulary, remedy, nulls=True)
 
 
-class Categories(Codes):
+def categories(category: Category, vocabulary: Sequence[Any] | None) -> Codes:
     """A column of categories; a row has one, or there is a bucket for those that have none."""
-
-    def __init__(self, category: Category, vocabulary: Sequence[Any] | None):
-        bucket = category.unknown == "bucket"
-        super().__init__(
-            category.column,
-            MAX_CATEGORIES,
-            "categories",
-            vocabulary,
-            nulls=bucket,
-            bucket=bucket,
-            min_count=category.min_count,
-        )
-
-    def _remedy(self) -> str:
-        if not self._bucket and (self._vocabulary or [""])[0] is None:
-            return "set unknown: bucket for this category, as the training did, or correct them"
-        return (
-            "correct them, leave these rows out, or train with unknown: bucket for this category, "
-            "which keeps a row for unknown ones"
-        )
+    bucket = category.unknown == "bucket"
+    remedy = (
+        "correct them, leave these rows out, or train with unknown: bucket for this category, "
+        "which keeps a row for unknown ones"
+    )
+    if not bucket and (vocabulary or [""])[0] is None:
+        remedy = "set unknown: bucket for this category, as the training did, or correct them"
+    return Codes(
+        category.column,
+        MAX_CATEGORIES,
+        "categories",
+        vocabulary,
+        remedy,
+        nulls=bucket,
+        bucket=bucket,
+        min_count=category.min_count,
+    )
 
 
-def splits(chunk: Chunk, column: str, words: Mapping[str, str], codes: Mapping[str, int]) -> Array:
-    """A column of the words train, val and test, or nothing, as int8 ``[n]``.
+def splits(chunk: Chunk, column: str, words: Mapping[str, str]) -> Array:
+    """A column of the words train, val and test, or nothing, as int64 ``[n]``: 0, 1, 2, -1.
 
     Args:
         words: what else stands for them.
-        codes: what is put for each; -1 for nothing.
 
     Raises:
         DataError: another word.
     """
-    known = {**{name: name for name in codes}, **words}
-    encoded = pc.dictionary_encode(_discrete(chunk, column, "a split is a word"))
-    found = np.empty(len(encoded.dictionary) + 1, np.int8)
-    found[-1] = -1
-    rows = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-    for at, value in enumerate(encoded.dictionary.to_pylist()):
-        if str(value) not in known and value != "":
-            remedy = f"use {', '.join(known)} or nothing, or say with split_words what it means"
-            raise chunk.error(first(rows == at), column, f"{shown(value)} is no split", remedy)
-        found[at] = codes[known[str(value)]] if value != "" else -1
-    return found[rows]
+    split_of = {**{split: split for split in SPLITS}, **words}
+
+    def code_of(value: Any) -> int:
+        if value == "":
+            return -1
+        if str(value) not in split_of:
+            remedy = f"use {', '.join(split_of)} or nothing, or say with split_words what it means"
+            raise _Refused(f"{shown(value)} is no split", remedy)
+        return SPLITS.index(split_of[str(value)])
+
+    return _mapped(chunk, column, "a split is a word", code_of, -1)
 
 
 def truths(chunk: Chunk, column: str) -> Array:
@@ -198,36 +193,64 @@ def truths(chunk: Chunk, column: str) -> Array:
     Raises:
         DataError: another value.
     """
-    array = _discrete(chunk, column, "a mask is true or false, or 1 or 0")
-    if chunk.text(column):
-        array = pc.utf8_lower(array)
+
+    def code_of(value: Any) -> int:
+        if str(value).lower() not in _TRUTHS:
+            raise _Refused(f"the value is {shown(value)}", "write true or false, or 1 or 0")
+        return _TRUTHS[str(value).lower()]
+
+    return _mapped(chunk, column, "a mask is true or false, or 1 or 0", code_of, 0).astype(bool)
+
+
+class _Refused(Exception):
+    """A value that may not be: what is wrong with it, and the remedy."""
+
+
+def _mapped(
+    chunk: Chunk,
+    column: str,
+    remedy: str,
+    code_of: Callable[[Any], int],
+    null: int,
+    required: str = "",
+) -> Array:
+    """The code of each row's value, int64 ``[n]``.
+
+    Args:
+        code_of: called once for each different value, in the order of their first rows; may raise
+            `_Refused`.
+        null: the code of rows without a value.
+        required: what to do about such rows where there may be none.
+
+    Raises:
+        DataError: a value that is neither text nor a whole number, or is refused.
+    """
+    array = _discrete(chunk, column, remedy)
+    if required and array.null_count:
+        raise chunk.error(first(pc.is_null(array)), column, "there is no value", required)
     encoded = pc.dictionary_encode(array)
-    values = {"true": True, "1": True, "false": False, "0": False}
-    rows = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
-    found = np.zeros(len(encoded.dictionary) + 1, np.bool_)
+    rows = to_numpy(pc.fill_null(encoded.indices, -1))
+    codes = np.full(len(encoded.dictionary) + 1, null, np.int64)
     for at, value in enumerate(encoded.dictionary.to_pylist()):
-        if str(value) not in values:
-            remedy = "write true or false, or 1 or 0"
-            raise chunk.error(first(rows == at), column, f"the value is {shown(value)}", remedy)
-        found[at] = values[str(value)]
-    return found[rows]
+        try:
+            codes[at] = code_of(value)
+        except _Refused as refused:
+            raise chunk.error(first(rows == at), column, *refused.args) from None
+    return codes[rows]
 
 
 def _discrete(chunk: Chunk, column: str, remedy: str) -> pa.Array:
     """Text or int64, with nulls; whole floats, as a column of integers with nulls often is, too."""
-    array = chunk.columns[column]
+    array = nan_to_null(chunk.columns[column])
     kind = array.type
     if pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return pc.cast(array, pa.int64())
     if pa.types.is_floating(kind):
-        array = pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
-        if not kind.equals(pa.float64()):
-            array = pc.cast(array, pa.float64())
-        known = array.to_numpy(zero_copy_only=False)
-        bad = (known != np.trunc(known)) & ~np.isnan(known) | (np.abs(known) >= 2**53)
+        values = to_numpy(pc.cast(array, pa.float64()))
+        bad = (values != np.trunc(values)) & ~np.isnan(values) | (np.abs(values) >= 2**53)
         if bad.any():
             row = first(bad)
-            raise chunk.error(row, column, f"the value is {known[row]}", remedy)
+            raise chunk.error(row, column, f"the value is {values[row]}", remedy)
         return pc.cast(array, pa.int64())
     if pa.types.is_integer(kind) or chunk.text(column):
         return array

@@ -1,99 +1,198 @@
-"""The YAML that describes tables, read and checked; errors name its keys and lines."""
+"""The YAML that describes tables: which columns are ids, features, labels, ends. Errors name its
+keys and lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from raygnn.config.load import Document, read_text
 from raygnn.config.problems import Problem, missing_key, nearest, show, unknown_key, wrong_value
+from raygnn.config.values import Count, Fraction, Names, Section, Text, expected
 from raygnn.config.yaml_text import KeyPath, read_yaml
 from raygnn.errors import ConfigError
 from raygnn.graph.data import MASKS, EdgeType, etype_str
-from raygnn.graph.sources.files import check_file
-from raygnn.graph.tables.spec import (
-    NAMES,
-    Category,
-    EdgeTable,
-    Masks,
-    NodeTable,
-    RandomSplit,
-    Spec,
-    Target,
-    is_name,
-)
+from raygnn.graph.sources.input_files import check_file
 
-M = TypeVar("M", bound=BaseModel)
-
-_TABLES: dict[str, type[BaseModel]] = {"nodes": NodeTable, "edges": EdgeTable}
-_INNER: dict[str, type[BaseModel]] = {"splits": RandomSplit, "masks": Masks}
+_NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 
 
-def read_spec(file: Path) -> Spec:
+def _is_name(text: str) -> bool:
+    """Whether a type or array may be called so: names are part of file names, and of keys that
+    ``:`` and ``/`` join."""
+    return re.fullmatch(r"[^\W\d][\w.-]{0,99}", text) is not None
+
+
+def _name(value: str) -> str:
+    if not _is_name(value):
+        raise expected(_NAMES)
+    return value
+
+
+def _delimiter(value: str) -> str:
+    if len(value) != 1 or value in '"\r\n' or not value.isascii():
+        raise expected("one character, such as ';'")
+    return value
+
+
+Name: TypeAlias = Annotated[str, AfterValidator(_name)]
+Split: TypeAlias = Literal["train", "val", "test"]
+
+
+class RandomSplit(Section):
+    """Shares of the rows, drawn by a keyed hash of the row's number."""
+
+    train: Fraction = Field(gt=0, description="Share of the rows with a label to train on.")
+    val: Fraction = Field(0.0, description="Share to validate on.")
+    test: Fraction | None = Field(None, description="Share to test on; null: all others.")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+
+
+class Masks(Section):
+    """One column of truth values for each split."""
+
+    train: Text = Field(description="Column that is true for the rows to train on.")
+    val: Text | None = Field(None, description="Column of those to validate on.")
+    test: Text | None = Field(None, description="Column of those to test on.")
+
+
+class Table(Section):
+    """What tables of nodes and of edges have in common."""
+
+    files: Names = Field(description="A file or pattern such as users/*.parquet, or several.")
+    delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
+        None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
+    )
+    features: dict[Name, Names] = Field(
+        {}, description="Array name → column or columns of numbers."
+    )
+    fill: float | None = Field(None, description="Number in place of missing features.")
+    label: Text | None = Field(
+        None, description="Column of what is to be predicted: classes or numbers; empty = unknown."
+    )
+    label_kind: Literal["class", "number"] = Field(
+        "class", description="What a label is: a class, a word or whole number; or a number."
+    )
+    split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
+    split_words: dict[str, Split] = Field(
+        {}, description="Other words of that column → train, val or test."
+    )
+    masks: Masks | None = Field(None, description="Columns of truth values in place of split.")
+    splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
+
+
+class Category(Section):
+    """A column of words or whole numbers, each of which gets a learned row."""
+
+    column: Text = Field(description="Name of the column.")
+    unknown: Literal["error", "bucket"] = Field(
+        "error",
+        description="What words that the training does not have do, and missing values: error, or "
+        "bucket, one learned row for all of them.",
+    )
+    min_count: Count = Field(
+        1, description="With bucket: words in fewer rows are in the bucket, too, when training."
+    )
+
+
+def _category(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"column": value}
+
+
+class NodeTable(Table):
+    """The nodes of one type, a row each."""
+
+    id: Text = Field(description="Column of ids: whole numbers or text, each once.")
+    categories: dict[Name, Annotated[Category, BeforeValidator(_category)]] = Field(
+        {}, description="Array name → column of words or whole numbers, for model.categories."
+    )
+
+
+class EdgeTable(Table):
+    """The edges of one type, a row each."""
+
+    source: Text = Field(description="Column with the id of the source node.")
+    target: Text = Field(description="Column with the id of the target node.")
+    weight: Text | None = Field(None, description="Column of numbers from 0: array weight.")
+    time: Text | None = Field(
+        None, description="Column of whole numbers, or of points in time: array time."
+    )
+    missing: Literal["refuse", "drop", "add"] = Field(
+        "refuse", description="What an end that no node table has does: refuse, drop or add."
+    )
+    reverse: Name | None = Field(None, description="Also the reversed edges, as this relation.")
+    undirected: bool = Field(False, description="Each row is an edge in both directions.")
+
+
+class Description(Section):
+    """A graph as tables."""
+
+    nodes: dict[Name, NodeTable] = Field(min_length=1, description="Node type → its table.")
+    edges: dict[Text, EdgeTable] = Field(
+        min_length=1, description="source:relation:target → its table."
+    )
+
+    def edge_type(self, key: str) -> EdgeType:
+        """``"user:bought:item"`` → the edge type; of one node type ``"cites"``, too. Raises
+        ValueError for another key, which no description that was read has."""
+        parts = key.split(":")
+        if len(parts) == 1 and len(self.nodes) == 1:
+            (ntype,) = self.nodes
+            parts = [ntype, key, ntype]
+        if len(parts) != 3 or not all(parts):
+            raise ValueError(key)
+        return parts[0], parts[1], parts[2]
+
+
+def read_description(file: Path) -> Description:
     """Read a description of tables; the files that it names are not looked at.
 
     Raises:
         DataError: there is no such file.
         ConfigError: it is no YAML, or says something that cannot be: all problems, with lines.
     """
-    document = read_document(file, "describe the tables in the sections nodes and edges")
-    return validated(document, Spec, _problem, _contradictions)
-
-
-def read_document(file: Path, remedy: str) -> Document:
-    """A YAML of sections, with the lines of its keys.
-
-    Raises:
-        DataError: there is no such file.
-        ConfigError: it is no YAML, or holds no sections; ``remedy`` says what to do then.
-    """
     check_file(file)
     label = str(file)
     data, lines = read_yaml(read_text(file, label), label)
     if not isinstance(data, dict):
         raise ConfigError(
-            f"expected sections (`key: value`), got {show(data)}", where=label, remedy=remedy
+            f"expected sections (`key: value`), got {show(data)}",
+            where=label,
+            remedy="describe the tables in the sections nodes and edges",
         )
-    return Document(data, label, file, lines)
-
-
-def validated(
-    document: Document,
-    model: type[M],
-    problem: Callable[[ErrorDetails], Problem],
-    contradictions: Callable[[M], Iterable[Problem]],
-) -> M:
-    """What a document says, as a ``model``.
-
-    Args:
-        problem: says what pydantic found, such as `problem_of`.
-        contradictions: what fields that are right by themselves disagree on.
-
-    Raises:
-        ConfigError: it says something that cannot be: all problems, with lines.
-    """
+    document = Document(data, label, file, lines)
     try:
-        made = model.model_validate(document.data)
+        described = Description.model_validate(document.data)
     except ValidationError as error:
-        found = [problem(detail) for detail in error.errors(include_url=False)]
-        raise document.error(found) from None
-    if problems := list(contradictions(made)):
+        raise document.error(list(map(_problem, error.errors(include_url=False)))) from None
+    if problems := list(_contradictions(described)):
         raise document.error(problems)
-    return made
+    return described
 
 
-def problem_of(detail: ErrorDetails, model: type[BaseModel], depth: int) -> Problem:
-    """What pydantic found, in our words.
+_TABLES: dict[str, type[BaseModel]] = {"nodes": NodeTable, "edges": EdgeTable}
+_INNER: dict[str, type[BaseModel]] = {"splits": RandomSplit, "masks": Masks}
 
-    Args:
-        model: the innermost one that the key belongs to.
-        depth: the place of that model's own key in the path.
-    """
-    key = detail["loc"]
+
+def _problem(detail: ErrorDetails) -> Problem:
+    """What pydantic found, in our words."""
+    key: KeyPath = detail["loc"]
+    if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
+        return Problem(key[:-1], f"{show(key[-2])} is no name", f"use {_NAMES}")
+    # the innermost model that the key belongs to, and the place of that model's key in the path
+    model: type[BaseModel] = Description
+    depth = 0
+    if len(key) > 2 and key[0] in _TABLES:
+        model, depth = _TABLES[str(key[0])], 2
+        if len(key) > 4 and key[2] == "categories":
+            model, depth = Category, 4
+        elif len(key) > 3 and key[2] in _INNER:
+            model, depth = _INNER[str(key[2])], 3
     fields = model.model_fields
     field = fields.get(str(key[depth])) if len(key) > depth else None
     if detail["type"] == "extra_forbidden":
@@ -103,74 +202,36 @@ def problem_of(detail: ErrorDetails, model: type[BaseModel], depth: int) -> Prob
     return wrong_value(key, detail, field)
 
 
-def edge_type(key: str, spec: Spec) -> EdgeType | None:
-    """``"user:bought:item"`` → the edge type; of one node type ``"cites"``, too; or None."""
-    parts = key.split(":")
-    if len(parts) == 1 and len(spec.nodes) == 1:
-        (ntype,) = spec.nodes
-        parts = [ntype, key, ntype]
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None
-
-
-def _problem(detail: ErrorDetails) -> Problem:
-    key: KeyPath = detail["loc"]
-    if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
-        return Problem(key[:-1], f"{show(key[-2])} is no name", f"use {NAMES}")
-    return problem_of(detail, *_model(key))
-
-
-def _model(key: KeyPath) -> tuple[type[BaseModel], int]:
-    """The innermost model that a key belongs to, and the place of its own key in the path."""
-    if len(key) < 3 or key[0] not in _TABLES:
-        return Spec, 0
-    if len(key) > 4 and key[2] == "categories":
-        return Category, 4
-    if len(key) > 3 and key[2] in _INNER:
-        return _INNER[str(key[2])], 3
-    return _TABLES[str(key[0])], 2
-
-
-def _contradictions(spec: Spec) -> Iterator[Problem]:
-    for ntype, nodes in spec.nodes.items():
+def _contradictions(described: Description) -> Iterator[Problem]:
+    """What fields that are right by themselves disagree on."""
+    for ntype, nodes in described.nodes.items():
         yield from _node_problems(("nodes", ntype), nodes)
-    seen: dict[EdgeType, str] = {}
-    for key, edges in spec.edges.items():
-        etype = edge_type(key, spec)
-        if etype is None:
+    key_of: dict[EdgeType, str] = {}
+    for name, edges in described.edges.items():
+        key = ("edges", name)
+        try:
+            etype = described.edge_type(name)
+        except ValueError:
             remedy = "write source:relation:target, such as user:bought:item"
-            yield Problem(("edges", key), f"{show(key)} is no edge type", remedy)
+            yield Problem(key, f"{show(name)} is no edge type", remedy)
             continue
-        unknown = [ntype for ntype in (etype[0], etype[2]) if ntype not in spec.nodes]
-        if unknown:
-            close = nearest(unknown[0], spec.nodes)
-            yield Problem(
-                ("edges", key),
-                f"there is no node type {show(unknown[0])}",
-                (f"did you mean {close}? " if close else "") + f"known: {', '.join(spec.nodes)}",
-            )
+        missing = [ntype for ntype in (etype[0], etype[2]) if ntype not in described.nodes]
+        if missing:
+            close = nearest(missing[0], described.nodes)
+            remedy = f"known: {', '.join(described.nodes)}"
+            remedy = f"did you mean {close}? {remedy}" if close else remedy
+            yield Problem(key, f"there is no node type {show(missing[0])}", remedy)
             continue
-        yield from _edge_problems(("edges", key), edges, etype, spec)
-        for each in (etype, *([(etype[2], edges.reverse, etype[0])] if edges.reverse else [])):
-            if each in seen:
-                what = f"the edge type {etype_str(each)} is there already, by {seen[each]}"
-                yield Problem(("edges", key), what, "give one of them another relation")
-            seen[each] = key
+        yield from _edge_problems(key, edges, etype, described)
+        reverses = [(etype[2], edges.reverse, etype[0])] if edges.reverse else []
+        for made in (etype, *reverses):
+            if made in key_of:
+                what = f"the edge type {etype_str(made)} is there already, by {key_of[made]}"
+                yield Problem(key, what, "give one of them another relation")
+            key_of[made] = name
 
 
-def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
-    for name in (*nodes.features, *nodes.categories):
-        if name == "label" or name in MASKS:
-            yield _taken(key, name, "label and split give")
-    for name in nodes.features.keys() & nodes.categories.keys():
-        yield _taken((*key, "categories"), name, "features give")
-    for name, category in nodes.categories.items():
-        if category.min_count > 1 and category.unknown == "error":
-            what = "min_count would be ignored: there is no bucket"
-            yield Problem((*key, "categories", name, "min_count"), what, "set unknown: bucket")
-    yield from _target_problems(key, nodes)
-
-
-def _target_problems(key: KeyPath, table: Target) -> Iterator[Problem]:
+def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     given = [name for name in ("split", "masks", "splits") if getattr(table, name) is not None]
     if len(given) > 1:
         what = f"{' and '.join(given)} both say which rows are for what"
@@ -186,8 +247,21 @@ def _target_problems(key: KeyPath, table: Target) -> Iterator[Problem]:
         yield Problem((*key, "label_kind"), what, "name its column with label")
 
 
+def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
+    for name in (*nodes.features, *nodes.categories):
+        if name == "label" or name in MASKS:
+            yield _taken(key, name, "label and split give")
+    for name in nodes.features.keys() & nodes.categories.keys():
+        yield _taken((*key, "categories"), name, "features give")
+    for name, category in nodes.categories.items():
+        if category.min_count > 1 and category.unknown == "error":
+            what = "min_count would be ignored: there is no bucket"
+            yield Problem((*key, "categories", name, "min_count"), what, "set unknown: bucket")
+    yield from _table_problems(key, nodes)
+
+
 def _edge_problems(
-    key: KeyPath, edges: EdgeTable, etype: EdgeType, spec: Spec
+    key: KeyPath, edges: EdgeTable, etype: EdgeType, described: Description
 ) -> Iterator[Problem]:
     for name, column in (("weight", edges.weight), ("time", edges.time)):
         if column is not None and name in edges.features:
@@ -195,28 +269,24 @@ def _edge_problems(
     for name in edges.features:
         if name == "label" or name in MASKS:
             yield _taken(key, name, "label and split give")
-    yield from _target_problems(key, edges)
-    if not is_name(etype[1]):
-        yield Problem(key, f"{show(etype[1])} is no name", f"use {NAMES}")
+    yield from _table_problems(key, edges)
+    if not _is_name(etype[1]):
+        yield Problem(key, f"{show(etype[1])} is no name", f"use {_NAMES}")
     if edges.undirected and etype[0] != etype[2]:
         what = f"undirected, but {etype[0]} and {etype[2]} are two types"
         yield Problem((*key, "undirected"), what, "give the other direction a name with reverse")
     if edges.undirected and edges.reverse:
         what = "reverse and undirected both add the other direction"
         yield Problem((*key, "reverse"), what, "keep one of them")
-    for ntype in dict.fromkeys((etype[0], etype[2])):
-        nodes = spec.nodes[ntype]
-        if edges.missing != "add":
-            continue
+    for ntype in dict.fromkeys((etype[0], etype[2])) if edges.missing == "add" else ():
+        nodes = described.nodes[ntype]
         filled = all(category.unknown == "bucket" for category in nodes.categories.values())
-        if not filled or (nodes.features and nodes.fill is None):
-            lacking = "features, and no fill" if filled else "categories without a bucket"
-            yield Problem(
-                (*key, "missing"),
-                f"a node of type {ntype} that is added would have no values: it has {lacking}",
-                "choose drop or refuse, or set "
-                + (f"nodes.{ntype}.fill" if filled else "unknown: bucket for the categories"),
-            )
+        if filled and (nodes.fill is not None or not nodes.features):
+            continue
+        lacking = "features, and no fill" if filled else "categories without a bucket"
+        remedy = f"nodes.{ntype}.fill" if filled else "unknown: bucket for the categories"
+        what = f"a node of type {ntype} that is added would have no values: it has {lacking}"
+        yield Problem((*key, "missing"), what, f"choose drop or refuse, or set {remedy}")
 
 
 def _taken(key: KeyPath, name: str, by: str) -> Problem:

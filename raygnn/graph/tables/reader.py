@@ -7,12 +7,16 @@ large_string. What a value means is decided later, where a wrong one can be name
 from __future__ import annotations
 
 import bisect
+import csv
 import glob
+import gzip
+import io
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,16 +24,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from raygnn.errors import DataError
-from raygnn.graph.sources.files import check_file, out_of_memory, unpacked_size
-from raygnn.graph.tables import csv_text
+from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
 
 ROWS = 1 << 16  # of a chunk, at least; fewer where rows are wide or the table ends
 _BYTES = 1 << 24  # of a batch of Parquet, about
 _BLOCK = 1 << 22  # bytes of a block of CSV
+_LONGEST = 1 << 20  # bytes of a line of CSV, where it is looked at line by line
 _FILES = 100_000
 _VALUE = 8  # bytes of a value as an array, at most, unless its text is longer
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
+UNPACKING_ERRORS = (OSError, EOFError, zlib.error)  # errors of a file that is not what it says
 
 
 def resolve(base: Path, patterns: str | Sequence[str]) -> list[Path]:
@@ -38,32 +43,25 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[Path]:
     Raises:
         DataError: a pattern that matches nothing, or a file of no known kind.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         file = base / pattern
         if file.exists() or not glob.has_magic(pattern):
-            found.append(file)
+            files.append(file)
             continue
         matches = sorted(base / match for match in glob.iglob(pattern, root_dir=base))
         if not matches:
-            raise DataError(
-                f"no file matches {pattern!r}",
-                where=str(base),
-                remedy="correct files: patterns are relative to the file that describes the tables",
-            )
-        found += matches
-    if len(found) > _FILES:
-        raise DataError(
-            f"{len(found)} files are more than {_FILES}", where=str(base), remedy="join some"
-        )
-    for file in found:
+            remedy = "correct files: patterns are relative to the file that describes the tables"
+            raise DataError(f"no file matches {pattern!r}", where=str(base), remedy=remedy)
+        files += matches
+    if len(files) > _FILES:
+        what = f"{len(files)} files are more than {_FILES}"
+        raise DataError(what, where=str(base), remedy="join some")
+    for file in files:
         if file.suffix not in _PARQUET and not _is_text(file):
-            raise DataError(
-                f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}",
-                where=str(file),
-                remedy="rename the file, or convert it",
-            )
-    return found
+            what = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
+            raise DataError(what, where=str(file), remedy="rename the file, or convert it")
+    return files
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Reader:
         files: CSV and Parquet.
         columns: those to read.
         delimiter: of CSV; None = by the name of the file.
-        header: names of all columns of CSV files that have no line with them.
+        header: names of all columns of CSV files that have no line with them, nor quotes.
     """
 
     def __init__(
@@ -128,23 +126,45 @@ class Reader:
             DataError: a file is missing, damaged, of another kind, or lacks a column.
         """
         held: list[pa.RecordBatch] = []
-        csv = False
+        is_csv = False
         for file in self.files:
             check_file(file)
-            self._starts.append(self.num + sum(each.num_rows for each in held))
+            self._starts.append(self.num + sum(batch.num_rows for batch in held))
             for batch in self._text(file) if _is_text(file) else self._parquet(file):
                 if not batch.num_rows:
                     continue
-                if held and (csv != _is_text(file) or held[0].schema != batch.schema):
-                    yield self._chunk(held, csv)
+                if held and (is_csv != _is_text(file) or held[0].schema != batch.schema):
+                    yield self._chunk(held, is_csv)
                     held = []
-                csv = _is_text(file)
+                is_csv = _is_text(file)
                 held.append(batch)
-                if sum(each.num_rows for each in held) >= rows():
-                    yield self._chunk(held, csv)
+                if sum(batch.num_rows for batch in held) >= rows():
+                    yield self._chunk(held, is_csv)
                     held = []
         if held:
-            yield self._chunk(held, csv)
+            yield self._chunk(held, is_csv)
+
+    def _chunk(self, batches: list[pa.RecordBatch], is_csv: bool) -> Chunk:
+        columns = {n: pa.concat_arrays([batch[n] for batch in batches]) for n in self.columns}
+        chunk = Chunk(self, columns, self.num, is_csv)
+        self.num += chunk.num
+        return chunk
+
+    def error(self, row: int, column: str, what: str, remedy: str) -> DataError:
+        """What is wrong with a row, by its number over all files."""
+        return DataError(what, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
+
+    def place(self, row: int) -> str:
+        """``users.csv, row 3 (line 4)``; rows of a file count from 1."""
+        at = bisect.bisect_right(self._starts, row) - 1
+        file, number = self.files[at], row - self._starts[at] + 1
+        if not _is_text(file):
+            return f"{file}, row {number}"
+        try:
+            lines = (line for at_row, _, line in self._lines(file) if at_row == number)
+            return f"{file}, row {number} (line {next(lines)})"
+        except (csv.Error, StopIteration, *UNPACKING_ERRORS):
+            return f"{file}, row {number}"
 
     def reading_bytes(self) -> int:
         """Bytes of the arrays that the columns become, about: of CSV by the beginning of each
@@ -158,52 +178,17 @@ class Reader:
             for file in self.files
         )
 
-    def _text_bytes(self, file: Path) -> int:
-        whole, separator = unpacked_size(file), self._separator(file)
-        rows, sample = csv_text.first_rows(file, separator)
-        names = list(self._header or (rows[0] if rows else []))
-        read = [at for at, name in enumerate(names) if name in self.columns]
-        held = sum(max(len(row[at]), _VALUE) for row in rows for at in read if at < len(row))
-        return whole * held // sample if sample else whole
-
-    def _parquet_bytes(self, file: Path) -> int:
-        check_file(file)
-        values = 0
-        with _saying(file), pq.ParquetFile(file) as opened:
-            facts = opened.metadata
-            for group in map(facts.row_group, range(facts.num_row_groups)):
-                for column in map(group.column, range(group.num_columns)):
-                    if column.path_in_schema.split(".")[0] in self.columns:
-                        values += column.num_values
-        return values * _VALUE
-
-    def error(self, row: int, column: str, what: str, remedy: str) -> DataError:
-        """What is wrong with a row, by its number over all files."""
-        return DataError(what, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
-
-    def place(self, row: int) -> str:
-        """``users.csv, row 3 (line 4)``; rows of a file count from 1."""
-        at = bisect.bisect_right(self._starts, row) - 1
-        file, number = self.files[at], row - self._starts[at] + 1
-        if not _is_text(file):
-            return f"{file}, row {number}"
-        line = csv_text.line_of(file, self._separator(file), number, named=self._header is None)
-        return f"{file}, row {number}" + (f" (line {line})" if line else "")
-
-    def _chunk(self, batches: list[pa.RecordBatch], csv: bool) -> Chunk:
-        table = pa.Table.from_batches(batches)
-        columns = {name: _joined(table[name]) for name in self.columns}
-        chunk = Chunk(self, columns, self.num, csv)
-        self.num += table.num_rows
-        return chunk
+    # --- CSV
 
     def _text(self, file: Path) -> Iterator[pa.RecordBatch]:
         separator = self._separator(file)
-        names = self._header or csv_text.header(file, separator)
+        names = self._header or self._names(file)
         self._check_columns(file, list(names))
         read = pa.csv.ReadOptions(block_size=_BLOCK, column_names=self._header)
         parse = pa.csv.ParseOptions(
-            delimiter=separator, newlines_in_values=self._header is None, quote_char=self._quote
+            delimiter=separator,
+            newlines_in_values=self._header is None,
+            quote_char=False if self._header else '"',
         )
         convert = pa.csv.ConvertOptions(
             include_columns=self.columns,
@@ -212,40 +197,127 @@ class Reader:
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        quotes = [0]
         try:
-            with csv_text.unpacked(file) as stream:
-                counted = csv_text.Counting(stream, quotes)
+            with unpacked(file) as stream:
+                counted = _QuoteCounter(stream)
                 source = pa.PythonFile(counted, mode="r")
                 with closing(pa.csv.open_csv(source, read, parse, convert)) as batches:
                     yield from batches
         except MemoryError as error:
             raise out_of_memory(str(file), error) from None
-        except (pa.ArrowException, *csv_text.FAILURES) as error:
-            csv_text.explain(file, separator, self._quote, len(names))
+        except (pa.ArrowException, *UNPACKING_ERRORS) as error:
+            self._explain(file, len(names))
             raise _damaged(file, error) from None
-        if quotes[0] % 2 and self._quote:
-            csv_text.explain(file, separator, self._quote, len(names))
-
-    @property
-    def _quote(self) -> str | bool:
-        return False if self._header else '"'  # without a header: plain lines, as of triples
+        if counted.quotes % 2 and not self._header:
+            self._explain(file, len(names))
 
     def _separator(self, file: Path) -> str:
         if self._delimiter is not None:
             return self._delimiter
-        name = file.name.removesuffix(".gz")
-        return "," if name.endswith(".csv") else "\t"
+        return "," if file.name.removesuffix(".gz").endswith(".csv") else "\t"
+
+    def _start(self, file: Path) -> tuple[Iterator[list[str]], int]:
+        """The rows in the first megabyte of a file, as text, and of how many bytes they are."""
+        with unpacked(file) as stream:
+            start = stream.read(_LONGEST)
+        text = io.StringIO(start.decode("utf-8-sig", "replace"), newline="")
+        return csv.reader(text, delimiter=self._separator(file)), len(start)
+
+    def _names(self, file: Path) -> list[str]:
+        """The names of the columns. Raises DataError where there is no line with them."""
+        try:
+            names = next((row for row in self._start(file)[0] if row), [])
+        except (csv.Error, *UNPACKING_ERRORS) as error:
+            raise _wrong_text(str(file), f"the line of names cannot be read: {error}") from None
+        if not names:
+            raise _wrong_text(str(file), "there is no line with the names of the columns")
+        return names
+
+    def _text_bytes(self, file: Path) -> int:
+        total = unpacked_size(file)
+        try:
+            start, sample = self._start(file)
+            rows = list(start)
+        except (csv.Error, *UNPACKING_ERRORS):  # reported when all of it is read
+            return total
+        names = list(self._header or (rows[0] if rows else []))
+        read = [at for at, name in enumerate(names) if name in self.columns]
+        held = sum(max(len(row[at]), _VALUE) for row in rows for at in read if at < len(row))
+        return total * held // sample if sample else total
+
+    def _lines(self, file: Path) -> Iterator[tuple[int, list[str], int]]:
+        """Number, values and last line of each row that is not empty, read by Python's own
+        reader: slow, and only used to say where something is wrong. Row 0 has the names. Bytes
+        that are not UTF-8 are lone surrogates."""
+        with unpacked(file) as stream:
+            text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+            rows = csv.reader(
+                iter(lambda: text.readline(_LONGEST), ""),  # one line may have gigabytes
+                delimiter=self._separator(file),
+                strict=True,
+                quoting=csv.QUOTE_NONE if self._header else csv.QUOTE_MINIMAL,
+            )
+            number = 1 if self._header else 0
+            for row in rows:
+                if row:
+                    yield number, row, rows.line_num
+                    number += 1
+
+    def _explain(self, file: Path, columns: int) -> None:
+        """Find the first thing that is wrong with a file on which pyarrow gave up, or which ends
+        within quotes; returns if there is none.
+
+        Raises:
+            DataError: it is truncated, not UTF-8, has a quote that is not closed, or a row of
+                another number of columns.
+        """
+        line = 1
+        try:
+            for number, row, line in self._lines(file):
+                place = f"{file}, row {number} (line {line})" if number else f"{file}, line 1"
+                try:
+                    "".join(row).encode()
+                except UnicodeEncodeError:
+                    raise _wrong_text(place, "there are bytes that are not UTF-8") from None
+                if len(row) != columns:
+                    text = repr(",".join(row))
+                    text = text if len(text) <= 60 else text[:60] + "…"
+                    what = f"there are {len(row)} columns, expected {columns}: {text}"
+                    raise _wrong_text(place, what)
+        except csv.Error as error:
+            what = str(error)
+            if "unexpected end" in what:
+                what = "a quote is not closed"
+            elif "field limit" in what:
+                limit = csv.field_size_limit()
+                what = f"a value has more than {limit:,} characters: an open quote?"
+            raise _wrong_text(f"{file}, after line {line}", what) from None
+        except UNPACKING_ERRORS as error:
+            what = f"it cannot be unpacked: {error}"
+            raise _wrong_text(f"{file}, after line {line}", what) from None
+
+    # --- Parquet
+
+    def _parquet_bytes(self, file: Path) -> int:
+        check_file(file)
+        values = 0
+        with _reported(file), pq.ParquetFile(file) as opened:
+            facts = opened.metadata
+            for group in map(facts.row_group, range(facts.num_row_groups)):
+                for column in map(group.column, range(group.num_columns)):
+                    if column.path_in_schema.split(".")[0] in self.columns:
+                        values += column.num_values
+        return values * _VALUE
 
     def _parquet(self, file: Path) -> Iterator[pa.RecordBatch]:
-        with _saying(file), pq.ParquetFile(file) as opened:
+        with _reported(file), pq.ParquetFile(file) as opened:
             self._check_columns(file, opened.schema_arrow.names)
             facts = opened.metadata
             groups = (facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
-            wide = sum(groups) // max(facts.num_rows, 1) + 1
-            rows = min(ROWS, max(_BYTES // wide, 1 << 10))
+            row_bytes = sum(groups) // max(facts.num_rows, 1) + 1
+            rows = min(ROWS, max(_BYTES // row_bytes, 1 << 10))
             for batch in opened.iter_batches(batch_size=rows, columns=self.columns):
-                columns = {name: _plain(batch[name]) for name in self.columns}
+                columns = {name: _widened(batch[name]) for name in self.columns}
                 for name, array in columns.items():
                     if len(array) != batch.num_rows:
                         raise DataError(f"column {name!r} is cut short", where=str(file))
@@ -253,32 +325,22 @@ class Reader:
                 yield pa.RecordBatch.from_pydict(columns)
 
     def _check_columns(self, file: Path, names: list[str]) -> None:
-        listed = ", ".join(map(repr, names[:20]))[:300] or "none"
         for column in self.columns:
             if column not in names:
-                raise DataError(
-                    f"there is no column {column!r}; there are: {listed}",
-                    where=str(file),
-                    remedy="correct the name of the column; the first line of a CSV holds them",
-                )
+                listed = ", ".join(map(repr, names[:20]))[:300] or "none"
+                what = f"there is no column {column!r}; there are: {listed}"
+                remedy = "correct the name of the column; the first line of a CSV holds them"
+                raise DataError(what, where=str(file), remedy=remedy)
             if names.count(column) > 1:
-                raise DataError(
-                    f"there are {names.count(column)} columns {column!r}",
-                    where=str(file),
-                    remedy="rename one of them",
-                )
+                what = f"there are {names.count(column)} columns {column!r}"
+                raise DataError(what, where=str(file), remedy="rename one of them")
 
 
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    joined = column.combine_chunks()
-    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
-
-
-def _plain(array: pa.Array) -> pa.Array:
+def _widened(array: pa.Array) -> pa.Array:
     """Integers as int64, text as large_string, dictionaries as what they stand for."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _plain(pc.cast(array, kind.value_type))
+        return _widened(pc.cast(array, kind.value_type))
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.cast(array, pa.int64())
     if pa.types.is_string(kind):
@@ -286,12 +348,34 @@ def _plain(array: pa.Array) -> pa.Array:
     return array
 
 
+class _QuoteCounter(io.RawIOBase):
+    """A stream whose quotes are counted as they pass: an odd number is one that nobody closed."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self.quotes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._stream.read(size)
+        self.quotes += content.count(b'"')
+        return content
+
+
+def unpacked(file: Path) -> BinaryIO:
+    """The text of a file, which may be compressed."""
+    return cast(BinaryIO, gzip.open(file) if file.suffix == ".gz" else file.open("rb"))
+
+
 def _is_text(file: Path) -> bool:
     return file.name.removesuffix(".gz").endswith(_TEXT)
 
 
 @contextmanager
-def _saying(file: Path) -> Iterator[None]:
+def _reported(file: Path) -> Iterator[None]:
+    """Turns pyarrow's errors into ours."""
     try:
         yield
     except MemoryError as error:
@@ -300,11 +384,15 @@ def _saying(file: Path) -> Iterator[None]:
         raise _damaged(file, error) from None
 
 
+def _wrong_text(place: str, what: str) -> DataError:
+    remedy = "correct the file, or write it again as UTF-8 with one line of names"
+    return DataError(what, where=place, remedy=remedy)
+
+
 def _damaged(file: Path, error: Any) -> DataError:
-    text = " ".join(str(error).split())
     kind = "Parquet" if file.suffix in _PARQUET else "CSV"
     return DataError(
-        f"not a whole {kind} file: {text[:200]}",
+        f"not a whole {kind} file: {' '.join(str(error).split())[:200]}",
         where=str(file),
         remedy="the file is damaged: get it or write it again",
     )

@@ -17,7 +17,7 @@ from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples
-from raygnn.graph.collection.data import read_collection
+from raygnn.graph.collection.collection_manifest import read_collection
 from raygnn.graph.graph_sample import Sample, Samples
 from raygnn.models.graphs import GraphNetwork, GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model

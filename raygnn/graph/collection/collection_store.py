@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph.collection.data import MANIFEST, VERSION, CollectionMeta, read_collection
+from raygnn.graph.collection.collection_manifest import (
+    MANIFEST,
+    VERSION,
+    CollectionMeta,
+    read_collection,
+)
 from raygnn.graph.collection.pack import pack
-from raygnn.graph.sources import gin, shards
-from raygnn.graph.sources.files import check_file, out_of_memory, update_digest
-from raygnn.graph.sources.many import GraphSet
+from raygnn.graph.sources import gin_text, saved_graphs
+from raygnn.graph.sources.input_files import check_file, out_of_memory, sha256
+from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors, sync
 
 if TYPE_CHECKING:
@@ -71,7 +76,7 @@ class MissingCollection:
         """Bytes of memory that packing takes at most, about: of text as GIN's, which is read as a
         whole; else there is one graph in memory at a time."""
         (file, *others) = self.files
-        return 0 if others or _head(file) == shards.MAGIC else _PARSED * check_file(file)
+        return 0 if others or _head(file) == saved_graphs.MAGIC else _PARSED * check_file(file)
 
     def make(self, progress: Progress | None = None) -> CollectionMeta:
         """Pack it. Raises ConfigError and DataError as `ensure_collection` does."""
@@ -79,10 +84,7 @@ class MissingCollection:
         if progress is not None:
             progress("pack")
         several = len(self.files) > 1
-        with (
-            storage_errors(place, DataError, _INSTEAD),
-            new_directory(place) as directory,
-        ):
+        with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
             try:
                 manifest = pack(
                     (self._open(file, several) for file in self.files),
@@ -110,7 +112,7 @@ class MissingCollection:
         """Graphs of either format, told apart by the first bytes; of several files all are
         DGL's."""
         head = _head(file)
-        if head == shards.MAGIC:
+        if head == saved_graphs.MAGIC:
             for key in ("tags", "labels"):
                 if getattr(self, key) is not None:
                     raise ConfigError(
@@ -120,7 +122,7 @@ class MissingCollection:
                         remedy="number tags and labels in the file as they are there, and set "
                         "graph.tags and graph.labels to null",
                     )
-            return shards.read(file)
+            return saved_graphs.read_all(file)
         if several or not head.split()[:1] or not head.split()[0].isdigit():
             raise DataError(
                 "it is neither a file that dgl.save_graphs wrote"
@@ -128,7 +130,7 @@ class MissingCollection:
                 where=str(file),
                 remedy="check graph.path, or save the graphs with dgl.save_graphs",
             )
-        return gin.read(file, self.tags, self.labels)
+        return gin_text.read_all(file, self.tags, self.labels)
 
 
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:
@@ -188,7 +190,7 @@ def _head(file: Path) -> bytes:
     """The first bytes of a file, which tell the two formats apart."""
     check_file(file)
     with file.open("rb") as stream:
-        return stream.read(len(shards.MAGIC))
+        return stream.read(len(saved_graphs.MAGIC))
 
 
 def _input_files(path: Path) -> tuple[Path, ...]:
@@ -212,9 +214,5 @@ def _input_files(path: Path) -> tuple[Path, ...]:
 
 
 def _digest(files: tuple[Path, ...]) -> str:
-    total = hashlib.sha256()
-    for file in files:
-        content = hashlib.sha256()
-        update_digest(content, file)
-        total.update(content.digest())
-    return total.hexdigest()
+    contents = b"".join(bytes.fromhex(sha256(file)) for file in files)
+    return hashlib.sha256(contents).hexdigest()

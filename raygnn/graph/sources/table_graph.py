@@ -15,10 +15,9 @@ from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.dgl_json import read_json
-from raygnn.graph.sources.files import check_file
-from raygnn.graph.tables.description import edge_type, read_spec
-from raygnn.graph.tables.edges import edge_reader, read_edges
-from raygnn.graph.tables.nodes import Nodes
+from raygnn.graph.sources.input_files import check_file
+from raygnn.graph.tables.description import read_description
+from raygnn.graph.tables.frames import Nodes, edge_reader, read_edges
 from raygnn.graph.tables.reader import resolve
 
 VERSION = 2
@@ -33,21 +32,21 @@ def files(graph: TablesGraph) -> list[Path]:
     Raises:
         ConfigError, DataError: the description is wrong, or there is no such file.
     """
-    file, spec = Path(graph.path), read_spec(Path(graph.path))
-    tables = (*spec.nodes.values(), *spec.edges.values())
-    found = [file, *(each for table in tables for each in resolve(file.parent, table.files))]
-    return found if graph.vocabulary is None else [*found, graph.vocabulary]
+    file, described = Path(graph.path), read_description(Path(graph.path))
+    tables = (*described.nodes.values(), *described.edges.values())
+    paths = [file, *(path for table in tables for path in resolve(file.parent, table.files))]
+    return paths if graph.vocabulary is None else [*paths, graph.vocabulary]
 
 
 def reading_bytes(graph: TablesGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: of the columns that the description names."""
-    base, spec = Path(graph.path).parent, read_spec(Path(graph.path))
+    base, described = Path(graph.path).parent, read_description(Path(graph.path))
     total = 0
-    for ntype, table in spec.nodes.items():
-        total += Nodes(ntype, table, resolve(base, table.files), {}).reader.reading_bytes()
-    for edges in spec.edges.values():
-        held = edge_reader(edges, resolve(base, edges.files)).reading_bytes()
-        total += 2 * held if edges.undirected else held
+    for ntype, nodes in described.nodes.items():
+        total += Nodes(ntype, nodes, resolve(base, nodes.files), {}).reader.reading_bytes()
+    for edges in described.edges.values():
+        size = edge_reader(edges, resolve(base, edges.files)).reading_bytes()
+        total += 2 * size if edges.undirected else size
     return total
 
 
@@ -63,38 +62,37 @@ def read(graph: TablesGraph) -> GraphData:
         ConfigError: the description is wrong; its keys and lines are named.
         DataError: a table is; its file, row and column are named.
     """
-    file, spec = Path(graph.path), read_spec(Path(graph.path))
+    file, described = Path(graph.path), read_description(Path(graph.path))
     origin = {"": str(file)}
     vocabulary = {} if graph.vocabulary is None else _vocabulary(graph.vocabulary)
-    names: dict[str, list[Any]] = {}
     nodes: dict[str, Nodes] = {}
-    for ntype, table in spec.nodes.items():
-        found = resolve(file.parent, table.files)
-        nodes[ntype] = Nodes(ntype, table, found, vocabulary.get(ntype, {}))
-        origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in table.features}
-        origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in ("label", "train_mask")}
+    for ntype, table in described.nodes.items():
+        paths = resolve(file.parent, table.files)
+        nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}))
+        arrays = (*table.features, "label", "train_mask")
+        origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in arrays}
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
     reverses: dict[EdgeType, EdgeType] = {}
-    for key, edge_table in spec.edges.items():
-        etype = edge_type(key, spec)
-        assert etype is not None  # seen to by read_spec
+    names: dict[str, list[Any]] = {}
+    for key, edge_table in described.edges.items():
+        etype = described.edge_type(key)
         words = vocabulary.get(etype_str(etype), {})
         if edge_table.reverse is not None:
             reverses[etype] = (etype[2], edge_table.reverse, etype[0])
             words = words or vocabulary.get(etype_str(reverses[etype]), {})
-        found = resolve(file.parent, edge_table.files)
-        read_from, known = read_edges(etype, edge_table, found, nodes, words)
-        edges |= read_from
-        for each in map(etype_str, read_from):
-            origin |= {f"{each}/{name}": f"{file}: edges.{key}" for name in _EDGE_ARRAYS}
-            names |= {f"{each}/{name}": values for name, values in known.items()}
+        paths = resolve(file.parent, edge_table.files)
+        frames, values = read_edges(etype, edge_table, paths, nodes, words)
+        edges |= frames
+        for other in map(etype_str, frames):
+            origin |= {f"{other}/{name}": f"{file}: edges.{key}" for name in _EDGE_ARRAYS}
+            names |= {f"{other}/{name}": stands_for for name, stands_for in values.items()}
     pa.default_memory_pool().release_unused()  # of the chunks, which Arrow would keep
-    frames = {ntype: each.frame() for ntype, each in nodes.items()}
-    for ntype, of in nodes.items():
-        names |= {f"{ntype}/{name}": values for name, values in of.names.items()}
-    ids = {ntype: each.ids.values for ntype, each in nodes.items()}
-    return GraphData(file.stem, frames, edges, origin, ids, names, reverses)
+    node_frames = {ntype: table.frame() for ntype, table in nodes.items()}
+    for ntype, of_type in nodes.items():
+        names |= {f"{ntype}/{name}": values for name, values in of_type.names.items()}
+    ids = {ntype: table.ids.values for ntype, table in nodes.items()}
+    return GraphData(file.stem, node_frames, edges, origin, ids, names, reverses)
 
 
 def _vocabulary(file: Path) -> dict[str, dict[str, list[Any]]]:
@@ -104,9 +102,9 @@ def _vocabulary(file: Path) -> dict[str, dict[str, list[Any]]]:
         DataError: the file has no words.
     """
     check_file(file)
-    found = read_json(file)
-    named = found.get("words", found.get("names"))
-    if not isinstance(named, dict) or not all(isinstance(each, list) for each in named.values()):
+    content = read_json(file)
+    named = content.get("words", content.get("names"))
+    if not isinstance(named, dict) or not all(isinstance(words, list) for words in named.values()):
         raise DataError(
             "has no words of tables",
             where=str(file),

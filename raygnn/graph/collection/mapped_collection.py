@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,13 @@ import torch
 from torch import Tensor
 
 from raygnn.config.graph import ManyGraphs
-from raygnn.errors import DataError
-from raygnn.graph.collection.data import REMEDY, CollectionMeta, Column, Edges, Nodes
+from raygnn.graph.collection.collection_manifest import (
+    CollectionMeta,
+    Column,
+    Edges,
+    Nodes,
+    damaged,
+)
 from raygnn.graph.collection.splits import no_splits, split_graphs
 from raygnn.graph.data import EdgeType
 from raygnn.graph.graph_sample import Sample
@@ -94,7 +98,7 @@ class _Frames:
             or self.offsets[-1] != kind.num
             or (self.offsets[1:] < self.offsets[:-1]).any()
         ):
-            raise _damaged(
+            raise damaged(
                 meta.directory / kind.offsets.file, f"its rows do not rise from 0 to {kind.num}"
             )
         ends = (kind.src, kind.dst) if isinstance(kind, Edges) else ()
@@ -122,23 +126,19 @@ def _map(meta: CollectionMeta, column: Column, rows: int) -> _Array:
     path = meta.directory / column.file
     file = meta.manifest.files.get(column.file)
     if file is None:
-        raise _damaged(path, "the manifest does not say what it must look like")
+        raise damaged(path, "the manifest does not say what it must look like")
     try:
         if path.stat().st_size != file.bytes:
-            raise _damaged(path, f"has {path.stat().st_size} bytes, expected {file.bytes}")
+            raise damaged(path, f"has {path.stat().st_size} bytes, expected {file.bytes}")
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise _damaged(path, f"is no array file: {error}") from error
+        raise damaged(path, f"is no array file: {error}") from error
     expected = (rows, *column.shape)
     if mapped.shape != expected or mapped.dtype != column.stored:
-        raise _damaged(
+        raise damaged(
             path,
             f"holds {mapped.dtype} of shape {list(mapped.shape)}, expected {column.dtype} of "
             f"shape {list(expected)}",
         )
     # as a plain array: slices of a memmap cost many times as much
     return np.asarray(mapped)
-
-
-def _damaged(path: Path, what: str) -> DataError:
-    return DataError(what, where=str(path), remedy=REMEDY)

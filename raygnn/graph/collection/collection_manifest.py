@@ -7,7 +7,6 @@ name for, is stored as int16.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,39 +15,35 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeType
+from raygnn.graph.sources.input_files import sha256
 
 MANIFEST = "collection.json"
 VERSION: Literal[1] = 1
 
-REMEDY = "delete the directory: it is made again from the graphs"
-_CHUNK = 1 << 20
+_REMEDY = "delete the directory: it is made again from the graphs"
 
 _Natural = Annotated[int, Field(ge=0)]
-DtypeName = Literal[
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-]
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+
+
+def _dtype(name: str) -> str:
+    if name not in ("bool", *INTEGERS, *FLOATS):
+        raise ValueError(f"{name!r} is no dtype of an array")
+    return name
 
 
 class Column(Section):
     """One array of all graphs: its file, the dtype of its elements and the shape of a row."""
 
     file: str
-    dtype: DtypeName
+    dtype: Annotated[str, AfterValidator(_dtype)]
     shape: Annotated[tuple[_Natural, ...], Field(strict=False)] = ()
 
     @property
@@ -159,9 +154,9 @@ class CollectionMeta:
     def target(self, name: str) -> GraphColumn:
         """The labels of this name. Raises ConfigError if there are none, naming those there."""
         if name not in self.graphs:
-            there = ", ".join(map(repr, sorted(self.graphs))) or "none at all"
+            names = ", ".join(map(repr, sorted(self.graphs))) or "none at all"
             raise ConfigError(
-                f"the graphs have no labels {name!r}; there are {there}",
+                f"the graphs have no labels {name!r}; there are {names}",
                 where="task.target",
                 remedy="set task.target to one of them"
                 if self.graphs
@@ -224,7 +219,7 @@ def read_collection(directory: Path) -> CollectionMeta:
     path = directory / MANIFEST
     try:
         if path.exists() and not path.is_file():  # a FIFO would be waited for
-            raise DataError("it is no file", where=str(path), remedy=REMEDY)
+            raise damaged(path, "it is no file")
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
@@ -233,25 +228,18 @@ def read_collection(directory: Path) -> CollectionMeta:
             remedy="name another directory, or delete this one",
         ) from None
     except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror or error}", where=str(path), remedy=REMEDY
-        ) from None
+        raise damaged(path, f"cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise DataError("it is damaged: no JSON", where=str(path), remedy=REMEDY) from None
+        raise damaged(path, "it is damaged: no JSON") from None
     if isinstance(content, dict) and content.get("version") != VERSION:
-        raise DataError(
-            f"it is of version {content.get('version')!r}; only {VERSION} can be read",
-            where=str(path),
-            remedy=REMEDY,
-        )
+        what = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
+        raise damaged(path, what)
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise DataError(
-            f"it is damaged: {key}: {first['msg']}", where=str(path), remedy=REMEDY
-        ) from None
+        raise damaged(path, f"it is damaged: {key}: {first['msg']}") from None
     for name, file in manifest.files.items():
         _check_size(directory / name, file.bytes)
     return CollectionMeta(directory, manifest)
@@ -263,24 +251,18 @@ def verify(meta: CollectionMeta) -> None:
         path = meta.directory / name
         _check_size(path, file.bytes)
         if sha256(path) != file.sha256:
-            raise DataError("has changed since it was written", where=str(path), remedy=REMEDY)
+            raise damaged(path, "has changed since it was written")
 
 
-def sha256(path: Path) -> str:
-    """Of a file, in hex; raises OSError as reading does."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            total.update(chunk)
-    return total.hexdigest()
+def damaged(path: Path, what: str) -> DataError:
+    """The error for a file of a collection that is not what it should be."""
+    return DataError(what, where=str(path), remedy=_REMEDY)
 
 
 def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror}", where=str(path), remedy=REMEDY
-        ) from None
+        raise damaged(path, f"cannot be read: {error.strerror}") from None
     if size != expected:
-        raise DataError(f"has {size} bytes, expected {expected}", where=str(path), remedy=REMEDY)
+        raise damaged(path, f"has {size} bytes, expected {expected}")

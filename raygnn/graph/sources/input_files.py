@@ -1,0 +1,210 @@
+"""What input files may be, and what their arrays may hold: refused with file, row and value."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.config.places import size
+from raygnn.errors import DataError
+from raygnn.graph.available_memory import memory
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK = 1 << 22
+_MORE_MEMORY = "If the file is not damaged, free memory, or use a machine with more of it."
+_A_MASK = "A mask is one bool (or 0 or 1) for each node, not a list of node ids."
+
+
+def check_file(path: Path) -> int:
+    """The size in bytes of ``path``, a regular, readable file with something in it.
+
+    Raises:
+        DataError: it is missing, a directory, not a regular file (a FIFO would block for ever),
+            unreadable or empty.
+    """
+
+    def refused(what: str, remedy: str) -> DataError:
+        return DataError(what, where=str(path), remedy=remedy)
+
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        remedy = "Check the path; a relative one is taken from the directory of the config file."
+        raise refused("the file does not exist", remedy) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise refused("it is a directory, not a file", "Name the file itself.")
+    if not stat.S_ISREG(status.st_mode):
+        remedy = "Name a file on disk; pipes and devices can not be read twice."
+        raise refused("it is not a regular file", remedy)
+    if not os.access(path, os.R_OK):
+        remedy = "Give this user the right to read it."
+        raise refused("the file can not be read: permission denied", remedy)
+    if status.st_size == 0:
+        raise refused("the file is empty", "Get or write the file again.")
+    return status.st_size
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a small file; raises DataError as :func:`check_file` does."""
+    check_file(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def unpacked_size(path: Path) -> int:
+    """The size in bytes of a file's content, as far as the end of a ``.gz`` says it: modulo
+    4 GiB, and of its last member alone. Raises DataError as :func:`check_file` does."""
+    packed = check_file(path)
+    if path.suffix != ".gz" or packed < 4:
+        return packed
+    try:
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            return max(packed, int.from_bytes(file.read(4), "little"))
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def sha256(path: Path) -> str:
+    """Of a file's contents, in hex; raises DataError as :func:`check_file` does."""
+    check_file(path)
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return digest.hexdigest()
+
+
+def check_fits_memory(num_bytes: int, what: str, where: str) -> None:
+    """Refuse an array that a header claims and that does not fit into the available memory.
+
+    A few bytes of a damaged or hostile header can claim terabytes; asking the operating system
+    for them may succeed and get the process killed later.
+    """
+    _, available = memory()
+    if available is not None and num_bytes > available:
+        raise DataError(
+            f"{what} would take {size(num_bytes)}, more than the {size(available)} of memory "
+            "that are available",
+            where=where,
+            remedy=_MORE_MEMORY,
+        )
+
+
+def out_of_memory(where: str, error: MemoryError) -> DataError:
+    """The error for input that took more memory than there was."""
+    detail = " ".join(str(error).split())[:200]
+    what = "there is not enough memory to read it" + (f": {detail}" if detail else "")
+    return DataError(what, where=where, remedy=_MORE_MEMORY)
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """The error for a file that the operating system does not read."""
+    what = f"the file can not be read: {error.strerror or error}"
+    return DataError(what, where=str(path), remedy="Check the path, the rights and the disk.")
+
+
+def require_rows(array: Any, num: int, origin: str, of: str) -> None:
+    """Refuse an array that has not one row for each of the ``num`` things called ``of``."""
+    shape = tuple(array.shape)
+    if not shape or shape[0] != num:
+        what = f"its shape is {shape}, but there are {num} {of}"
+        raise DataError(what, where=origin, remedy=f"Give one row for each of the {of}.")
+
+
+def require_features(array: Array, origin: str) -> None:
+    """Refuse anything but a matrix of numbers."""
+    if array.dtype.kind not in "biuf" or array.ndim != 2:
+        raise _unlike(array, origin, "Features are a matrix of numbers, one row for each node.")
+
+
+def to_features(array: Array, origin: str) -> Array:
+    """Features as float32 ``[N, F]``; raises DataError for anything but a matrix of numbers that
+    float32 holds."""
+    require_features(array, origin)
+    with np.errstate(over="ignore"):  # reported below, with its place
+        features = array.astype(np.float32, copy=False)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        rows, columns = np.nonzero(np.isinf(features) & np.isfinite(array))
+        if len(rows):
+            value = array[rows[0], columns[0]]
+            raise DataError(
+                f"the value in column {columns[0]} is {value}, more than float32 holds",
+                where=f"{origin}, row {rows[0]}",
+                remedy="Scale the features, or replace or drop such rows.",
+            )
+    return features
+
+
+def to_labels(array: Array, origin: str) -> Array:
+    """Labels as int64 ``[N]``, from ``[N]`` or ``[N, 1]``; a float NaN becomes -1, unknown.
+
+    Raises:
+        DataError: another shape, or a value that is not an integer (the first one is named).
+    """
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.dtype.kind not in "biuf" or array.ndim != 1:
+        raise _unlike(array, origin, "Labels are one integer for each node, -1 where unknown.")
+    if array.dtype.kind == "f":
+        classes = np.where(np.isnan(array), -1, array)
+        bad = np.flatnonzero((classes != np.trunc(classes)) | (np.abs(classes) >= 2**53))
+        if len(bad):
+            raise DataError(
+                f"the label {array[bad[0]]} is not an integer",
+                where=f"{origin}, row {bad[0]}",
+                remedy="Labels are integers from 0 to the number of classes - 1, -1 where unknown.",
+            )
+        array = classes
+    return array.astype(np.int64, copy=False)
+
+
+def to_mask(array: Array, origin: str) -> Array:
+    """A mask as bool ``[N]``, from bool or from integers that are 0 or 1.
+
+    Raises:
+        DataError: another shape or dtype, or another value (the first one is named).
+    """
+    if array.dtype.kind not in "biu" or array.ndim != 1:
+        raise _unlike(array, origin, _A_MASK)
+    bad = np.flatnonzero((array != 0) & (array != 1))
+    if len(bad):
+        what = f"the value {array[bad[0]]} is neither 0 nor 1"
+        raise DataError(what, where=f"{origin}, row {bad[0]}", remedy=_A_MASK)
+    return array.astype(np.bool_, copy=False)
+
+
+def to_ids(array: Array, num: int, origin: str, column: str) -> Array:
+    """Node ids as int64 ``[E]``, each in ``0 … num-1``; DataError names the first that is not."""
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise DataError(
+            f"{column} has shape {array.shape} and dtype {array.dtype}",
+            where=origin,
+            remedy="Edges are pairs of integer node ids.",
+        )
+    if len(array) and (array.min() < 0 or array.max() >= num):
+        row = int(np.argmax((array < 0) | (array >= num)))
+        raise DataError(
+            f"{column} {array[row]} is not a node: there are {num}",
+            where=f"{origin}, row {row}",
+            remedy=f"Node ids run from 0 to {num - 1}.",
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def _unlike(array: Array, origin: str, remedy: str) -> DataError:
+    what = f"it has shape {array.shape} and dtype {array.dtype}"
+    return DataError(what, where=origin, remedy=remedy)

@@ -1,0 +1,401 @@
+"""Plain data out of pickles that are not trusted: arrays, CSR matrices, dictionaries.
+
+Python's unpickler reads them, with two limits. A name in the pickle is looked up in one short
+table (:data:`_NAMES`), whose entries are stand-ins: nothing that a file names is imported or
+called, and an array is made only when it is asked for, after its shape has been compared with its
+bytes. And the instructions are listed beforehand, because the unpickler itself would allocate
+gigabytes for one memo index and overflow the stack on a key that is a deeply nested tuple.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import pickletools
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from raygnn.errors import DataError
+from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory, read_bytes
+
+_MAX_SIDE = 2**48  # of an array; also keeps the size of error messages within bounds
+_MAX_TUPLES = 1000  # arrays need a few each; a deeper tuple could not be hashed or freed
+_MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+_TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
+_LEGACY = 0x1950A86A20F9469CFC6C  # the first pickle of files from before torch 1.6
+_REMEDY = "The file is damaged, or not of this dataset: get it again."
+
+
+class _Forbidden(Exception):
+    """The pickle names something outside the table; the message is the name."""
+
+
+class _Unexpected(Exception):
+    """The pickle holds something else than it should; the message says what."""
+
+
+class _StandIn:
+    """What the pickle makes of a class or function: the arguments and the state, nothing more."""
+
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *arguments: Any):
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Array(_StandIn):
+    """``ndarray``, which is also what ``_reconstruct`` makes."""
+
+
+class _Dtype(_StandIn):
+    """``dtype``."""
+
+
+class _Csr(_StandIn):
+    """``csr_matrix``."""
+
+
+class _Encoded(_StandIn):
+    """``codecs.encode(text, "latin1")``, how Python 3 spells bytes in protocol 2. Encoded when it
+    is asked for: one text may be there many times."""
+
+
+class _Empty(_StandIn):
+    """``bytes()``."""
+
+
+class _Name(_StandIn):
+    """``list`` and ``object``, which are only ever arguments."""
+
+
+class _DefaultDict(_StandIn):
+    def __new__(cls, *_: Any) -> Any:
+        return {}
+
+
+class _Object(_StandIn):
+    """``copyreg._reconstructor(cls, object, None)``."""
+
+    def __new__(cls, kind: Any, *_: Any) -> Any:
+        if kind is not _Csr:
+            raise _Unexpected(f"an object made of {brief(kind)}")
+        return _Csr()
+
+
+_NAMES: dict[tuple[str, str], type] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("scipy.sparse.csr", "csr_matrix"): _Csr,
+    ("scipy.sparse._csr", "csr_matrix"): _Csr,
+    ("copy_reg", "_reconstructor"): _Object,
+    ("copyreg", "_reconstructor"): _Object,
+    ("_codecs", "encode"): _Encoded,
+    ("__builtin__", "bytes"): _Empty,
+    ("__builtin__", "list"): _Name,
+    ("builtins", "list"): _Name,
+    ("__builtin__", "object"): _Name,
+    ("builtins", "object"): _Name,
+    ("collections", "defaultdict"): _DefaultDict,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _NAMES[module, name]
+        except KeyError:
+            raise _Forbidden(f"{_shorten(module)}.{_shorten(name)}") from None
+
+
+def load_pickle(code: bytes | BinaryIO, path: Path) -> Any:
+    """What a pickle in ``path`` holds; of a stream the next one, behind which it is left.
+
+    Raises:
+        DataError: it is damaged, or refers to any class or function that arrays do not need.
+    """
+    stream = io.BytesIO(code) if isinstance(code, bytes) else code
+    start = stream.tell()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in garbage that looks like text
+            _check_instructions(stream)
+            stream.seek(start)
+            return _Unpickler(stream, encoding="latin1").load()
+    except _Forbidden as error:
+        raise DataError(
+            f"refused: the pickle refers to {error}, which is not needed to hold arrays",
+            where=str(path),
+            remedy="Nothing was run. Get the file from a source you trust.",
+        ) from None
+    except _Unexpected as error:
+        raise _damaged(path, str(error)) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # of any type: the unpickler trusts what it reads
+        raise DataError(
+            f"not a whole pickle of plain data: {brief(' '.join(str(error).split()))}",
+            where=str(path),
+            remedy="The file is truncated or damaged: get it again.",
+        ) from None
+
+
+def _check_instructions(stream: BinaryIO) -> None:
+    """Refuse what the unpickler cannot stand: see the top of this module."""
+    tuples = memo = 0
+    for opcode, argument, _ in pickletools.genops(stream):
+        if opcode.name in _TUPLES:
+            tuples += 1
+        elif opcode.name in _MEMO:
+            memo += 1
+            if isinstance(argument, int) and argument > 2 * memo + 1000:
+                raise _Unexpected(f"the memo index {argument}, which no array needs")
+        elif opcode.name in ("PERSID", "BINPERSID"):
+            raise _Forbidden("data beside the pickle, such as tensors")
+        if tuples > _MAX_TUPLES:
+            raise _Unexpected(f"more than {_MAX_TUPLES} tuples, which no array needs")
+
+
+def to_array(value: Any) -> Array:
+    """The NumPy array (any shape, numbers only, read-only memory) that a pickle described.
+
+    Raises ``_Unexpected`` or ValueError.
+    """
+    if not isinstance(value, _Array):
+        raise _Unexpected(f"{brief(value)} where a numpy array was due")
+    match value.state:
+        case (int(), tuple(shape), _Dtype() as dtype, int(fortran), data):
+            pass
+        case state:
+            raise _Unexpected(f"a numpy array with {brief(state)} as its state")
+    if len(shape) > 8 or not all(type(side) is int and 0 <= side <= _MAX_SIDE for side in shape):
+        raise _Unexpected(f"a numpy array of shape {brief(shape)}")
+    kind = _numpy_dtype(dtype)
+    if isinstance(data, _Encoded) and data.arguments[1:] in (("latin1",), ("latin-1",)):
+        data = data.arguments[0]
+    if isinstance(data, _Empty):
+        data = b""
+    content = data.encode("latin1") if isinstance(data, str) else data
+    if not isinstance(content, bytes) or math.prod(shape) * kind.itemsize != len(content):
+        size = len(content) if isinstance(content, bytes) else "no"
+        raise _Unexpected(f"a numpy array of shape {brief(shape)} and dtype {kind} in {size} bytes")
+    native = np.frombuffer(content, dtype=kind).astype(kind.newbyteorder("="), copy=False)
+    return native.reshape(shape, order="F" if fortran else "C")
+
+
+def _numpy_dtype(dtype: _Dtype) -> np.dtype[Any]:
+    match dtype.arguments, dtype.state:
+        case (str(code), *_), (int(), "<" | ">" | "|" as byteorder, *_):
+            pass
+        case _, state:
+            raise _Unexpected(f"a numpy dtype with {brief(state)} as its state")
+    if code[:1] not in tuple("biuf"):
+        raise _Unexpected(f"a numpy array of dtype {brief(code)}, not of numbers")
+    try:
+        return np.dtype(code).newbyteorder(byteorder)
+    except TypeError:
+        raise _Unexpected(f"a numpy array of dtype {brief(code)}") from None
+
+
+@dataclass(frozen=True)
+class CsrMatrix:
+    """A sparse matrix whose arrays are consistent with each other, its values unchecked.
+
+    ``indptr`` int64 ``[rows + 1]``, ``indices`` int64 and ``data`` (any number) ``[nnz]``.
+    """
+
+    shape: tuple[int, int]
+    indptr: Array
+    indices: Array
+    data: Array
+
+
+def load_array(path: Path) -> Array:
+    """The NumPy array of numbers that the pickle ``path`` holds.
+
+    Raises:
+        DataError: the file is missing or damaged, holds something else, or refers to any class or
+            function that an array of numbers does not need.
+    """
+    value = load_pickle(read_bytes(path), path)
+    try:
+        return to_array(value)
+    except (_Unexpected, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def load_csr(path: Path) -> CsrMatrix:
+    """The scipy CSR matrix that ``path`` holds; raises as :func:`load_array` does."""
+    value = load_pickle(read_bytes(path), path)
+    try:
+        if not isinstance(value, _Csr):
+            raise _Unexpected(f"{brief(value)} where a scipy csr_matrix was due")
+        state = value.state if isinstance(value.state, dict) else {}
+        indptr, indices, data = (to_array(state.get(key)) for key in ("indptr", "indices", "data"))
+    except (_Unexpected, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+    match state.get("_shape"):
+        case (int(rows), int(cols)) if 0 <= rows <= _MAX_SIDE and 0 <= cols <= _MAX_SIDE:
+            pass
+        case shape:
+            raise _damaged(path, f"a csr_matrix with the shape {brief(shape)}")
+    integers = indptr.dtype.kind in "iu" and indices.dtype.kind in "iu"
+    flat = all(array.ndim == 1 for array in (indptr, indices, data))
+    if not integers or not flat or len(indptr) != rows + 1:
+        raise _damaged(path, f"a csr_matrix of {rows} rows with {indptr.size} row pointers")
+    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
+    if indptr[0] != 0 or indptr[-1] != len(indices) or len(data) != len(indices):
+        raise _damaged(
+            path,
+            f"a csr_matrix whose row pointers run from {indptr[0]} to {indptr[-1]} "
+            f"over {len(indices)} columns and {len(data)} values",
+        )
+    falling = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if len(falling):
+        raise _damaged(path, "a csr_matrix with falling row pointers", row=int(falling[0]))
+    outside = np.flatnonzero((indices < 0) | (indices >= cols))
+    if len(outside):
+        row = int(np.searchsorted(indptr, outside[0], side="right")) - 1
+        what = f"a csr_matrix of {cols} columns with column {indices[outside[0]]}"
+        raise _damaged(path, what, row=row)
+    return CsrMatrix((rows, cols), indptr, indices, data)
+
+
+def load_adjacency(path: Path) -> dict[int, list[int]]:
+    """The dict of node id → list of neighbour ids that ``path`` holds, ids as stored.
+
+    Raises as :func:`load_array` does; the error names the first node with a bad list.
+    """
+    value = load_pickle(read_bytes(path), path)
+    if not isinstance(value, dict):
+        raise _damaged(path, f"{brief(value)} where a dict of node → neighbours was due")
+    lists = [neighbours for neighbours in value.values() if isinstance(neighbours, list)]
+    if sum(map(len, lists)) > path.stat().st_size:
+        # One long list under many keys: harmless here, and gigabytes as arrays.
+        raise _damaged(path, "more neighbours than it has bytes")
+    for row, (node, neighbours) in enumerate(value.items()):
+        good = type(node) is int and isinstance(neighbours, list)
+        if not good or not all(type(neighbour) is int for neighbour in neighbours):
+            what = f"an entry that is not node → list of nodes: {brief(node)}"
+            raise _damaged(path, what, row=row)
+    return value
+
+
+class SavedArrays:
+    """A dictionary of NumPy arrays in a file of ``torch.save``, decoded when they are asked for.
+
+    Such a file is a zip archive with a pickle in it, or, from before torch 1.6, four pickles one
+    after the other: a number, a version, facts of the machine, and the value. Arrays lie within
+    the pickle; tensors would lie beside it, and are refused.
+
+    Raises:
+        DataError: the file is missing or damaged, holds something else, or refers to any class or
+            function that arrays do not need; nothing in it is run.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        check_file(path)
+        try:
+            with path.open("rb") as file:
+                values = _zipped(path, file) if zipfile.is_zipfile(file) else _legacy(path, file)
+        except (OSError, zipfile.BadZipFile, EOFError) as error:
+            raise DataError(
+                f"it cannot be read: {error}", where=str(path), remedy=_REMEDY
+            ) from None
+        if not isinstance(values, dict):
+            raise _damaged(path, f"{brief(values)} where a dict of arrays was due")
+        self._values = values
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def integers(self, key: str, below: int | None = None) -> Array:
+        """An array of integers as int64, of any shape.
+
+        Args:
+            below: its values run from 0 to less than this.
+
+        Raises:
+            DataError: there is none, or the first value out of range is named with its row.
+        """
+        array = self.numbers(key)
+        if array.dtype.kind not in "iu":
+            raise self.error(key, f"it has dtype {array.dtype}, not integers")
+        if below is not None and array.size and not 0 <= array.min() <= array.max() < below:
+            row = int(np.argwhere((array < 0) | (array >= below))[0, 0])
+            what = f"it holds {array[row].tolist()}; ids run from 0 to {below - 1}"
+            raise self.error(key, what, row)
+        return array.astype(np.int64, copy=False)
+
+    def numbers(self, key: str) -> Array:
+        """An array of numbers as it is; raises DataError if there is none."""
+        if key not in self._values:
+            names = ", ".join(brief(name) for name in [*self._values][:20]) or "none"
+            raise self.error(key, f"there is no array {key!r}; there are: {names}")
+        try:
+            return to_array(self._values[key])
+        except (_Unexpected, ValueError) as error:
+            raise self.error(key, f"it holds {error}") from None
+
+    def error(self, key: str, what: str, row: int | None = None) -> DataError:
+        """What is wrong with an array, or with one of its rows."""
+        place = f"{self.path}: {key!r}" + ("" if row is None else f", row {row + 1}")
+        return DataError(what, where=place, remedy=_REMEDY)
+
+
+def _zipped(path: Path, file: BinaryIO) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        members = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+        if len(members) != 1:
+            raise zipfile.BadZipFile("torch.save wrote no such archive")
+        # torch.save does not compress: a small archive that claims to be large is none of its own
+        if members[0].compress_type != zipfile.ZIP_STORED:
+            raise zipfile.BadZipFile("torch.save does not compress")
+        check_fits_memory(members[0].file_size, "its pickle", str(path))
+        return load_pickle(archive.read(members[0]), path)
+
+
+def _legacy(path: Path, file: BinaryIO) -> Any:
+    file.seek(0)
+    if load_pickle(file, path) != _LEGACY:
+        raise zipfile.BadZipFile("it is not a file of torch.save")
+    return [load_pickle(file, path) for _ in range(3)][-1]
+
+
+def brief(value: Any) -> str:
+    """A few words for a value that may be huge, deep or cyclic, so its repr is out of bounds."""
+    match value:
+        case type():
+            return value.__name__.strip("_").lower()
+        case _StandIn():
+            return f"a {brief(type(value))}"
+        case None | bool() | float():
+            return repr(value)
+        case int():
+            return repr(value) if value.bit_length() <= 64 else "an enormous integer"
+        case str():
+            return repr(_shorten(value))
+        case tuple() if len(value) <= 8 and all(isinstance(i, (int, float, str)) for i in value):
+            return "(" + ", ".join(map(brief, value)) + ")"
+    return f"a {type(value).__name__}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _damaged(path: Path, what: str, *, row: int | None = None) -> DataError:
+    where = str(path) if row is None else f"{path}: row {row}"
+    return DataError(f"it holds {what}", where=where, remedy=_REMEDY)

@@ -1,0 +1,191 @@
+"""Graphs saved with ``dgl.save_graphs``: one of a file, or all of them with labels.
+
+The files are read without DGL, whose own reader trusts every length in them: a truncated file can
+abort the whole process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.config.graph import DglGraph
+from raygnn.errors import DataError
+from raygnn.graph.arrays import csr_rows
+from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
+from raygnn.graph.partition.dgl_file import Relation, StoredGraph, open_graphs, read_graphs
+from raygnn.graph.sources import input_files
+from raygnn.graph.sources.input_files import Array, check_file
+
+VERSION = 1
+DEFAULT_NORMALIZE = "none"
+
+MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
+_REMEDY = "Save the graph again with dgl.save_graphs."
+
+
+@dataclass(frozen=True)
+class GraphSet:
+    """The graphs of one file, each read when it is asked for.
+
+    Attributes:
+        file: where they come from.
+        num: how many there are.
+        labels: name → array ``[num, …]`` of any dtype, a torch tensor where that is bfloat16.
+        graphs: to be read once and in order; their names say where they are, for errors.
+        values: array → what its numbers 0, 1, … stood for in the file, where they were
+            renumbered.
+    """
+
+    file: Path
+    num: int
+    labels: Mapping[str, Any]
+    graphs: Iterator[GraphData]
+    values: Mapping[str, list[int]] = field(default_factory=dict)
+
+
+def files(graph: DglGraph) -> list[Path]:
+    """The one file."""
+    return [Path(graph.path)]
+
+
+def read(graph: DglGraph) -> GraphData:
+    """The graph with its types, its edges in the order of their ids, and its data as stored.
+
+    ``label`` becomes int64 ``[N]`` and the three masks bool ``[N]``; everything else keeps its
+    dtype (bfloat16, which numpy lacks, as a torch tensor).
+
+    Raises:
+        DataError: the file is missing, damaged or not of ``dgl.save_graphs``, has no graph
+            ``graph.index``, or holds an edge or label that can not be (the first is named).
+    """
+    file = Path(graph.path)
+    _check_ends(file, check_file(file))
+    graphs = read_graphs(file)
+    if graph.index >= len(graphs):
+        raise DataError(
+            f"graph.index is {graph.index}, but it holds {len(graphs)} graphs",
+            where=str(file),
+            remedy=f"Choose graph.index from 0 to {len(graphs) - 1}.",
+        )
+    return _convert(graphs[graph.index], file)
+
+
+@contextmanager
+def read_all(file: Path) -> Iterator[GraphSet]:
+    """The graphs of one file, with their types, their edges in the order of their ids, and all
+    data as stored.
+
+    Raises:
+        DataError: the file is damaged, an edge ends outside of its graph, or there is not one
+            label for each graph; here, or when a graph is taken.
+    """
+    with open_graphs(file) as stored:
+        for name, array in stored.labels.items():
+            input_files.require_rows(array, stored.count, f"{file}: labels {name!r}", "graphs")
+
+        def to_data(number: int, graph: StoredGraph) -> GraphData:
+            origin = f"{file}: graph {number}"
+            frames = zip(graph.ntypes, graph.num_nodes, graph.ndata, strict=True)
+            nodes = {ntype: NodeFrame(num, arrays) for ntype, num, arrays in frames}
+            return GraphData(origin, nodes, _edges(graph, nodes, origin))
+
+        graphs = (to_data(number, graph) for number, graph in enumerate(stored.graphs))
+        yield GraphSet(file, stored.count, stored.labels, graphs)
+
+
+def _check_ends(file: Path, size: int) -> None:
+    """Refuse another format or a truncated file by its first and last few bytes, before the
+    minutes that a large one takes to read."""
+    with file.open("rb") as stream:
+        head = stream.read(32)
+        stream.seek(max(size - 8, 0))
+        tail = stream.read(8)
+    if head[:8] != MAGIC:
+        raise _damaged(file, "it is not a file that dgl.save_graphs wrote")
+    # The last word is the size of the table of graphs before it: its length and a word for each.
+    count, table = int.from_bytes(head[24:], "little"), int.from_bytes(tail, "little")
+    if len(head) < 32 or table != 8 + 8 * count:
+        raise _damaged(file, "it is truncated: it does not end as dgl.save_graphs ends a file")
+
+
+def _convert(stored: StoredGraph, file: Path) -> GraphData:
+    nodes: dict[str, NodeFrame] = {}
+    origin = {"": str(file)}
+    for ntype, num, arrays in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True):
+        nodes[ntype] = NodeFrame(num)
+        for name, array in arrays.items():
+            place = origin[f"{ntype}/{name}"] = f"{file}: {ntype}/{name}"
+            input_files.require_rows(array, num, place, "nodes")
+            if isinstance(array, np.ndarray) and name == "label":
+                array = input_files.to_labels(array, place)
+            elif isinstance(array, np.ndarray) and name in MASKS:
+                array = input_files.to_mask(array, place)
+            nodes[ntype].data[name] = array
+    edges = _edges(stored, nodes, str(file))
+    for etype, frame in edges.items():
+        key = etype_str(etype)
+        origin |= {f"{key}/{name}": f"{file}: {key}/{name}" for name in frame.data}
+        origin |= {f"{key}/{end}": f"{file}: {key}" for end in ("src", "dst")}
+    return GraphData(file.stem, nodes, edges, origin)
+
+
+def _edges(
+    stored: StoredGraph, nodes: Mapping[str, NodeFrame], origin: str
+) -> dict[EdgeType, EdgeFrame]:
+    """The edges of each type in the order of their ids, with all data as stored."""
+    if len(nodes) != len(stored.ntypes):
+        raise _damaged(origin, "holds two node types of one name")
+    edges: dict[EdgeType, EdgeFrame] = {}
+    for relation, name, arrays in zip(stored.relations, stored.etypes, stored.edata, strict=True):
+        if not all(0 <= end < len(nodes) for end in (relation.src_type, relation.dst_type)):
+            what = f"holds the relation {name!r} between node types that do not exist"
+            raise _damaged(origin, what)
+        etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
+        if etype in edges:
+            raise _damaged(origin, f"holds two relations called {etype_str(etype)}")
+        place = f"{origin}: {etype_str(etype)}"
+        source, target = _ends(relation, place)
+        source = input_files.to_ids(source, nodes[etype[0]].num, place, "source")
+        target = input_files.to_ids(target, nodes[etype[2]].num, place, "destination")
+        edges[etype] = EdgeFrame(source, target, arrays)
+    return edges
+
+
+def _ends(relation: Relation, origin: str) -> tuple[Array, Array]:
+    """Sources and destinations of a relation in the order of its edge ids."""
+    kind = next(kind for kind in ("coo", "csc", "csr") if kind in relation.formats)
+    first, second, order = relation.formats[kind]
+    if kind != "coo":
+        first = csr_rows(first, len(second), partial(_damaged, origin))
+    if len(first) != len(second) or len(order) not in (0, len(second)):
+        what = f"holds {len(first)} sources, {len(second)} destinations and {len(order)} edge ids"
+        raise _damaged(origin, what)
+    source, target = (second, first) if kind == "csc" else (first, second)
+    if not len(order):
+        return source, target
+    place = _inverse(order, origin)
+    return source[place], target[place]
+
+
+def _inverse(order: Array, origin: str) -> Array:
+    """The inverse of a permutation of ``0 … E-1``."""
+    num = len(order)
+    place = np.full(num, -1, dtype=np.int64)
+    outside = (order < 0) | (order >= num)
+    if not outside.any():
+        place[order] = np.arange(num)
+        outside = place < 0
+    if outside.any():
+        raise _damaged(origin, f"holds edge ids that are not 0 to {num - 1}, each once")
+    return place
+
+
+def _damaged(origin: Path | str, what: str) -> DataError:
+    return DataError(what, where=str(origin), remedy=_REMEDY)

@@ -1,0 +1,284 @@
+"""One table of nodes or of edges: ids or ends, features, categories, labels, splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.graph.data import MASKS, SPLITS, EdgeFrame, EdgeType, NodeFrame
+from raygnn.graph.tables import codes
+from raygnn.graph.tables.columns import (
+    Array,
+    Features,
+    Growing,
+    Times,
+    numbers,
+    numbers_or_nan,
+)
+from raygnn.graph.tables.description import EdgeTable, NodeTable, RandomSplit, Table
+from raygnn.graph.tables.ids import Ids
+from raygnn.graph.tables.reader import Chunk, Reader
+from raygnn.util.hashing import mix, uniform
+
+_PIECE = 1 << 20  # rows of which splits are drawn at once
+
+Vocabulary = Mapping[str, Sequence[Any]]
+
+
+class Targets:
+    """Labels and splits of the rows of one table.
+
+    Args:
+        of: what a row is, for errors: ``node`` or ``edge``.
+        vocabulary: the classes that 0, 1, … are to stand for; None = those of the table, sorted.
+
+    Attributes:
+        columns: those that it reads.
+        names: array → what its codes stand for; filled by `take`.
+    """
+
+    def __init__(self, table: Table, of: str, vocabulary: Sequence[Any] | None = None):
+        self.table, self.of = table, of
+        self.names: dict[str, list[Any]] = {}
+        masks = table.masks
+        self._mask_columns = [masks.train, masks.val, masks.test] if masks else []
+        columns = [table.label, table.split, *self._mask_columns]
+        self.columns = [column for column in columns if column is not None]
+        self._classes: codes.Codes | None = None
+        if table.label is not None and table.label_kind == "class":
+            self._classes = codes.classes(table.label, vocabulary)
+        self._numbers = Growing(np.float32)
+        self._splits = Growing(np.int8)
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk's rows; raises DataError naming file, row and column."""
+        if self._classes is not None:
+            self._classes.add(chunk)
+        elif self.table.label is not None:
+            self._numbers.append(numbers_or_nan(chunk, self.table.label))
+        if self.table.split is not None:
+            words = self.table.split_words
+            self._splits.append(codes.splits(chunk, self.table.split, words))
+        elif self.table.masks is not None:
+            self._splits.append(self._masked(chunk))
+
+    def take(self, num: int, reader: Reader) -> dict[str, Array]:
+        """``label``, and the masks bool ``[N]``, as far as the table gives them.
+
+        Classes are int64 ``[N]``, -1 = unknown; numbers float32 ``[N]``, NaN = unknown. Rows that
+        were never added, up to ``num``, have no label and are in no split.
+
+        Raises:
+            DataError: a row is in a split and has no label, or a class is not in the vocabulary.
+        """
+        data: dict[str, Array] = {}
+        unknown: Array | None = None
+        if self._classes is not None:
+            data["label"], self.names["label"] = self._classes.take(reader, num)
+            unknown = data["label"] < 0
+        elif self.table.label is not None:
+            self._numbers.pad(num, np.nan)
+            data["label"] = self._numbers.take()
+            unknown = np.isnan(data["label"])
+        if self.table.splits is not None:
+            split = draw(self.table.splits, num)
+            if unknown is not None:
+                split[unknown] = -1
+        elif self.table.split is not None or self.table.masks is not None:
+            self._splits.pad(num, -1)
+            split = self._splits.take()
+            if unknown is not None:
+                self._require_labels(split, unknown, reader)
+        else:
+            return data
+        return data | {mask: split == code for code, mask in enumerate(MASKS)}
+
+    def _masked(self, chunk: Chunk) -> Array:
+        """Which split each row is in: int8 ``[n]``, -1 = none."""
+        split = np.full(chunk.num, -1, np.int8)
+        for code, column in enumerate(self._mask_columns):
+            if column is None:
+                continue
+            mask = codes.truths(chunk, column)
+            both = mask & (split >= 0)
+            if both.any():
+                row = int(np.argmax(both))
+                what = f"the {self.of} is in {SPLITS[code]} and in {SPLITS[split[row]]}"
+                raise chunk.error(row, column, what, "put it in one split at most")
+            split[mask] = code
+        return split
+
+    def _require_labels(self, split: Array, unknown: Array, reader: Reader) -> None:
+        bad = (split >= 0) & unknown
+        if bad.any():
+            assert self.table.label is not None
+            row = int(np.argmax(bad))
+            name = SPLITS[split[row]]
+            what = f"the {self.of} is in {name} and has no label"
+            raise reader.error(row, self.table.label, what, f"give one, or take it out of {name}")
+
+
+def draw(shares: RandomSplit, num: int) -> Array:
+    """Which split each row falls into: int8 ``[num]``, 0 train, 1 val, 2 test, -1 none.
+
+    A function of the seed and the row's number: a draw does not change when other rows come or go
+    after it.
+    """
+    split = np.full(num, -1, np.int8)
+    bounds = [shares.train, shares.train + shares.val]
+    bounds.append(1.0 if shares.test is None else min(bounds[1] + shares.test, 1.0))
+    key = mix(np.array([shares.seed], np.uint64))
+    for start in range(0, num, _PIECE):
+        rows = np.arange(start, min(start + _PIECE, num), dtype=np.uint64)
+        piece = np.searchsorted(bounds, uniform(mix(rows + key)), side="right").astype(np.int8)
+        split[start : start + len(piece)] = np.where(piece < 3, piece, -1)
+    return split
+
+
+class Nodes:
+    """The nodes of one type, read in one pass; edges may add some before `frame` is called.
+
+    Attributes:
+        ids: their ids.
+        reader: of its files.
+        names: array → what its codes stand for; filled by `frame`.
+
+    Args:
+        vocabulary: array → what its codes are to stand for; arrays without an entry are numbered
+            by their words.
+    """
+
+    def __init__(self, ntype: str, table: NodeTable, files: Sequence[Path], vocabulary: Vocabulary):
+        self.table = table
+        self.ids = Ids(ntype)
+        self.names: dict[str, list[Any]] = {}
+        self._features = {n: Features(c, table.fill) for n, c in table.features.items()}
+        self._categories = {
+            name: codes.categories(category, vocabulary.get(name))
+            for name, category in table.categories.items()
+        }
+        self._targets = Targets(table, "node", vocabulary.get("label"))
+        columns = [table.id, *(category.column for category in table.categories.values())]
+        columns += self._targets.columns
+        columns += [column for features in self._features.values() for column in features.columns]
+        self.reader = Reader(files, columns, table.delimiter)
+
+    def read(self) -> None:
+        """Read the table; raises DataError naming file, row and column."""
+        for chunk in self.reader.chunks():
+            self.ids.add(chunk, self.table.id)
+            for features in self._features.values():
+                features.add(chunk)
+            for category in self._categories.values():
+                category.add(chunk)
+            self._targets.add(chunk)
+        self.ids.close(self.reader, self.table.id)
+
+    def frame(self) -> NodeFrame:
+        """The arrays: those of features float32 ``[N, F]``, categories int64 ``[N]``, and what
+        :meth:`Targets.take` gives; of nodes that edges added: ``fill``, no label, no split.
+
+        Raises:
+            DataError: a node is in a split and has no label, or a word is not in the vocabulary.
+        """
+        num = len(self.ids)
+        data = {name: features.take(num) for name, features in self._features.items()}
+        for name, category in self._categories.items():
+            data[name], self.names[name] = category.take(self.reader, num)
+        data |= self._targets.take(num, self.reader)
+        self.names |= self._targets.names
+        return NodeFrame(num, data)
+
+
+def edge_reader(table: EdgeTable, files: Sequence[Path]) -> Reader:
+    """A reader of the table's columns."""
+    columns = [table.source, table.target, table.weight, table.time]
+    columns += Targets(table, "edge").columns
+    for named in table.features.values():
+        columns += [named] if isinstance(named, str) else named
+    return Reader(files, [c for c in columns if c is not None], table.delimiter)
+
+
+def read_edges(
+    etype: EdgeType,
+    table: EdgeTable,
+    files: Sequence[Path],
+    nodes: Mapping[str, Nodes],
+    vocabulary: Vocabulary,
+) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]]]:
+    """The edges of a table, and the reversed ones if it asks for them, with the same data.
+
+    ``weight`` is float32 ``[E]``, ``time`` int64 ``[E]``, features float32 ``[E, F]``, labels and
+    masks as :meth:`Targets.take` gives them. Both directions of an edge are in one split.
+
+    Args:
+        nodes: by type, read; ids that they lack are added where the table says so.
+        vocabulary: see `Nodes`.
+
+    Returns:
+        Edge type → its edges, and array → what its codes stand for.
+
+    Raises:
+        DataError: naming file, row and column.
+    """
+    ends = [(table.source, nodes[etype[0]].ids), (table.target, nodes[etype[2]].ids)]
+    arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept
+    if table.weight is not None:
+        arrays["weight"] = Growing(np.float32)
+    if table.time is not None:
+        arrays["time"] = Growing(np.int64)
+    features = {name: Features(columns, table.fill) for name, columns in table.features.items()}
+    times, targets = Times(), Targets(table, "edge", vocabulary.get("label"))
+    reader = edge_reader(table, files)
+    kept: list[Array] = []
+    for chunk in reader.chunks(lambda: max(ids.batch() for _, ids in ends)):
+        if table.missing == "add":
+            for new in {id(ids): ids for _, ids in ends}.values():
+                new.learn(chunk, [column for column, ids in ends if ids is new])
+        keep, rows = np.ones(chunk.num, bool), {}
+        for end, (column, ids) in zip(("src", "dst"), ends, strict=True):
+            rows[end], dropped = ids.numbers(chunk, column, table.missing)
+            if dropped is not None:
+                keep &= ~dropped
+        if table.weight is not None:
+            rows["weight"] = _weights(chunk, table.weight)
+        if table.time is not None:
+            rows["time"] = times.of(chunk, table.time)
+        for name, growing in arrays.items():
+            growing.append(rows[name][keep])
+        for matrix in features.values():
+            matrix.add(chunk)
+        targets.add(chunk)
+        kept.append(keep)
+    data: dict[str, Any] = {name: growing.take() for name, growing in arrays.items()}
+    whole = {name: matrix.take() for name, matrix in features.items()}
+    whole |= targets.take(reader.num, reader)
+    keep_all = all(keep.all() for keep in kept)
+    data |= whole if keep_all else {n: rows[np.concatenate(kept)] for n, rows in whole.items()}
+    frame = EdgeFrame(data.pop("src"), data.pop("dst"), data)
+    return _directions(etype, table, frame), targets.names
+
+
+def _directions(etype: EdgeType, table: EdgeTable, edges: EdgeFrame) -> dict[EdgeType, EdgeFrame]:
+    if table.reverse is not None:
+        back = EdgeFrame(edges.dst, edges.src, dict(edges.data))
+        return {etype: edges, (etype[2], table.reverse, etype[0]): back}
+    if not table.undirected:
+        return {etype: edges}
+    back = edges.src != edges.dst  # a loop stays one edge
+    source = np.concatenate((edges.src, edges.dst[back]))
+    target = np.concatenate((edges.dst, edges.src[back]))
+    data = {name: np.concatenate((rows, rows[back])) for name, rows in edges.data.items()}
+    return {etype: EdgeFrame(source, target, data)}
+
+
+def _weights(chunk: Chunk, column: str) -> Array:
+    weights = numbers(chunk, column)
+    if (weights < 0).any():
+        row = int(np.argmax(weights < 0))
+        what = f"the weight is {weights[row]:g}"
+        raise chunk.error(row, column, what, "weights are numbers from 0")
+    return weights
