@@ -25,7 +25,7 @@ from pathlib import Path
 
 from machine import setting, table
 
-from raygnn.runs.diagnose.state import read_state
+from raygnn.runs.diagnose.state_file import read_state
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LIMIT = 40.0  # seconds

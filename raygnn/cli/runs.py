@@ -77,7 +77,7 @@ def _diagnose(args: argparse.Namespace) -> int:
     if args.json:
         print_json(args, found.to_dict())
     else:
-        from raygnn.runs.diagnose.text import show
+        from raygnn.runs.diagnose.diagnosis_display import show
         from raygnn.runs.display import Display
 
         show(found, Display())

@@ -21,7 +21,7 @@ from raygnn.checkpoint import store
 from raygnn.driver import signals
 from raygnn.errors import DataError
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
-from raygnn.runs.diagnose.state import DONE, FAILURE, STATE, State, file_of, read_state
+from raygnn.runs.diagnose.state_file import DONE, FAILURE, STATE, State, file_of, read_state
 from raygnn.runs.display import Display
 from raygnn.util.files import write_atomic
 from raygnn.worker import failures as faults

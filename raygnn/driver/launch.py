@@ -17,9 +17,8 @@ from raygnn.driver.ray.connection import RayCluster, patience
 from raygnn.driver.worker_startup import Startup
 from raygnn.errors import LONGEST_TRACE, DataError, RaygnnError, TrainingError, plain_text
 from raygnn.preflight.comm_plan import CommPlan
-from raygnn.runs.diagnose.causes import REMEDIES
-from raygnn.runs.diagnose.memory import MemoryKill
-from raygnn.runs.diagnose.state import STATE, file_of, read_state
+from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
+from raygnn.runs.diagnose.state_file import STATE, file_of, read_state
 from raygnn.runs.display import Display
 from raygnn.util.files import read_json
 from raygnn.worker import blackbox, ray_nodes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raygnn.errors import DataError
-from raygnn.runs.diagnose.state import STATE, file_of, read_state
+from raygnn.runs.diagnose.state_file import STATE, file_of, read_state
 from raygnn.worker.job import ranks
 
 _APART = 1.0  # seconds between looks

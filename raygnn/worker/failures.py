@@ -23,7 +23,7 @@ from raygnn.errors import (
     trace_text,
 )
 from raygnn.runs.diagnose.causes import of_training
-from raygnn.runs.diagnose.state import BOX, DRIVER, FAILURE, file_of
+from raygnn.runs.diagnose.state_file import BOX, DRIVER, FAILURE, file_of
 from raygnn.runs.run_directory import EVENTS, LOGGERS, SCALING
 from raygnn.util.files import write_json
 from raygnn.worker.ray_nodes import Lost

@@ -25,7 +25,7 @@ from raygnn.driver import heartbeat, signals, train
 from raygnn.driver.heartbeat import Heartbeat, Sign, Silence
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.causes import FROZEN
-from raygnn.runs.diagnose.state import DONE, Life, Place, Start, State, file_of
+from raygnn.runs.diagnose.state_file import DONE, Life, Place, Start, State, file_of
 from raygnn.runs.display import Display
 from raygnn.worker import failures
 from tests.small_jobs import JobFactory
@@ -387,7 +387,7 @@ class _Stopper(threading.Thread):
         self.pid, self.seconds = 0, 0.0
 
     def run(self) -> None:
-        from raygnn.runs.diagnose.state import read_state
+        from raygnn.runs.diagnose.state_file import read_state
 
         metrics, comm = self.run_dir / "metrics.jsonl", self.run_dir / "logs" / "comm-rank-0.jsonl"
         self._wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 3)

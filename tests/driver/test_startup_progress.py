@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from raygnn.driver.startup_progress import Coming, told
-from raygnn.runs.diagnose.state import STATE, Place, Start, State, file_of
+from raygnn.runs.diagnose.state_file import STATE, Place, Start, State, file_of
 
 COMMAND = 1000.0
 

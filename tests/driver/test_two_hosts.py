@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raygnn.runs.diagnose.state import read_state
+from raygnn.runs.diagnose.state_file import read_state
 from tests.hosts import hosts, needs_hosts
 from tests.ray_cluster import Cluster, ray_cluster
 from tests.small_jobs import job, wait_for_step

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
-from raygnn.runs.diagnose.state import State, file_of, read_state
+from raygnn.runs.diagnose.state_file import State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import flight, memory, stacks

@@ -21,8 +21,8 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
     Raises:
         InputError: there is no such run, and nothing that looks like what is left of one.
     """
+    from raygnn.runs.diagnose.evidence import read
     from raygnn.runs.diagnose.judge import judge
-    from raygnn.runs.diagnose.reading import read
     from raygnn.runs.run import open_remains
 
     return judge(read(open_remains(run, storage).path))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from raygnn.config.places import size
 from raygnn.runs.diagnose import causes
-from raygnn.runs.diagnose.causes import Cause
-from raygnn.runs.diagnose.flights import called_by_user, first_difference
-from raygnn.runs.diagnose.memory import MemoryKill
-from raygnn.runs.diagnose.ranks import RankReport, collectives, lost_with, report
-from raygnn.runs.diagnose.reading import Evidence
-from raygnn.runs.diagnose.words import Clues, file_of, short, side_by_side, what_of, without_native
+from raygnn.runs.diagnose.causes import Cause, MemoryKill
+from raygnn.runs.diagnose.collectives import called_by_user, first_difference
+from raygnn.runs.diagnose.evidence import Evidence, Traces
+from raygnn.runs.diagnose.rank_reports import (
+    RankReport,
+    collectives,
+    dead_worker,
+    lost_with,
+    report,
+)
 from raygnn.runs.tracebacks import crashed_at, in_collective
 
 _FULL = 0.92  # of the memory in use: a silent death there is likely the kernel's doing
@@ -20,6 +26,14 @@ _SIGNAL = re.compile(r"Fatal Python error: (.+)")
 _SHORT = {"batch", "forward", "backward", "optimizer"}  # phases of one step
 _STILL = 60.0  # seconds in one phase that are worth a word
 _STALE = 60.0  # seconds without a sign of life after which nothing runs any more
+_BLAMES = re.compile(r"rank (\d{1,9}) could not prepare its batch: (.*)", re.S)
+# what matters in Ray's words, between its worker's particulars and its guesses at reasons
+_DETAIL = re.compile(
+    r"(?:Worker exit detail: |(?=The actor (?:is dead|died) because))(.+?)"
+    r"(?:Some common causes|There are some potential root causes|$)",
+    re.S,
+)
+_NATIVE = re.compile(r"\n(?:Exception raised from|C\+\+ CapturedTraceback)")  # torch's own frames
 
 
 @dataclass(frozen=True)
@@ -42,17 +56,14 @@ class Diagnosis:
 
 def judge(evidence: Evidence) -> Diagnosis:
     """Say what happened."""
-    flights = {t.rank: collectives(t.box) for t in evidence.ranks if t.box}
-    difference = first_difference(flights)
+    difference = first_difference({t.rank: collectives(t.box) for t in evidence.ranks if t.box})
     ranks = [report(traces, evidence) for traces in evidence.ranks]
     cause = _Judge(evidence, ranks, difference).cause()
-    if not cause.remedy:
-        cause = Cause(**{**asdict(cause), "remedy": causes.REMEDIES[cause.kind]})
     return Diagnosis(
         run=evidence.run,
         status=evidence.status,
         attempt=evidence.attempt,
-        cause=cause,
+        cause=replace(cause, remedy=cause.remedy or causes.REMEDIES[cause.kind]),
         ranks=ranks,
         first_difference=None if cause.kind in ("none", "running") else difference,
         earlier=[dict(item) for item in evidence.earlier],
@@ -60,8 +71,17 @@ def judge(evidence: Evidence) -> Diagnosis:
     )
 
 
-class _Judge(Clues):
+class _Judge:
     """Asks one question after the other; the first that is answered is the cause."""
+
+    def __init__(
+        self, evidence: Evidence, ranks: list[RankReport], difference: dict[str, Any] | None
+    ):
+        self.evidence = evidence
+        self.driver = evidence.driver or {}
+        self.ranks = {rank.rank: rank for rank in ranks}
+        self.traces = {traces.rank: traces for traces in evidence.ranks}
+        self.difference = difference
 
     def cause(self) -> Cause:
         for question in (
@@ -84,63 +104,62 @@ class _Judge(Clues):
             "unknown",
             self.evidence.error or "the run failed, and what it left does not say why",
             confidence="low",
-            evidence=self.said(),
+            evidence=self._of_error(),
         )
 
     def _by_status(self) -> Cause | None:
         status = self.evidence.status
-        said = [f"summary.json: status {status}"]
+        lines = [f"summary.json: status {status}"]
         if status == "done":
-            return Cause("none", "nothing to diagnose: the run is done", evidence=said)
+            return Cause("none", "nothing to diagnose: the run is done", evidence=lines)
         if status == "interrupted":
-            said += [
+            lines += [
                 f"rank {r.rank} was at {r.training}" for r in self.ranks.values() if r.training
             ]
-            return Cause(
-                "interrupted", "the run was interrupted (Ctrl-C or SIGTERM)", evidence=said
-            )
-        if status in ("running", "killed"):
-            if any(t.failure or t.crash for t in self.evidence.ranks) and status == "killed":
-                return None  # the command could not write down any more that it had failed
-            last = max((r.last_sign for r in self.ranks.values()), default=0.0)
-            silent = self.evidence.now - last
-            if status == "running" and (not last or silent < _STALE):
-                return self._running([*said, ".lock: held"])
-            if status == "running":
-                said.append(f"logs/rank-*.state: the last sign of life is {silent:,.0f} s old")
-            else:
-                said.append(".lock: its holder is gone")
-            return Cause(
-                "command_gone",
-                "the command that trained ended without a word: killed, or its machine went down",
-                confidence="high" if status == "killed" else "medium",
-                evidence=said,
-            )
-        return None
-
-    def _ray_died(self) -> Cause | None:
-        driver = self.evidence.driver or {}
-        if not driver.get("ray_died"):
+            what = "the run was interrupted (Ctrl-C or SIGTERM)"
+            return Cause("interrupted", what, evidence=lines)
+        if status not in ("running", "killed"):
             return None
-        return Cause("ray_died", driver["error"], evidence=[f"logs/driver.json: {driver['error']}"])
+        if any(t.failure or t.crash for t in self.evidence.ranks) and status == "killed":
+            return None  # the command could not write down any more that it had failed
+        last = max((rank.last_sign for rank in self.ranks.values()), default=0.0)
+        silent = self.evidence.now - last
+        if status == "killed":
+            lines.append(".lock: its holder is gone")
+        elif not last or silent < _STALE:
+            return self._running([*lines, ".lock: held"])
+        else:
+            lines.append(f"logs/rank-*.state: the last sign of life is {silent:,.0f} s old")
+        return Cause(
+            "command_gone",
+            "the command that trained ended without a word: killed, or its machine went down",
+            confidence="high" if status == "killed" else "medium",
+            evidence=lines,
+        )
 
-    def _running(self, said: list[str]) -> Cause:
+    def _running(self, lines: list[str]) -> Cause:
         """The run goes on, or stands still."""
-        known = [rank for rank in self.ranks.values() if rank.since and rank.phase]
-        ages = {rank.rank: max(0.0, self.evidence.now - rank.since) for rank in known}
-        said += [f"logs/rank-{r.rank}.state: {r.phase} for {ages[r.rank]:,.0f} s" for r in known]
+        ranks = [rank for rank in self.ranks.values() if rank.since and rank.phase]
+        ages = {rank.rank: max(0.0, self.evidence.now - rank.since) for rank in ranks}
+        lines += [f"logs/rank-{r.rank}.state: {r.phase} for {ages[r.rank]:,.0f} s" for r in ranks]
         still = min(ages.values(), default=0.0)
-        if still < _STILL or not {rank.phase for rank in known} <= _SHORT:
-            return Cause("running", "the run goes on", evidence=said)
-        doing = ", ".join(f"rank {rank.rank} in {rank.phase}" for rank in known)
+        if still < _STILL or not {rank.phase for rank in ranks} <= _SHORT:
+            return Cause("running", "the run goes on", evidence=lines)
+        doing = ", ".join(f"rank {rank.rank} in {rank.phase}" for rank in ranks)
         return Cause(
             "running",
             f"the run stands still: {doing}, for {still:,.0f} s",
             confidence="medium",
-            evidence=said,
+            evidence=lines,
             remedy="if that is too long for it, end it (Ctrl-C) and ask again: ranks that are "
             "ended leave their stacks; a wait for other ranks ends after comm.timeout",
         )
+
+    def _ray_died(self) -> Cause | None:
+        if not self.driver.get("ray_died"):
+            return None
+        what = self.driver["error"]
+        return Cause("ray_died", what, evidence=[f"logs/driver.json: {what}"])
 
     def _crashed(self) -> Cause | None:
         """A native crash, unless it is how a collective's timeout ends the process (NCCL)."""
@@ -157,11 +176,11 @@ class _Judge(Clues):
                 "crash",
                 f"rank {rank} crashed in native code: {match[1] if match else 'a fatal signal'}",
                 rank=rank,
-                where=str(place) if place else self.at(rank),
+                where=str(place) if place else self._at(rank),
                 evidence=[
                     f"logs/rank-{rank}.crash: {match[0] if match else 'Fatal Python error'}",
                     *(f"logs/rank-{rank}.crash: {frame}" for frame in stack[:3]),
-                    *self.of_driver(rank),
+                    *self._of_worker(rank),
                 ],
             )
         return None
@@ -182,59 +201,60 @@ class _Judge(Clues):
             "medium",
             [
                 *(f"logs/rank-{rank}.crash: {frame}" for frame in (stack[0], place)),
-                *self.of_driver(rank),
-                *self.of_waiting(),
-                *self.of_difference(),
+                *self._of_worker(rank),
+                *self._of_collectives(),
             ],
         )
 
     def _called_by_user(self) -> int | None:
         """The one rank whose collective under way was called by the user's code."""
-        found = {
+        ranks = {
             rank
             for rank, traces in self.traces.items()
             for entry in collectives(traces.box or {})
             if isinstance(entry, dict) and entry.get("pending") and called_by_user(entry)
         }
-        return found.pop() if len(found) == 1 else None
+        return ranks.pop() if len(ranks) == 1 else None
 
     def _raised(self) -> Cause | None:
         """The first failure that is not just the end of another rank."""
         own = self.evidence.own
-        found = []
-        for rank, traces in self.traces.items():
-            if (failure := traces.failure) is None or causes.is_consequence(failure, own):
-                continue
-            found.append((float(failure["time"]), rank, failure, *causes.kind_of(failure, own)))
-        if not found:
+        failures = [
+            (float(traces.failure["time"]), rank, traces.failure)
+            for rank, traces in self.traces.items()
+            if traces.failure is not None and not causes.is_consequence(traces.failure, own)
+        ]
+        if not failures:
             return None
-        found.sort(key=lambda item: item[:2])
-        _, rank, failure, kind, place = found[0]
-        blamed = failure.get("blamed")
+        failures.sort(key=lambda item: item[:2])
+        _, rank, failure = failures[0]
+        kind, place = causes.kind_of(failure, own)
         at = failure.get("where")
         if place is not None and (place.whose == "user" or not at):
             at = str(place)
         whose: int | None = rank
         if kind == "ranks_differ":
-            whose = blamed if isinstance(blamed, int) else self._odd()
+            blamed = failure.get("blamed")
+            whose = blamed if isinstance(blamed, int) else self._odd_rank()
             at = failure.get("where") if failure.get("kind") == "GuardError" else at
-        others = [other[1] for other in found[1:]]
-        also = f"; so did rank {', '.join(map(str, others))}" if others else ""
+        others = ", ".join(str(other) for _, other, _ in failures[1:])
+        also = f"; so did rank {others}" if others else ""
+        file = failure.get("file") or f"rank-{failure['rank']}.failure.json"
         return Cause(
             kind,
-            without_native(failure["what"]),
+            _NATIVE.split(failure["what"])[0][:2000],
             rank=whose,
             where=str(at) if at else None,
             evidence=[
-                f"{file_of(failure)}: {short(failure['what'])}{also}",
-                *(self.of_waiting() if kind == "frozen" else []),
-                *self.of_difference(),
-                *self.of_memory(rank if kind in ("memory", "frozen") else None),
+                f"logs/{file}: {_short(failure['what'])}{also}",
+                *(self._of_waiting() if kind == "frozen" else []),
+                *self._of_difference(),
+                *self._of_memory(rank if kind in ("memory", "frozen") else None),
             ],
-            remedy=str(failure.get("remedy") or self.memory_remedy(rank, kind)),
+            remedy=str(failure.get("remedy") or self._memory_remedy(rank, kind)),
         )
 
-    def _odd(self) -> int | None:
+    def _odd_rank(self) -> int | None:
         """Which rank differs, where the error names none."""
         if self.difference and self.difference["odd"] is not None:
             return int(self.difference["odd"])
@@ -249,61 +269,60 @@ class _Judge(Clues):
 
     def _died(self) -> Cause | None:
         """A rank that ended without a word."""
-        lost = {rank.rank for rank in self.ranks.values() if lost_with(self.evidence, rank.rank)}
-        dead = [r for r in self.ranks.values() if r.state == "died" or r.rank in lost]
+        lost_nodes = {rank: lost_with(self.evidence, rank) for rank in self.ranks}
+        dead = [r for r in self.ranks.values() if r.state == "died" or lost_nodes[r.rank]]
         if not dead:
             return None
         # one whose node is gone, if there is one: that is why others may have ended, too
         rank = min(
-            dead, key=lambda r: (r.rank not in lost, r.last_sign or self.evidence.now, r.rank)
+            dead,
+            key=lambda r: (not lost_nodes[r.rank], r.last_sign or self.evidence.now, r.rank),
         )
-        text = self.driver_text(rank.rank)
-        kind = "node_lost" if rank.rank in lost else causes.kind_of_death(text)
-        evidence = [*self.of_lost(rank.rank), *self.of_driver(rank.rank), *self.of_life(rank)]
-        confidence = "high" if text or rank.rank in lost else "medium"
+        lost, text = lost_nodes[rank.rank], self._worker_text(rank.rank)
+        kind = "node_lost" if lost else causes.kind_of_death(text)
+        evidence = [f"logs/driver.json: lost {_short(lost)}"] if lost else []
+        evidence += [*self._of_worker(rank.rank), *self._of_life(rank)]
+        confidence = "high" if text or lost else "medium"
         what = "ended without a word: SIGKILL, or os._exit"
         if kind == "node_lost":
-            found = lost_with(self.evidence, rank.rank)
-            host, _, why = found.partition(": ") if found else (rank.host or "", "", "")
+            host, _, why = lost.partition(": ") if lost else (rank.host or "", "", "")
             what = f"was lost with its node {host}".rstrip() + (f": {why}" if why else "")
         elif kind == "memory":
-            what, users = self.killed_for_memory(text)
+            what, users = self._killed_for_memory(text)
             evidence += users
-        elif (kills := self.oom_kills(rank)) > 0:
+        elif (kills := self._oom_kills(rank)) > 0:
             kind, what = "memory", "was killed by the kernel for want of memory"
             evidence.append(f"{kills} process(es) killed for memory on {rank.host} during the run")
         elif rank.memory_used is not None and rank.memory_used > _FULL:
             kind, confidence = "memory", "medium"
             what = "was killed, most likely for want of memory"
         if kind == "memory":
-            evidence += self.of_memory(rank.rank)
-        what, remedy = f"rank {rank.rank} {what}", self.memory_remedy(rank.rank, kind)
-        return Cause(kind, what, rank.rank, self.at(rank.rank), confidence, evidence, remedy)
+            evidence += self._of_memory(rank.rank)
+        what, remedy = f"rank {rank.rank} {what}", self._memory_remedy(rank.rank, kind)
+        return Cause(kind, what, rank.rank, self._at(rank.rank), confidence, evidence, remedy)
 
     def _short_of_memory(self) -> Cause | None:
         """A process of the run that Ray killed for memory, known by its number if it is a rank."""
         if (kill := MemoryKill.of(self.evidence.ray_text)) is None:
             return None
-        what, users = self.killed_for_memory(self.evidence.ray_text)
+        what, users = self._killed_for_memory(self.evidence.ray_text)
         rank = {t.state.start.pid: t.rank for t in self.evidence.ranks if t.state}.get(kill.pid)
         who = f"{kill.process or 'a process'} (pid {kill.pid})" if rank is None else f"rank {rank}"
-        used = [*self.said(), *users, *(self.of_memory(rank) or self.of_plan())]
-        remedy = self.memory_remedy(rank, "memory")
-        return Cause("memory", f"{who} {what}", rank, kill.host, "high", used, remedy)
+        lines = [*self._of_error(), *users, *(self._of_memory(rank) or self._of_plan())]
+        remedy = self._memory_remedy(rank, "memory")
+        return Cause("memory", f"{who} {what}", rank, kill.host, "high", lines, remedy)
 
     def _blamed(self) -> Cause | None:
         """A rank that another one names, but whose own record, if any, is of a consequence."""
         for rank, traces in self.traces.items():
-            match = re.match(
-                r"rank (\d{1,9}) could not prepare its batch: (.*)", what_of(traces), re.S
-            )
+            match = _BLAMES.match(_what(traces))
             if match and not causes.is_consequence({"what": match[2], "trace": ""}):
                 return Cause(
                     "data",
                     f"rank {match[1]} could not prepare its batch: {match[2]}",
                     int(match[1]),
                     confidence="medium",
-                    evidence=[f"logs/rank-{rank}.failure.json: {short(what_of(traces))}"],
+                    evidence=[f"logs/rank-{rank}.failure.json: {_short(_what(traces))}"],
                 )
         return None
 
@@ -312,37 +331,36 @@ class _Judge(Clues):
         if not frozen:
             return None
         rank = min(frozen, key=lambda r: r.last_sign)
-        waiting = [r.rank for r in self.ranks.values() if r.state in ("waiting", "raised")]
         return Cause(
             "frozen",
             f"rank {rank.rank} gave no sign of life for {rank.silent:.0f} s while others waited",
             rank.rank,
-            self.at(rank.rank),
-            "high" if waiting else "medium",
-            [*self.of_life(rank), *self.of_waiting(), *self.of_difference()],
+            self._at(rank.rank),
+            "high" if self._others_wait() else "medium",
+            [*self._of_life(rank), *self._of_collectives()],
         )
 
     def _different(self) -> Cause | None:
-        found = self.difference
-        if found is None or found["kind"] == "missing":
+        difference = self.difference
+        if difference is None or difference["kind"] == "missing":
             return None
-        at = next((r.get("at") for r in found["ranks"] if r["rank"] == found["odd"]), None)
+        odd = difference["odd"]
         return Cause(
             "ranks_differ",
-            f"the ranks' collectives differ in their {found['kind']}: {side_by_side(found)}",
-            found["odd"],
-            at,
-            "high" if found["odd"] is not None else "medium",
-            [*self.of_difference(), *self.of_waiting()],
+            f"the ranks' collectives differ in their {difference['kind']}: "
+            f"{_side_by_side(difference)}",
+            odd,
+            next((r.get("at") for r in difference["ranks"] if r["rank"] == odd), None),
+            "high" if odd is not None else "medium",
+            [*self._of_difference(), *self._of_waiting()],
         )
 
     def _stuck(self) -> Cause | None:
         """A rank that the others waited for, and that was in somebody's code meanwhile."""
-        waiting = [r for r in self.ranks.values() if r.state in ("waiting", "raised")]
-        busy = [r for r in self.ranks.values() if r.state == "busy"]
-        if not busy or not waiting:
+        busy = [rank for rank in self.ranks.values() if rank.state == "busy"]
+        if not busy or not self._others_wait():
             return None
-        late = self.difference["odd"] if self.difference else None
+        late = self._late()
         rank = next((r for r in busy if r.rank == late), busy[0])
         place = rank.place
         sure = late == rank.rank or len(busy) == 1
@@ -356,34 +374,136 @@ class _Judge(Clues):
             "high" if sure and kind == "stuck" else "medium",
             [
                 f"logs/rank-{rank.rank}.blackbox.json: {rank.training or rank.prefetch}",
-                *self.of_waiting(),
-                *self.of_difference(),
+                *self._of_collectives(),
             ],
         )
 
     def _slow(self) -> Cause | None:
-        said = [r for r, t in self.traces.items() if what_of(t)]
-        if not said:
+        failed = [traces for traces in self.traces.values() if _what(traces)]
+        if not failed:
             return None
-        first = min(said, key=lambda r: self.traces[r].failure["time"])  # type: ignore[index]
-        what = what_of(self.traces[first])
-        late = self.difference["odd"] if self.difference else None
-        timed_out = "time" in what.lower()
+        first = min(failed, key=lambda traces: (traces.failure or {})["time"])
+        late = self._late()
+        timed_out = "time" in _what(first).lower()
+        happened = "communication timed out" if timed_out else "the connection between ranks broke"
+        lines = [f"logs/rank-{t.rank}.failure.json: {_short(_what(t))}" for t in failed]
         return Cause(
             "timeout" if timed_out else "unknown",
-            ("communication timed out: " if timed_out else "the connection between ranks broke: ")
-            + short(what),
+            f"{happened}: {_short(_what(first))}",
             late,
             confidence="medium" if timed_out and late is not None else "low",
-            evidence=[
-                *(f"logs/rank-{r}.failure.json: {short(what_of(self.traces[r]))}" for r in said),
-                *self.of_waiting(),
-                *self.of_difference(),
-            ],
+            evidence=[*lines, *self._of_collectives()],
         )
 
     def _unstarted(self) -> Cause | None:
         if any(t.state or t.box for t in self.evidence.ranks) or not self.evidence.error:
             return None
         what, _, remedy = self.evidence.error.partition("\n  → ")
-        return Cause("setup", what, None, None, "medium", self.said(), remedy)
+        return Cause("setup", what, None, None, "medium", self._of_error(), remedy)
+
+    def _others_wait(self) -> bool:
+        return any(rank.state in ("waiting", "raised") for rank in self.ranks.values())
+
+    def _late(self) -> int | None:
+        """The rank that did not come to a collective, or to another one."""
+        return self.difference["odd"] if self.difference else None
+
+    def _at(self, rank: int) -> str | None:
+        """Where a rank was, as far as that is known of one that could say nothing."""
+        known = self.ranks[rank]
+        place = f"phase {known.phase}" if known.phase else None
+        if place and known.step is not None:
+            place += f", epoch {known.epoch}, step {known.step}"
+        return ", ".join(part for part in (known.host, place) if part) or None
+
+    def _worker_text(self, rank: int) -> str:
+        worker = dead_worker(self.evidence, rank)
+        return f"{worker.get('type')}: {worker.get('text')}" if worker is not None else ""
+
+    def _oom_kills(self, rank: RankReport) -> int:
+        """Processes killed for memory on the rank's host, as others there saw, or the driver."""
+        counts = [
+            traces.box.get("oom_kills")
+            for traces in self.traces.values()
+            if traces.box and traces.box.get("host") == rank.host
+        ]
+        counts.append(self.driver.get("oom_kills"))
+        return max((n for n in counts if isinstance(n, int)), default=0)
+
+    def _killed_for_memory(self, text: str) -> tuple[str, list[str]]:
+        """What happened to a process that Ray killed, by Ray's words, and what used the memory."""
+        if (kill := MemoryKill.of(text)) is None:
+            return "was killed because its node ran out of memory", []
+        used = [f"logs/driver.json: used most there: {', '.join(kill.users)}"] if kill.users else []
+        return f"was killed by Ray for memory: {kill.why}", used
+
+    def _memory_remedy(self, rank: int | None, kind: str) -> str:
+        """What to change: what most was reckoned for, if that is most of what a rank held; ""
+        where the usual remedy fits."""
+        held = self.ranks.get(rank) if rank is not None else None
+        most = max(self.evidence.memory, key=lambda item: item["bytes"], default=None)
+        if kind != "memory" or most is None or held is None or 2 * most["bytes"] < held.rss:
+            return ""
+        return str(most["remedy"])
+
+    # lines of evidence, each with the file that it comes from
+
+    def _of_error(self) -> list[str]:
+        return [f"summary.json: {_short(self.evidence.error)}"] if self.evidence.error else []
+
+    def _of_worker(self, rank: int) -> list[str]:
+        text = self._worker_text(rank)
+        detail = _DETAIL.search(text)
+        return [f"logs/driver.json: {_short(detail[1] if detail else text)}"] if text else []
+
+    def _of_life(self, rank: RankReport) -> list[str]:
+        if not rank.last_sign:
+            return []
+        return [f"logs/rank-{rank.rank}.state: last sign of life {rank.silent:.1f} s before the "
+                f"others' last, at {self._at(rank.rank)}"]  # fmt: skip
+
+    def _of_collectives(self) -> list[str]:
+        return [*self._of_waiting(), *self._of_difference()]
+
+    def _of_waiting(self) -> list[str]:
+        waiting = [rank for rank in self.ranks.values() if rank.waiting]
+        return [f"logs/rank-{r.rank}.blackbox.json: waited in {r.waiting}" for r in waiting[:4]]
+
+    def _of_difference(self) -> list[str]:
+        if (difference := self.difference) is None:
+            return []
+        name = f"collective {difference['seq']} of group {difference['group']}"
+        return [f"logs/rank-*.blackbox.json: {name}: {_side_by_side(difference)}"]
+
+    def _of_memory(self, rank: int | None) -> list[str]:
+        known = self.ranks.get(rank) if rank is not None else None
+        if known is None or known.memory_used is None:
+            return []
+        return [f"logs/rank-{rank}.state: {known.memory_used:.0%} of the memory of {known.host} "
+                f"in use, {known.rss / 2**30:.1f} GiB by this rank", *self._of_plan()]  # fmt: skip
+
+    def _of_plan(self) -> list[str]:
+        """What the job was to keep in the memory of a node."""
+        planned = [f"{item['use']} {size(item['bytes'])}" for item in self.evidence.memory]
+        return [f"preflight.json: reckoned for a node: {', '.join(planned)}"] if planned else []
+
+
+def _what(traces: Traces) -> str:
+    return str(traces.failure["what"]) if traces.failure else ""
+
+
+def _short(text: str, length: int = 300) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[:length] + "…"
+
+
+def _side_by_side(difference: Mapping[str, Any]) -> str:
+    """``rank 0 all_reduce Float [[4]], rank 1 did not come to it``"""
+    parts = []
+    for rank in difference["ranks"][:8]:
+        what = "did not come to it"
+        if rank["op"] is not None:
+            listed = [rank[key][:4] for key in ("dtypes", "sizes") if isinstance(rank[key], list)]
+            what = " ".join([str(rank["op"]), *(" ".join(map(str, values)) for values in listed)])
+        parts.append(f"rank {rank['rank']} {what.strip()}")
+    return ", ".join(parts)

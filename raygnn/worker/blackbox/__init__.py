@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raygnn.runs.diagnose.state import CRASH, STATE
+from raygnn.runs.diagnose.state_file import CRASH, STATE
 from raygnn.worker.blackbox.recorder import DONE, Recorder
 
 TEST = "test"  # the phase after training

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from raygnn.errors import DataError
-from raygnn.runs.diagnose.state import (
+from raygnn.runs.diagnose.state_file import (
     BOX,
     CRASH,
     DONE,

@@ -11,17 +11,18 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raygnn.errors import DataError
 from raygnn.util.files import read_regular
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SIZE = 1024  # bytes of the file
 TRAINING, PREFETCH, LIFE, WORDS = 128, 192, 256, 384  # where parts begin; the first, at 0
 
 _MAGIC = b"raygnnS1"
-_START = struct.Struct("<8sIIIIdd64s")
-_PLACE = struct.Struct("<32sqqdd")
-_LIFE = struct.Struct("<ddQQQd")
 _UNKNOWN = -1  # an epoch or a step that was not said
 
 STATE, BOX, CRASH, FAILURE = ".state", ".blackbox.json", ".crash", ".failure.json"
@@ -35,8 +36,21 @@ def file_of(logs: Path, rank: int, kind: str) -> Path:
     return logs / f"rank-{rank}{kind}"
 
 
+class _Part:
+    """A part of the record, packed field by field; text is cut to the room there is."""
+
+    _FORMAT: ClassVar[struct.Struct]
+
+    def pack(self) -> bytes:
+        return self._FORMAT.pack(*map(_packed, vars(self).values()))
+
+    @classmethod
+    def read(cls, record: bytes, at: int) -> Self:
+        return cls(*map(_unpacked, cls._FORMAT.unpack_from(record, at)))
+
+
 @dataclass(frozen=True)
-class Place:
+class Place(_Part):
     """What one of a rank's threads does, since when; epoch and step are None until known."""
 
     phase: str = ""
@@ -45,19 +59,11 @@ class Place:
     wall: float = 0.0
     mono: float = 0.0
 
-    def pack(self) -> bytes:
-        numbers = (_UNKNOWN if n is None else n for n in (self.epoch, self.step))
-        return _PLACE.pack(_text(self.phase, 32), *numbers, self.wall, self.mono)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Place:
-        phase, epoch, step, wall, mono = _PLACE.unpack(data)
-        epoch, step = (None if n == _UNKNOWN else n for n in (epoch, step))
-        return cls(_read(phase), epoch, step, wall, mono)
+    _FORMAT = struct.Struct("<32sqqdd")
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(_Part):
     """One start of a rank.
 
     Attributes:
@@ -74,18 +80,11 @@ class Start:
     begun: float
     host: str
 
-    def pack(self) -> bytes:
-        numbers = (self.attempt, self.rank, self.world, self.pid, self.command, self.begun)
-        return _START.pack(_MAGIC, *numbers, _text(self.host, 64))
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Start:
-        _, attempt, rank, world, pid, command, begun, host = _START.unpack(data)
-        return cls(attempt, rank, world, pid, command, begun, _read(host))
+    _FORMAT = struct.Struct("<IIIIdd64s")
 
 
 @dataclass(frozen=True)
-class Life:
+class Life(_Part):
     """A rank's last sign of life, about one each second, and its node's memory then, in bytes.
 
     Attributes:
@@ -100,12 +99,7 @@ class Life:
     limit: int = 0
     boxed: float = 0.0
 
-    def pack(self) -> bytes:
-        return _LIFE.pack(self.wall, self.mono, self.rss, self.used, self.limit, self.boxed)
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Life:
-        return cls(*_LIFE.unpack(data))
+    _FORMAT = struct.Struct("<ddQQQd")
 
 
 @dataclass(frozen=True)
@@ -119,17 +113,16 @@ class State:
     words: str = ""
 
     def pack(self) -> bytes:
-        data = bytearray(SIZE)
+        record = bytearray(SIZE)
         for at, part in (
-            (0, self.start),
-            (TRAINING, self.training),
-            (PREFETCH, self.prefetch),
-            (LIFE, self.life),
+            (0, _MAGIC + self.start.pack()),
+            (TRAINING, self.training.pack()),
+            (PREFETCH, self.prefetch.pack()),
+            (LIFE, self.life.pack()),
+            (WORDS, pack_words(self.words)),
         ):
-            packed = part.pack()
-            data[at : at + len(packed)] = packed
-        data[WORDS:] = pack_words(self.words)
-        return bytes(data)
+            record[at : at + len(part)] = part
+        return bytes(record)
 
 
 def read_state(path: Path) -> State | None:
@@ -139,35 +132,40 @@ def read_state(path: Path) -> State | None:
         DataError: it is cut off, or something else.
     """
     try:
-        data = read_regular(path, SIZE, cut=True)
+        record = read_regular(path, SIZE, cut=True)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    if len(data) < SIZE or not data.startswith(_MAGIC):
+    if len(record) < SIZE or not record.startswith(_MAGIC):
         raise DataError("not a whole record of a rank's state", where=str(path))
-    found = State(
-        Start.unpack(data[: _START.size]),
-        Place.unpack(data[TRAINING : TRAINING + _PLACE.size]),
-        Place.unpack(data[PREFETCH : PREFETCH + _PLACE.size]),
-        Life.unpack(data[LIFE : LIFE + _LIFE.size]),
-        _read(data[WORDS:SIZE]),
+    state = State(
+        Start.read(record, len(_MAGIC)),
+        Place.read(record, TRAINING),
+        Place.read(record, PREFETCH),
+        Life.read(record, LIFE),
+        _unpacked(record[WORDS:]),
     )
-    parts = (found.start, found.training, found.prefetch, found.life)
+    parts = (state.start, state.training, state.prefetch, state.life)
     times = [value for part in parts for value in vars(part).values() if isinstance(value, float)]
     if not all(map(math.isfinite, times)):
         raise DataError("not the times of a rank's state", where=str(path))
-    return found
+    return state
 
 
 def pack_words(text: str) -> bytes:
     """The last words, cut to the room there is."""
-    return _text(text, SIZE - WORDS).ljust(SIZE - WORDS, b"\0")
+    room = SIZE - WORDS
+    return text.encode(errors="replace")[:room].ljust(room, b"\0")
 
 
-def _text(text: str, size: int) -> bytes:
-    return text.encode(errors="replace")[:size]
+def _packed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace")
+    return _UNKNOWN if value is None else value
 
 
-def _read(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.rstrip(b"\0").decode(errors="replace")
+    return None if isinstance(value, int) and value == _UNKNOWN else value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from raygnn.runs.diagnose import causes
-from raygnn.runs.diagnose.reading import Evidence, Traces
-from raygnn.runs.diagnose.state import DONE
+from raygnn.runs.diagnose.evidence import Evidence, Traces
+from raygnn.runs.diagnose.state_file import DONE, State
 from raygnn.runs.tracebacks import Frame
 
 _SILENT = 5.0  # seconds without a sign of life, of which there is one each second
@@ -17,6 +17,8 @@ _INNER = 6  # frames of a stack that tell whether it waits
 _WAITS = ("torch/distributed/", "/raygnn/sampling/loader.py:_await_next")
 _QUEUES = ("/threading.py", "/queue.py")
 _BACKWARD = "_engine_run_backward"  # in which gradients are reduced
+
+Stack = Sequence[Frame]  # the innermost frame first; empty where it is unknown
 
 
 @dataclass(frozen=True)
@@ -55,66 +57,83 @@ class RankReport:
 
 def report(traces: Traces, evidence: Evidence) -> RankReport:
     """What is known of one rank."""
-    state = (
-        traces.state if traces.state and traces.state.start.attempt == evidence.attempt else None
-    )
-    box = traces.box or {}
-    threads = {role: _thread(box, role) for role in ("training", "prefetch")}
-    places = {role: _place(thread) for role, thread in threads.items()}
+    state, box = _state_of_last_start(traces, evidence), traces.box or {}
+    training, prefetch = _stack(box, "training"), _stack(box, "prefetch")
     waiting = _waiting(box)
     last = _last_sign(traces, evidence)
-    silent = max(0.0, _others_last(traces.rank, evidence) - last) if last else 0.0
-    found = _state(traces, evidence, silent, threads, waiting)
+    others = (_last_sign(t, evidence) for t in evidence.ranks if t.rank != traces.rank)
+    silent = max(0.0, max(others, default=0.0) - last) if last else 0.0
     life = state.life if state else None
-    used = life.used / life.limit if life and life.limit else None
-    busy = next((p for t, p in places.items() if p and not _waits(threads[t])), None)
     return RankReport(
         rank=traces.rank,
-        state=found,
+        state=_judge_state(traces, evidence, silent, training, waiting),
         attempt=traces.state.start.attempt if traces.state else box.get("attempt"),
         host=state.start.host if state else box.get("host"),
         phase=state.training.phase or None if state else None,
         epoch=state.training.epoch if state else None,
         step=state.training.step if state else None,
-        training=_doing(threads["training"], places["training"]) or _raised_at(traces, evidence),
-        prefetch=_doing(threads["prefetch"], places["prefetch"]),
+        training=_doing(training) or _raised_at(traces, evidence),
+        prefetch=_doing(prefetch),
         waiting=waiting,
         last_sign=last,
         silent=silent,
         rss=life.rss if life else 0,
-        memory_used=used,
-        place=busy,
+        memory_used=life.used / life.limit if life and life.limit else None,
+        place=next((_place(s) for s in (training, prefetch) if s and not _waits(s)), None),
         since=state.training.wall - _skew(traces, evidence) if state else 0.0,
     )
 
 
-def _state(
-    traces: Traces,
-    evidence: Evidence,
-    silent: float,
-    threads: Mapping[str, Mapping[str, Any] | None],
-    waiting: str | None,
+def collectives(box: Mapping[str, Any]) -> list[Any]:
+    """A rank's last collectives; those under way are forgotten when the rank has raised, so that
+    what an earlier box of it says counts."""
+    entries = _waiting_box(box).get("collectives")
+    return entries if isinstance(entries, list) else []
+
+
+def lost_with(evidence: Evidence, rank: int) -> str:
+    """The node that the rank was lost with, and what the driver saw of it; "" if it was not."""
+    ranks = (evidence.driver or {}).get("lost")
+    lost = ranks.get(str(rank)) if isinstance(ranks, Mapping) else None
+    if not isinstance(lost, Mapping):
+        return ""
+    return f"{str(lost.get('host'))[:200]}: {str(lost.get('why'))[:200]}"
+
+
+def dead_worker(evidence: Evidence, rank: int) -> Mapping[str, Any] | None:
+    """The ``type`` and ``text`` of what Ray says of a worker that could say nothing itself."""
+    worker = (evidence.driver or {}).get("workers", {}).get(str(rank))
+    return worker if isinstance(worker, Mapping) and not worker.get("said") else None
+
+
+def _judge_state(
+    traces: Traces, evidence: Evidence, silent: float, training: Stack, waiting: str | None
 ) -> str:
     if traces.crash:
         return "crashed"
     if traces.failure:
         return "frozen" if traces.failure.get("kind") == causes.FROZEN else "raised"
+    dead = _is_dead(traces.rank, evidence)
     if traces.state is None and traces.box is None:
-        return "died" if _is_dead(traces.rank, evidence) else "unknown"
-    if traces.state and traces.state.start.attempt != evidence.attempt:
+        return "died" if dead else "unknown"
+    if traces.state and not _state_of_last_start(traces, evidence):
         return "unknown"  # it did not begin this time
     if traces.state and traces.state.training.phase == DONE:
         return "finished"
-    if _is_dead(traces.rank, evidence):
+    if dead:
         return "died"
     if traces.box is None:
         if evidence.status == "running":
             return "running"
         if silent > _SILENT:
             return "frozen"
-        return "died" if _lost(traces.rank, evidence) else "unknown"
-    busy = threads["training"] is not None and not _waits(threads["training"])
-    return "busy" if busy or not waiting else "waiting"
+        return "died" if _is_missed(traces.rank, evidence) else "unknown"
+    return "busy" if not waiting or not _waits(training) else "waiting"
+
+
+def _state_of_last_start(traces: Traces, evidence: Evidence) -> State | None:
+    state = traces.state
+    return state if state and state.start.attempt == evidence.attempt else None
 
 
 def _is_dead(rank: int, evidence: Evidence) -> bool:
@@ -122,22 +141,11 @@ def _is_dead(rank: int, evidence: Evidence) -> bool:
     may be frozen."""
     if lost_with(evidence, rank):
         return True
-    worker = (evidence.driver or {}).get("workers", {}).get(str(rank))
-    if not isinstance(worker, Mapping) or worker.get("said"):
-        return False
-    return "Timeout" not in str(worker.get("type"))
+    worker = dead_worker(evidence, rank)
+    return worker is not None and "Timeout" not in str(worker.get("type"))
 
 
-def lost_with(evidence: Evidence, rank: int) -> str:
-    """The node that the rank was lost with, and what the driver saw of it; "" if it was not."""
-    lost = (evidence.driver or {}).get("lost")
-    found = lost.get(str(rank)) if isinstance(lost, Mapping) else None
-    if not isinstance(found, Mapping):
-        return ""
-    return f"{str(found.get('host'))[:200]}: {str(found.get('why'))[:200]}"
-
-
-def _lost(rank: int, evidence: Evidence) -> bool:
+def _is_missed(rank: int, evidence: Evidence) -> bool:
     """Whether others lost their connection to a rank that left nothing, without Ray's word."""
     if (evidence.driver or {}).get("workers"):
         return False
@@ -145,57 +153,41 @@ def _lost(rank: int, evidence: Evidence) -> bool:
     return any("clos" in what or "reset" in what or "broken pipe" in what for what in others)
 
 
-def _thread(box: Mapping[str, Any], role: str) -> Mapping[str, Any] | None:
+def _stack(box: Mapping[str, Any], role: str) -> Stack:
     threads = box.get("threads")
     for thread in threads if isinstance(threads, list) else []:
-        if isinstance(thread, Mapping) and thread.get("role") == role and _stack(thread):
-            return thread
-    return None
+        if isinstance(thread, Mapping) and thread.get("role") == role:
+            values = thread.get("frames")
+            frames = [Frame.of(value) for value in values] if isinstance(values, list) else []
+            if stack := [frame for frame in frames if frame is not None]:
+                return stack
+    return []
 
 
-def _stack(thread: Mapping[str, Any]) -> list[Frame]:
-    """Innermost first."""
-    values = thread.get("frames")
-    found = [Frame.of(value) for value in values] if isinstance(values, list) else []
-    return [frame for frame in found if frame is not None]
-
-
-def _waits(thread: Mapping[str, Any] | None) -> bool:
+def _waits(stack: Stack) -> bool:
     """Whether a thread waits for other ranks, or for another thread of ours."""
-    if thread is None:
-        return True
-    stack = _stack(thread)
-    if stack[0].function == _BACKWARD:
+    if not stack or stack[0].function == _BACKWARD:
         return True
     for frame in stack[:_INNER]:
         if frame.whose == "user":
             return False
         if any(part in f"{frame.file}:{frame.function}" for part in _WAITS):
             return True
-        if frame.file.endswith(_QUEUES):
-            return _ours(stack)
+        if frame.file.endswith(_QUEUES):  # our own, rather than a lock of the user's
+            return next((f.whose for f in stack if f.whose != "library"), "") == "raygnn"
     return False
 
 
-def _ours(stack: list[Frame]) -> bool:
-    """Whether it is our own queue that a thread waits at, rather than a lock of the user's."""
-    return next((f.whose for f in stack if f.whose != "library"), "") == "raygnn"
+def _place(stack: Stack) -> Frame | None:
+    return causes.where(stack[::-1])
 
 
-def _place(thread: Mapping[str, Any] | None) -> Frame | None:
-    return None if thread is None else causes.where(_stack(thread)[::-1])
-
-
-def _doing(thread: Mapping[str, Any] | None, place: Frame | None) -> str | None:
-    if thread is None or place is None:
-        return None
-    inner = _stack(thread)[0]
-    into = (
-        ""
-        if inner == place
-        else f" → {inner.file.rpartition('/')[2]}:{inner.line} {inner.function}"
-    )
-    return f"{place}{into}"
+def _doing(stack: Stack) -> str | None:
+    place = _place(stack)
+    if place is None or stack[0] == place:
+        return str(place) if place else None
+    inner = stack[0]
+    return f"{place} → {inner.file.rpartition('/')[2]}:{inner.line} {inner.function}"
 
 
 def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
@@ -204,13 +196,6 @@ def _raised_at(traces: Traces, evidence: Evidence) -> str | None:
         return None
     place = causes.kind_of(traces.failure, evidence.own)[1]
     return f"raised at {place}" if place else None
-
-
-def collectives(box: Mapping[str, Any]) -> list[Any]:
-    """A rank's last collectives; those under way are forgotten when the rank has raised, so that
-    what an earlier box of it says counts."""
-    entries = _waiting_box(box).get("collectives")
-    return entries if isinstance(entries, list) else []
 
 
 def _waiting_box(box: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -222,11 +207,11 @@ def _waiting_box(box: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _waiting(box: Mapping[str, Any]) -> str | None:
     pending = [
-        e
-        for e in collectives(box)
-        if isinstance(e, Mapping)
-        and e.get("pending")
-        and isinstance(e.get("created"), (int, float))
+        entry
+        for entry in collectives(box)
+        if isinstance(entry, Mapping)
+        and entry.get("pending")
+        and isinstance(entry.get("created"), (int, float))
     ]
     if not pending:
         return None
@@ -237,9 +222,9 @@ def _waiting(box: Mapping[str, Any]) -> str | None:
 
 def _last_sign(traces: Traces, evidence: Evidence) -> float:
     """When the rank was last known to live, by the first rank's clock as far as that is known."""
-    times = [float(found["time"]) for found in (traces.box, traces.failure) if found]
-    if traces.state and traces.state.start.attempt == evidence.attempt:
-        times.append(traces.state.life.wall)
+    times = [float(record["time"]) for record in (traces.box, traces.failure) if record]
+    if state := _state_of_last_start(traces, evidence):
+        times.append(state.life.wall)
     return max(times, default=0.0) - _skew(traces, evidence) if times else 0.0
 
 
@@ -250,7 +235,3 @@ def _skew(traces: Traces, evidence: Evidence) -> float:
         return 0.0
     apart = traces.state.start.begun - first.start.begun
     return apart if abs(apart) > _SKEW else 0.0
-
-
-def _others_last(rank: int, evidence: Evidence) -> float:
-    return max((_last_sign(t, evidence) for t in evidence.ranks if t.rank != rank), default=0.0)

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.errors import DataError
-from raygnn.runs.diagnose.state import BOX, CRASH, DRIVER, FAILURE, STATE, State, read_state
+from raygnn.runs.diagnose.state_file import (
+    BOX,
+    CRASH,
+    DRIVER,
+    FAILURE,
+    STATE,
+    Start,
+    State,
+    read_state,
+)
 from raygnn.runs.run_directory import (
     CONFIG,
     LOGS,
@@ -31,13 +40,14 @@ from raygnn.util.files import LARGEST_JSON, read_regular
 
 _LARGEST = 8 * 2**20  # bytes of a log that are read
 _LARGEST_RECORD = 4 * 2**20  # bytes of a black box and its like; a larger one is not ours
-_SILENT_RANKS = 512  # ranks without a file that are told: how many there were may be damaged
+_SILENT_RANKS = 512  # ranks without a file that are reported: how many there were may be damaged
 _DIGITS = 19  # of a number that we write
 _RANK = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")
 _FAILED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ERROR raygnn: failed$", re.M)
-_MANY = 20  # earlier failures that are told
+_MOST_EARLIER = 20  # failures of earlier starts
 _LONGEST_TRACE = 20_000  # characters of a traceback in a log
 
+# keys and types of files in logs/
 _BOX = {"rank": int, "attempt": int, "time": (int, float), "reason": str}
 _FAILURE = {"rank": int, "time": (int, float), "what": str, "trace": str}
 _DRIVER = {"error": str, "workers": dict}
@@ -92,8 +102,8 @@ class Evidence:
     @property
     def ray_text(self) -> str:
         """What Ray Train raised, if it did."""
-        said = (self.driver or {}).get("ray")
-        return str(said.get("text")) if isinstance(said, Mapping) else ""
+        raised = (self.driver or {}).get("ray")
+        return str(raised.get("text")) if isinstance(raised, Mapping) else ""
 
 
 def read(run: Path) -> Evidence:
@@ -108,6 +118,24 @@ class _Reader:
         self.notes: list[str] = []
 
     def evidence(self) -> Evidence:
+        ranks, attempt = self._traces()
+        summary = self._json(f"../{SUMMARY}", {}) or {}
+        return Evidence(
+            run=str(self.path),
+            status=self._status(),
+            error=str(summary.get("error") or ""),
+            own=self._own_modules(),
+            attempt=attempt,
+            ranks=tuple(ranks),
+            driver=self._json(DRIVER, _DRIVER),
+            memory=self._memory(),
+            earlier=tuple(self._earlier(ranks)),
+            notes=tuple(self.notes),
+            now=time.time(),
+        )
+
+    def _traces(self) -> tuple[list[Traces], int]:
+        """Of each rank, and the number of the last start."""
         try:
             names = sorted(entry.name for entry in self.logs.iterdir())
         except OSError:
@@ -118,42 +146,34 @@ class _Reader:
         failures = {rank: self._json(f"rank-{rank}{FAILURE}", _FAILURE) for rank in numbers}
         starts = [state.start for state in states.values() if state]
         newest = max(starts, key=lambda start: (start.command, start.attempt), default=None)
-        attempt = newest.attempt if newest else 1
-        since = newest.command if newest else 0.0
         if newest is None:
             attempt = max((box["attempt"] for box in boxes.values() if box), default=1)
-        ranks = []
-        for rank in self._world(newest.world, numbers) if newest else numbers:
-            box, failure = boxes.get(rank), failures.get(rank)
-            if box and (box["attempt"] != attempt or box["time"] < since):
-                box = None
-            if failure and (failure.get("attempt", 0) != attempt or failure["time"] < since):
-                failure = None
-            crash = self._crash(rank, attempt)
-            failure = failure or _last_words(states.get(rank), attempt)
-            ranks.append(Traces(rank, states.get(rank), box, failure, crash))
-        summary = self._json(f"../{SUMMARY}", {})
-        return Evidence(
-            run=str(self.path),
-            status=self._status(),
-            error=str((summary or {}).get("error") or ""),
-            own=self._own(),
-            attempt=attempt,
-            ranks=tuple(ranks),
-            driver=self._json(DRIVER, _DRIVER),
-            memory=self._memory(),
-            earlier=tuple(self._earlier(ranks)),
-            notes=tuple(self.notes),
-            now=time.time(),
-        )
+            since, world = 0.0, numbers
+        else:
+            attempt, since = newest.attempt, newest.command
+            world = self._world(newest, numbers)
 
-    def _world(self, world: int, numbers: Sequence[int]) -> list[int]:
-        """The ranks to tell of: those that left a file, and the first of those that left none."""
+        def of_last_start(record: dict[str, Any] | None) -> dict[str, Any] | None:
+            if record and record.get("attempt", 0) == attempt and record["time"] >= since:
+                return record
+            return None
+
+        ranks = []
+        for rank in world:
+            state = states.get(rank)
+            failure = of_last_start(failures.get(rank)) or _last_words(state, attempt)
+            box, crash = of_last_start(boxes.get(rank)), self._crash(rank, attempt)
+            ranks.append(Traces(rank, state, box, failure, crash))
+        return ranks, attempt
+
+    def _world(self, newest: Start, numbers: Sequence[int]) -> list[int]:
+        """The ranks to report: those that left a file, and the first of those that left none."""
+        world = newest.world
         left = {rank for rank in numbers if rank < world}
-        told = left.union(range(min(world, _SILENT_RANKS)))
-        if len(told) < world:
-            self.notes.append(f"{world - len(told):,} more ranks, of {world:,}, left no file")
-        return sorted(told)
+        reported = left.union(range(min(world, _SILENT_RANKS)))
+        if len(reported) < world:
+            self.notes.append(f"{world - len(reported):,} more ranks, of {world:,}, left no file")
+        return sorted(reported)
 
     def _status(self) -> str:
         try:
@@ -161,19 +181,16 @@ class _Reader:
         except DataError:  # noted where the summary is read
             return "unknown"
 
-    def _own(self) -> tuple[str, ...]:
-        """See `own_modules`."""
+    def _own_modules(self) -> tuple[str, ...]:
         whole = is_run(self.path)
         if not whole:
             self.notes.append(f"{CONFIG} is missing or damaged: judged by the other files alone")
         try:
-            config = read_config(self.path)
+            return own_modules(read_config(self.path))
         except DataError as error:
-            if not whole:
-                return ()
-            self.notes.append(f"config.yaml was passed over: {error.what}")
+            if whole:
+                self.notes.append(f"{CONFIG} was passed over: {error.what}")
             return ()
-        return own_modules(config)
 
     def _state(self, rank: int) -> State | None:
         try:
@@ -182,8 +199,13 @@ class _Reader:
             self.notes.append(f"logs/rank-{rank}{STATE} was passed over: {error.what}")
             return None
 
-    def _json(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The object in a file; None, with a note, where it is not what it should be."""
+    def _json(self, name: str, types: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The object in a file; None, with a note, where it is not what it should be.
+
+        Args:
+            types: of the keys that it must have.
+        """
+        shown = name.removeprefix("../") if name.startswith("../") else f"logs/{name}"
         try:
             most = LARGEST_JSON if name.endswith(SUMMARY) else _LARGEST_RECORD
             value = json.loads(
@@ -195,58 +217,57 @@ class _Reader:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            self.notes.append(f"{_named(name)} was passed over: {error}")
+            self.notes.append(f"{shown} was passed over: {error}")
             return None
-        if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in wanted.items()):
+        if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in types.items()):
             return value
-        self.notes.append(f"{_named(name)} was passed over: it is not what raygnn writes there")
+        self.notes.append(f"{shown} was passed over: it is not what raygnn writes there")
         return None
 
     def _memory(self) -> tuple[Mapping[str, Any], ...]:
         planned = (self._json(f"../{PREFLIGHT}", {}) or {}).get("memory")
         return tuple(
-            each
-            for each in (planned if isinstance(planned, list) else [])
-            if isinstance(each, dict)
-            and isinstance(each.get("bytes"), (int, float))
-            and all(isinstance(each.get(key), str) for key in ("use", "remedy"))
+            item
+            for item in (planned if isinstance(planned, list) else [])
+            if isinstance(item, dict)
+            and isinstance(item.get("bytes"), (int, float))
+            and all(isinstance(item.get(key), str) for key in ("use", "remedy"))
         )
 
-    def _bytes(self, name: str) -> bytes:
-        return read_regular(self.logs / name, _LARGEST, cut=True)
+    def _text(self, name: str) -> str:
+        try:
+            content = read_regular(self.logs / name, _LARGEST, cut=True)
+        except OSError:
+            return ""
+        return content.decode(errors="replace")
 
     def _crash(self, rank: int, attempt: int) -> str:
         """What faulthandler wrote in this start of the rank, if it was fatal."""
-        try:
-            text = self._bytes(f"rank-{rank}{CRASH}").decode(errors="replace")
-        except OSError:
-            return ""
+        text = self._text(f"rank-{rank}{CRASH}")
         head, _, last = text.rpartition(f"start {attempt} pid ")
         return last if (head or last != text) and "Fatal Python error" in last else ""
 
     def _earlier(self, ranks: Sequence[Traces]) -> list[dict[str, Any]]:
-        """Failures before the last start, as the ranks' logs, which all starts share, tell them."""
-        found = []
-        for rank in ranks:
-            try:
-                text = self._bytes(f"rank-{rank.rank}.log").decode(errors="replace")
-            except OSError:
-                continue
+        """Failures before the last start, from the ranks' logs, which all starts share."""
+        failures = []
+        for traces in ranks:
+            text = self._text(f"rank-{traces.rank}.log")
             blocks = list(_FAILED.finditer(text))
-            for match in blocks[:-1] if rank.failure else blocks:
+            for match in blocks[:-1] if traces.failure else blocks:
                 lines = text[match.end() :][:_LONGEST_TRACE].lstrip("\n").splitlines()
                 # the first line after the frames is the exception
                 what = next((x for x in lines if x and not x.startswith((" ", "Traceback"))), "")
-                found.append({"rank": rank.rank, "time": match[1], "what": what[:500]})
-        return sorted(found, key=lambda item: item["time"])[-_MANY:]
+                failures.append({"rank": traces.rank, "time": match[1], "what": what[:500]})
+        return sorted(failures, key=lambda item: item["time"])[-_MOST_EARLIER:]
 
 
 def _last_words(state: State | None, attempt: int) -> dict[str, Any] | None:
     """The failure of a rank that had no room to record it, as far as its state tells it."""
     if state is None or state.start.attempt != attempt or not state.words:
         return None
-    said = {"what": state.words, "trace": "", "file": f"rank-{state.start.rank}{STATE}"}
-    return {"rank": state.start.rank, "time": state.life.wall, **said}
+    file = f"rank-{state.start.rank}{STATE}"
+    words = {"what": state.words, "trace": "", "file": file}
+    return {"rank": state.start.rank, "time": state.life.wall, **words}
 
 
 def _int(text: str) -> int | None:
@@ -257,7 +278,3 @@ def _int(text: str) -> int | None:
 def _float(text: str) -> float | None:
     value = float(text)
     return value if math.isfinite(value) else None
-
-
-def _named(name: str) -> str:
-    return name.removeprefix("../") if name.startswith("../") else f"logs/{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raygnn.runs.diagnose.judge import Diagnosis
-from raygnn.runs.diagnose.ranks import RankReport
+from raygnn.runs.diagnose.rank_reports import RankReport
 from raygnn.runs.display import Display
 
 _COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
