@@ -7,6 +7,7 @@ import functools
 import io
 import posixpath
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -77,9 +78,6 @@ class RemotePath:
     def with_name(self, name: str) -> RemotePath:
         return self.parent / name
 
-    def absolute(self) -> RemotePath:
-        return self
-
     def resolve(self) -> RemotePath:
         return replace(self, path=posixpath.normpath(self.path))
 
@@ -109,7 +107,7 @@ class RemotePath:
     def open(self, mode: str = "rb", buffering: int = -1) -> Any:
         """A stream of bytes, from the start to the end."""
         assert mode == "rb", "nothing is written here"
-        with self._saying("cannot be opened"):
+        with self.reported("cannot be opened"):
             return io.BufferedReader(_Raw(self), _BUFFER)
 
     def read_bytes(self) -> bytes:
@@ -127,17 +125,17 @@ class RemotePath:
         from pyarrow.fs import FileSelector
 
         below = FileSelector(self.path, allow_not_found=True, recursive=recursive)
-        with self._saying("cannot be listed"):
+        with self.reported("cannot be listed"):
             return list(self._fs.get_file_info(below))
 
     def _info(self) -> Any:
         if self.seen is not None and self.path in self.seen:
             return self.seen[self.path]
-        with self._saying("cannot be looked at"):
+        with self.reported("cannot be looked at"):
             return self._fs.get_file_info(self.path)
 
-    def _saying(self, what: str) -> Any:
-        return _Saying(self.root, str(self), what)
+    def reported(self, what: str) -> AbstractContextManager[None]:
+        return _reported(self.root, str(self), what)
 
 
 class _Raw(io.RawIOBase):
@@ -158,7 +156,7 @@ class _Raw(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        with self._path._saying("cannot be read"):
+        with self._path.reported("cannot be read"):
             count = int(self._stream.readinto(buffer))
         self._at += count
         return count
@@ -178,24 +176,18 @@ class _Raw(io.RawIOBase):
         super().close()
 
 
-class _Saying:
+@contextmanager
+def _reported(uri: Uri, where: str, what: str) -> Iterator[None]:
     """Turns the file system's errors into ours, without what is secret."""
-
-    def __init__(self, uri: Uri, where: str, what: str):
-        self.uri, self.where, self.what = uri, where, what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # pyarrow's errors are OSErrors, ValueErrors or NotImplementedErrors
-        if isinstance(error, (OSError, ValueError, NotImplementedError)):
-            # its own cause is left out: it may name the credentials
-            raise DataError(
-                f"{self.what}: {self.uri.hide(str(error))}",
-                where=self.where,
-                remedy="check partition.path, the credentials on this node and the connection",
-            ) from None
+    try:
+        yield
+    except (OSError, ValueError, NotImplementedError) as error:  # all that pyarrow raises
+        # its own cause is left out: it may name the credentials
+        raise DataError(
+            f"{what}: {uri.hide(str(error))}",
+            where=where,
+            remedy="check partition.path, the credentials on this node and the connection",
+        ) from None
 
 
 @functools.lru_cache(maxsize=16)
@@ -203,7 +195,7 @@ def _open(uri: Uri) -> tuple[Any, str]:
     """The file system and the path in it."""
     from pyarrow.fs import FileSystem
 
-    with _Saying(uri, str(uri), "cannot be opened"):
+    with _reported(uri, str(uri), "cannot be opened"):
         fs, path = FileSystem.from_uri(uri.text)
         return fs, str(path)
 
@@ -222,8 +214,6 @@ def any_path(place: str | Path | Uri | RemotePath) -> AnyPath:
 
 def within(path: AnyPath, directory: AnyPath) -> str | None:
     """The path relative to the directory, links and ``..`` resolved; None if it leads out."""
-    place, above = (
-        str(getattr(each.resolve(), "path", each.resolve())) for each in (path, directory)
-    )
+    place, above = (str(getattr(p.resolve(), "path", p.resolve())) for p in (path, directory))
     relative = posixpath.relpath(place, above)
     return None if relative.split("/")[0] == ".." else relative

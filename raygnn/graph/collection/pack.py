@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +22,9 @@ from raygnn.graph.collection.collection_manifest import (
     INTEGERS,
     VERSION,
     Column,
-    Edges,
     File,
     GraphColumn,
     Manifest,
-    Nodes,
 )
 from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.sources.input_files import require_rows, sha256
@@ -68,22 +66,20 @@ def pack(
             packer.add_all(graphs)
     if not packer.num:
         raise DataError("there are no graphs", where=str(source["path"]), remedy="check graph.path")
-    nodes, edges, graph_columns = packer.finish(method)
+    contents = packer.finish(method)
     files = {}
     for path in sorted(directory.iterdir()):
         sync(path)
         files[path.name] = File(bytes=path.stat().st_size, sha256=sha256(path))
-    return Manifest(
-        version=VERSION,
-        digest=digest,
-        source=source,
-        num_graphs=packer.num,
-        nodes=nodes,
-        edges=edges,
-        graphs=graph_columns,
-        values=packer.values,
-        files=files,
-        seconds=time.perf_counter() - started,
+    return Manifest.model_validate(
+        {
+            **contents,
+            "version": VERSION,
+            "digest": digest,
+            "source": source,
+            "files": files,
+            "seconds": time.perf_counter() - started,
+        }
     )
 
 
@@ -103,8 +99,15 @@ class _Packer:
             return
         first = not self.num
         self.values |= {name: list(values) for name, values in graphs.values.items()}
-        for data in _reading(graphs):
-            self._add(data)
+        try:
+            for data in graphs.graphs:
+                self._add(data)
+        except OSError as error:
+            raise DataError(
+                f"cannot be read: {error.strerror or error}",
+                where=str(graphs.file),
+                remedy="check the disk, or copy the file again",
+            ) from error
         if first:
             self.labels = {
                 name: ColumnWriter(self.directory / f"graph-{number}.npy")
@@ -139,19 +142,18 @@ class _Packer:
             frames.add(edges.num, edges.data, f"{where}: {etype_str(etype)}", ends)
         self.num += 1
 
-    def finish(self, method: str) -> tuple[dict[str, Nodes], list[Edges], dict[str, GraphColumn]]:
+    def finish(self, method: str) -> dict[str, Any]:
+        """The fields of `Manifest` that say what was packed."""
         nodes = {ntype: frames.finish() for ntype, frames in self.nodes.items()}
         if method != "none":
             _normalize(nodes, self.directory, method)
-        edges = [frames.finish() for frames in self.edges.values()]
-        return (
-            {ntype: Nodes.model_validate(facts) for ntype, facts in nodes.items()},
-            [
-                Edges.model_validate({"etype": etype, **facts})
-                for etype, facts in zip(self.edges, edges)
-            ],
-            {name: _graph_column(writer) for name, writer in self.labels.items()},
-        )
+        return {
+            "num_graphs": self.num,
+            "nodes": nodes,
+            "edges": [{"etype": e, **frames.finish()} for e, frames in self.edges.items()],
+            "graphs": {name: _graph_column(writer) for name, writer in self.labels.items()},
+            "values": self.values,
+        }
 
 
 class _Frames:
@@ -214,17 +216,6 @@ class _Frames:
             )
             for number, name in enumerate(sorted(data))
         }
-
-
-def _reading(graphs: GraphSet) -> Iterator[GraphData]:
-    try:
-        yield from graphs.graphs
-    except OSError as error:
-        raise DataError(
-            f"cannot be read: {error.strerror or error}",
-            where=str(graphs.file),
-            remedy="check the disk, or copy the file again",
-        ) from error
 
 
 def _check_same(kind: str, names: Mapping[Any, Any], before: Mapping[Any, Any], where: str) -> None:
