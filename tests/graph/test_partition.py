@@ -306,7 +306,7 @@ def test_what_dgl_wrote_is_read(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from raygnn.graph.partition.make import write as store
+from raygnn.graph.partition import write as store
 from tests.graphs import partitioned, random_graph
 write, calls = store.write_tensors, []
 def write_and_die(*args):
