@@ -1,9 +1,6 @@
-"""The cost model beside measurements: 1, 2 and 4 virtual hosts with one worker each.
+"""What `cost.py` predicts beside what is counted: 1, 2 and 4 virtual hosts with one worker each.
 
-The unit costs come from one worker (and, of messages, from all-to-alls that send nothing else);
-the rest is predicted from the planted graph's statistics and counted or timed in the engine.
-Counts, bytes and memory hold whatever the machine is doing. Times are shown where each worker has
-a core of its own; with 4 workers on fewer cores only the processor's time of each is.
+Rows, bytes and memory, which hold whatever else the machine is doing.
 
     python benchmarks/bench_scaling.py [--scale full|small] [--partition DIR]
 """
@@ -20,13 +17,18 @@ from typing import Any
 import numpy as np
 from bench_engine import CHECKOUT, WORK, run_engine
 from bench_engine import job as engine_job
-from cost_model import Cluster, Prediction, UnitCosts, flops, messages, node_memory, predict
-from cost_reach import Degrees, Graph, Job, NodeType, Reach, Relation, reach
-from cost_units import TALK_BYTES, talk, time_locate, time_number, time_route
+from cost import (
+    Graph,
+    Job,
+    node_memory,
+    reach,
+    sent_bytes,
+    staged_topology,
+    statistics,
+)
 from machine import load, setting, table
 
 from raygnn.config.load import load_config
-from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import ensure_partition
 from raygnn.graph.staging.node_cache import Stage
@@ -44,15 +46,13 @@ CACHES = {  # beside none, on 2 hosts
     "full": [(c, p) for p in ("vip", "degree") for c in (0.05, 0.1, 0.25)],
     "small": [(0.1, "vip")],
 }
-SMALL = ("1 host, overlapped", "2 hosts, replicated", "2 hosts, partitioned")
-CORES = len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
 class Row:
     """One figure: predicted and measured."""
 
-    what: str
+    figure: str
     where: str
     predicted: float
     measured: float
@@ -61,36 +61,11 @@ class Row:
     def cells(self) -> list[str]:
         shown = [f"{value:,.{_digits(value)}f}" for value in (self.predicted, self.measured)]
         error = f"{100 * (self.predicted / self.measured - 1):+.1f} %" if self.measured else "–"
-        return [f"{self.what}, {self.unit}", self.where, *shown, error]
+        return [f"{self.figure}, {self.unit}", self.where, *shown, error]
 
 
 def _digits(value: float) -> int:
     return 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
-
-
-def statistics(meta: PartitionMeta) -> Graph:
-    """What the model is told of a homogeneous partition."""
-    (ntype,), (etype,) = meta.ntypes, meta.etypes
-    stage = Stage(WORK / "stage")
-    rows = load_shard(meta, 0, 1, replicated=True, stage=stage).topology[etype]
-    assert meta.manifest is not None
-    parts = meta.manifest["parts"]
-    edges = sum(part["edges"][etype_str(etype)] for part in parts)
-    facts = meta.manifest["features"]
-    return Graph(
-        types={
-            ntype: NodeType(
-                nodes=rows.num,
-                features=facts[f"{ntype}/feat"]["shape"][0],
-                degrees=Degrees.of(np.diff(rows.indptr)),
-                other_bytes=8 + 3,  # label, masks
-            )
-        },
-        relations=(Relation(ntype, ntype, edges),),
-        seeds=ntype,
-        training=sum(part["splits"][ntype]["train"] for part in parts),
-        cut=sum(part["cut"] for part in parts) / edges,
-    )
 
 
 @dataclass(frozen=True)
@@ -158,153 +133,59 @@ def link_bytes(host: Host) -> int:
     raise RuntimeError(f"{host.name} has no {host.interface}")
 
 
-def calibrate(bench: Bench, graph: Graph) -> UnitCosts:
-    """Unit costs of one core of this machine, from batches of two sizes."""
-    alone = replace(JOBS[bench.scale], cache=0.0, prefetch=0)
-    sizes = (alone, replace(alone, batch=alone.batch // 4))
-    runs = [min(_runs(bench, job), key=_step) for job in sizes]
-    half = replace(alone, precision="bf16")
-    half_run = min(_runs(bench, half), key=_step)
-    touched = [reach(graph, job, 1) for job in sizes]
-    (kind,) = graph.types.values()
-    number = time_number(kind.nodes)
-    draws = [sum(hop.draws for hop in each.hops) for each in touched]
-    numbered = [all_ - each.hops[-1].draws for all_, each in zip(draws, touched)]
-    times = [run["ms"]["sample"] - n * number / 1e6 for run, n in zip(runs, numbered)]
-    sample, sample_rest = _line(draws, times)
-    rows = [each.hops[-1].draws + each.hops[-1].nodes for each in touched]
-    features, features_rest = _line(rows, [run["ms"]["features"] for run in runs])
-    gather = features * 1e6 / alone.row_bytes(kind.features)
-
-    def dense(run: dict[str, Any], job: Job, each: Reach) -> float:
-        """Milliseconds of matrix products and of what does not grow."""
-        return float(run["ms"]["compute"] - messages(graph, job, each) * gather / 1e6)
-
-    work = [flops(graph, job, each) for job, each in zip(sizes, touched)]
-    times = [dense(*each) for each in zip(runs, sizes, touched)]
-    slope, step_ms = _line(work, times)
-    none, none_cpu, some = talk(2)
-    costs = UnitCosts(
-        sample_ns=sample * 1e6,
-        number_ns=number,
-        route_ns=time_route(),
-        locate_ns=time_locate(kind.nodes),
-        gather_ns=gather,
-        gflops=1 / slope / 1e6,
-        half=slope * work[0] / max(dense(half_run, half, touched[0]) - step_ms, 1e-3),
-        collective_ms=none,
-        peer_ms=max(talk(4)[1] - none_cpu, 0.0) / 2,
-        sent_ns=(some - none) * 1e6 / TALK_BYTES,
-        batch_ms=sample_rest + features_rest,
-        step_ms=step_ms,
-        base_gb=0.0,
-    )
-    known = node_memory(graph, alone, cluster(1, costs), touched[0])
-    base = runs[0]["memory"]["private"] - (known.private + known.resident) / 1e9
-    return replace(costs, base_gb=base)
-
-
-def _runs(bench: Bench, job: Job) -> list[dict[str, Any]]:
-    return [bench.run(job, 1)[0] for _ in range(2 if bench.scale == "full" else 1)]
-
-
-def _step(run: dict[str, Any]) -> float:
-    return float(run["ms_per_step"])
-
-
-def _line(work: list[float], times: list[float]) -> tuple[float, float]:
-    """Time per unit, and what is left at no work: at least 0."""
-    slope = (times[0] - times[1]) / (work[0] - work[1])
-    rest = max(times[0] - slope * work[0], 0.0)
-    return (times[0] - rest) / work[0], rest
-
-
-def cluster(world: int, costs: UnitCosts) -> Cluster:
-    """This machine's virtual hosts: the network is memory, and its cost a core's."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return Cluster(world, 1, 1 if world > 1 else CORES, memory, costs)
-
-
 def _structure(meta: PartitionMeta, rank: int, world: int, replicated: bool) -> int:
     stage = Stage(WORK / "stage")
     shard = load_shard(meta, rank, world, replicated=replicated, stage=stage)
     return sum(rows.nbytes for rows in shard.topology.values())
 
 
-def compare(bench: Bench, graphs: dict[int, Graph], costs: UnitCosts) -> list[Row]:
+def compare(bench: Bench, graphs: dict[int, Graph]) -> list[Row]:
     """Run, predict and pair."""
     rows: list[Row] = []
 
-    def both(job: Job, world: int) -> tuple[Prediction, list[dict[str, Any]]]:
-        return predict(graphs[world], job, cluster(world, costs)), bench.run(job, world)
+    def add(where: str, job: Job, world: int) -> None:
+        """Rows, bytes and memory of a job."""
+        graph, ranks = graphs[world], bench.run(job, world)
+        touched = reach(graph, job, world)
+        memory = node_memory(graph, job, world, 1, touched)
+        data, _ = sent_bytes(graph, job, world, touched)
+        private = (memory.private + memory.features) / 1e9  # each worker keeps its own rows
+        rows.append(Row("private memory", where, private, mean(ranks, "memory", "private"), "GB"))
+        if world > 1:
+            pairs = [
+                ("remote rows", touched.remote, "remote_rows", 1.0, "rows"),
+                ("in the cache", touched.hits, "cache_hits", 1.0, "rows"),
+                ("data sent", data / 1e6, "sent_bytes", 1e6, "MB"),
+            ]
+            for figure, value, key, scale, unit in pairs:
+                rows.append(Row(figure, where, value, mean(ranks, key) / scale, unit))
 
-    def add(where: str, predicted: Prediction, ranks: list[dict[str, Any]]) -> None:
-        name = next(iter(predicted.reach.remote))
-        pairs = [
-            ("remote rows", predicted.reach.remote[name], "remote_rows", 1.0, "rows"),
-            ("found in the cache", predicted.reach.hits[name], "cache_hits", 1.0, "rows"),
-            ("data sent", predicted.sent.data / 1e6, "sent_bytes", 1e6, "MB"),
-        ]
-        for what, value, key, scale, unit in pairs:
-            rows.append(Row(what, where, value, mean(ranks, key) / scale, unit))
-
-    base = JOBS[bench.scale]
-    counted = replace(base, prefetch=0)
+    base = replace(JOBS[bench.scale], prefetch=0)
     for cache, policy in ((0.0, "vip"), *CACHES[bench.scale]):
-        found = both(replace(counted, cache=cache, policy=policy), 2)
-        add(f"2 hosts, cache {cache:.0%} {policy}", *found)
-    for world in (2, 4):
-        for replicated in (True, False):
-            if (world, replicated) == (2, True):
-                continue  # it is in the table above
-            where = f"{world} hosts, {'replicated' if replicated else 'partitioned'}"
-            add(where, *both(replace(counted, replicated=replicated), world))
+        add(f"2 hosts, cache {cache:.0%} {policy}", replace(base, cache=cache, policy=policy), 2)
+    add("2 hosts, partitioned", replace(base, replicated=False), 2)
+    if bench.scale == "full":
+        add("4 hosts, replicated", base, 4)
+        add("4 hosts, partitioned", replace(base, replicated=False), 4)
+    add("1 host", base, 1)
+    small = replace(base, fanouts=(10, 5), batch=base.batch // 2, hidden=128)
+    add("1 host, fanout 10, 5, half the batch, hidden 128", small, 1)
+    add("1 host, fanout 15, 10, 5", replace(base, fanouts=(15, 10, 5)), 1)
+    add("1 host, bf16", replace(base, precision="bf16"), 1)
     for world in (2, 4) if bench.scale == "full" else (2,):
         step = STEPS[bench.scale]
-        few, many = (bench.run(counted, world, steps=n) for n in (step, 3 * step))
+        few, many = (bench.run(base, world, steps=n) for n in (step, 3 * step))
         slope = (mean(many, "link_bytes") - mean(few, "link_bytes")) / (2 * step)
-        sent = predict(graphs[world], counted, cluster(world, costs)).sent
-        total = (sent.data + sent.gradients) / 1e6
-        rows.append(Row("all bytes on the link", f"{world} hosts", total, slope / 1e6, "MB"))
-
+        sent = sum(sent_bytes(graphs[world], base, world, reach(graphs[world], base, world)))
+        rows.append(Row("all bytes on the link", f"{world} hosts", sent / 1e6, slope / 1e6, "MB"))
     for world in (2, 4):
         meta = read_meta(bench.partitions[world])
         for replicated in (True, False):
             kept = [_structure(meta, rank, world, replicated) for rank in range(world)]
-            job = replace(base, replicated=replicated)
-            memory = predict(graphs[world], job, cluster(world, costs)).memory
             where = f"{world} hosts, {'replicated' if replicated else 'partitioned'}"
-            told, found = memory.topology / 1e6, float(np.mean(kept)) / 1e6
-            rows.append(Row("structure on a node", where, told, found, "MB"))
-
-    shapes = {
-        "1 host, in turn": (counted, 1),
-        "1 host, fanout 10, 5, half the batch, hidden 128": (
-            replace(counted, fanouts=(10, 5), batch=base.batch // 2, hidden=128),
-            1,
-        ),
-        "1 host, fanout 15, 10, 5": (replace(counted, fanouts=(15, 10, 5)), 1),
-        "1 host, bf16": (replace(counted, precision="bf16"), 1),
-        "1 host, overlapped": (base, 1),
-        "2 hosts, replicated": (base, 2),
-        "2 hosts, partitioned": (replace(base, replicated=False), 2),
-        "4 hosts, replicated": (base, 4),
-        "4 hosts, partitioned": (replace(base, replicated=False), 4),
-    }
-    if bench.scale == "small":
-        shapes = {name: shapes[name] for name in shapes if name in SMALL}
-    for where, (job, world) in shapes.items():
-        predicted, ranks = both(job, world)
-        if world <= CORES:
-            alone = world == 1 and not job.prefetch  # else they are in each other's way
-            for name in ("sample", "features", "compute") if alone else ():
-                value = getattr(predicted.step, name)
-                rows.append(Row(name, where, value, mean(ranks, "ms", name), "ms"))
-            rows.append(Row("step", where, predicted.step.total, mean(ranks, "ms_per_step"), "ms"))
-        cpu = mean(ranks, "cpu_ms_per_step")
-        rows.append(Row("processor, a worker", where, predicted.step.cpu, cpu, "ms"))
-        own = (predicted.memory.private + predicted.memory.resident) / 1e9
-        rows.append(Row("private memory", where, own, mean(ranks, "memory", "private"), "GB"))
+            predicted = staged_topology(graphs[world], 1.0 if replicated else 1 / world)
+            measured = float(np.mean(kept)) / 1e6
+            rows.append(Row("structure on a node", where, predicted / 1e6, measured, "MB"))
     return rows
 
 
@@ -322,12 +203,10 @@ def main() -> int:
     for parts in {1, 2, 4} - set(partitions):
         config = engine_job(given.scale, partition={"parts": parts})
         partitions[parts] = ensure_partition(load_config(config), parts).directory
-    graphs = {world: statistics(read_meta(path)) for world, path in partitions.items()}
+    graphs = {world: statistics(path) for world, path in partitions.items()}
     bench = Bench(given.scale, partitions)
-    costs = calibrate(bench, graphs[1])
-    print("\nUnit costs: " + ", ".join(f"{k} {v:.3g}" for k, v in vars(costs).items()))
     print("Cut: " + ", ".join(f"{p} parts {100 * g.cut:.1f} %" for p, g in sorted(graphs.items())))
-    rows = compare(bench, graphs, costs)
+    rows = compare(bench, graphs)
     header = ["", "where", "predicted", "measured", "error"]
     print("\n" + table(header, [row.cells() for row in rows]))
     return 0

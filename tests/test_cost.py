@@ -1,4 +1,4 @@
-"""The cost model against the engine: what it counts, what it sends, what it keeps."""
+"""benchmarks/cost.py against the engine: what a batch touches, what is sent and kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raygnn.config.graph import PlantedGraph
 from raygnn.config.model import ModelConfig
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.sources import planted
 from raygnn.graph.staging.node_cache import Stage
@@ -27,41 +27,39 @@ from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FEATURES, FeatureStore, with_room
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import partitioned, random_graph, shard_of, typed_graph
+from tests.graphs import partitioned, random_graph, shard_of
 from tests.ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from cost_model import (
-    Cluster,
-    UnitCosts,
+from cost import (
+    Degrees,
+    Graph,
+    Hop,
+    Job,
+    Reach,
+    main,
     node_memory,
     parameters,
-    predict,
+    reach,
     sent_bytes,
     staged_topology,
+    statistics,
 )
-from cost_reach import Degrees, Graph, Hop, Job, NodeType, Reach, Relation, reach
 
 N = DEFAULT_NTYPE
 BATCH, FANOUTS, RANKS = 64, (6, 4), 2
-COSTS = UnitCosts(50, 60, 6, 15, 0.1, 50, 2, 0.2, 0.05, 2, 0, 1, 0.3)
 
 
 def graph(
     nodes: int = 100_000, degree: float = 20, cut: float = 0.2, kind: Degrees | None = None
 ) -> Graph:
     kind = kind or Degrees.power_law(2.2, degree, 2000)
-    relation = Relation("n", "n", round(nodes * degree))
-    return Graph({"n": NodeType(nodes, 32, kind)}, (relation,), "n", nodes // 10, cut)
+    return Graph(nodes, round(nodes * degree), 32, nodes // 10, cut, kind)
 
 
 def job(**changes: object) -> Job:
     return replace(Job(BATCH, FANOUTS, hidden=16, classes=5, cache=0.0), **changes)  # type: ignore[arg-type]
-
-
-def cluster(nodes: int = 2, **changes: object) -> Cluster:
-    return replace(Cluster(nodes, 1, 1, 16.0, COSTS), **changes)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------ counted
@@ -79,15 +77,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> PartitionMeta:
 def shards(meta: PartitionMeta) -> list[Shard]:
     stage = Stage(meta.directory.parent / "stage")
     return [load_shard(meta, r, RANKS, replicated=True, stage=stage) for r in range(RANKS)]
-
-
-def statistics(meta: PartitionMeta, training: int) -> Graph:
-    rows = shards(meta)[0].topology[DEFAULT_ETYPE]
-    assert meta.manifest is not None
-    cut = sum(part["cut"] for part in meta.manifest["parts"])
-    kind = NodeType(rows.num, 4, Degrees.of(np.diff(rows.indptr)))
-    edges = rows.num_edges
-    return Graph({N: kind}, (Relation(N, N, edges),), N, training, cut / edges)
 
 
 @pytest.mark.parametrize("fanouts", [(6, 4), (4, 3, 2), (5, -1)])
@@ -121,12 +110,13 @@ def test_frontiers_and_hits_are_as_counted(parts: PartitionMeta, fanouts: tuple[
                 figures[f"draws {number}"] = len(block.adj[DEFAULT_ETYPE].src)
             for name, value in figures.items():
                 counted.setdefault(name, []).append(value)
-    told = statistics(parts, len(train))
+    told = statistics(parts.directory)
+    assert told.training == len(train)
     expected = {}
     for policy in ("vip", "degree"):
         touched = reach(told, job(fanouts=fanouts, cache=0.1, policy=policy), RANKS)
-        expected[policy] = touched.hits[N]
-    expected |= {"inputs": touched.inputs[N], "remote": touched.remote[N]}
+        expected[policy] = touched.hits
+    expected |= {"inputs": touched.inputs, "remote": touched.remote}
     for number, hop in enumerate(touched.hops):
         expected |= {f"nodes {number}": hop.nodes, f"draws {number}": hop.draws}
     for name, value in expected.items():
@@ -150,11 +140,9 @@ def _sends(exchange: Exchange, meta: PartitionMeta, replicated: bool) -> tuple[i
         away = (frontier < bounds[rank]) | (frontier >= bounds[rank + 1])
         lengths = np.diff(block.adj[DEFAULT_ETYPE].indptr.numpy())
         asked, drawn = int(away.sum()), int(lengths[away].sum())
-        hops.append(Hop(len(frontier), asked, len(frontier), asked, int(lengths.sum()), drawn))
+        hops.append(Hop(len(frontier), asked, int(lengths.sum()), drawn))
         frontier = inputs[N][: block.num_src[N]]
-    remote = {N: float(store.remote)}
-    nothing = {N: 0.0}
-    touched = Reach(tuple(hops), {N: float(len(inputs[N]))}, remote, nothing, nothing, nothing)
+    touched = Reach(tuple(hops), len(inputs[N]), float(store.remote), 0.0, 0.0)
     return exchange.sent_bytes, touched
 
 
@@ -162,23 +150,18 @@ def _sends(exchange: Exchange, meta: PartitionMeta, replicated: bool) -> tuple[i
 def test_bytes_are_those_of_the_exchange(tmp_path: Path, replicated: bool) -> None:
     meta = partitioned(random_graph(300), tmp_path, 3)
     found = run_ranks(3, _sends, meta, replicated)
-    told = graph(nodes=300)
-    told = replace(told, types={N: told.types["n"]}, relations=(Relation(N, N, 2400),), seeds=N)
+    told = replace(graph(nodes=300), edges=2400)
     expected = [sent_bytes(told, job(replicated=replicated), 3, touched) for _, touched in found]
     # what one asks another answers, so that it comes out even over all of them
-    assert sum(each.data for each in expected) == sum(sent for sent, _ in found)
+    assert sum(data for data, _ in expected) == sum(sent for sent, _ in found)
 
 
-@pytest.mark.parametrize("data", [random_graph(), typed_graph()], ids=["one type", "typed"])
-def test_topology_takes_what_the_staged_files_take(data: GraphData, tmp_path: Path) -> None:
-    meta = partitioned(data, tmp_path, 2)
+def test_topology_takes_what_the_staged_files_take(tmp_path: Path) -> None:
+    meta = partitioned(random_graph(), tmp_path, 2)
     stage = Stage(tmp_path / "stage")
     load_shard(meta, 0, 2, replicated=True, stage=stage)
     files = next(stage.root.glob("topology-0-2-*")).glob("*.npy")
-    types = {t: NodeType(meta.num_nodes(t), 1) for t in meta.ntypes}
-    relations = tuple(Relation(e[0], e[2], meta.num_edges(e)) for e in meta.etypes)
-    assert len(set(relations)) == len(meta.etypes)
-    told = Graph(types, relations, meta.ntypes[0], 1, 0.5)
+    told = Graph(meta.num_nodes(N), meta.num_edges(DEFAULT_ETYPE), 1, 1, 0.5)
     assert staged_topology(told) == sum(file.stat().st_size for file in files)
 
 
@@ -197,33 +180,32 @@ def test_all_neighbours_draw_every_edge_of_the_frontier() -> None:
     hops = reach(even, job(fanouts=(-1, -1)), 1).hops
     assert [hop.draws for hop in hops] == pytest.approx([20 * hop.nodes for hop in hops])
     everything = reach(even, job(fanouts=(-1,) * 8), 1)
-    assert everything.inputs["n"] == pytest.approx(100_000, rel=1e-6)
+    assert everything.inputs == pytest.approx(100_000, rel=1e-6)
     assert everything.hops[-1].draws == pytest.approx(2_000_000, rel=1e-6)
 
 
 def test_one_worker_sends_nothing() -> None:
-    found = predict(graph(), job(cache=0.1), cluster(1))
-    assert found.reach.remote == {"n": 0}
-    assert (found.sent.data, found.sent.gradients) == (0, 0)
-    assert found.step.exchange == found.step.reduce == found.step.wire == 0
+    touched = reach(graph(), job(cache=0.1), 1)
+    assert touched.remote == 0
+    assert sent_bytes(graph(), job(cache=0.1), 1, touched) == (0, 0)
 
 
 def test_without_a_cut_only_foreign_seeds_lead_away() -> None:
-    remote = [reach(graph(cut=cut), job(), 4).remote["n"] for cut in (0.0, 0.1, 0.5)]
+    remote = [reach(graph(cut=cut), job(), 4).remote for cut in (0.0, 0.1, 0.5)]
     assert 0 < remote[0] < 0.35 * math.sqrt(4 * BATCH) * (1 + 6 + 24)
     assert remote == sorted(remote)
 
 
 def test_a_random_partition_asks_for_what_is_elsewhere() -> None:
     touched = reach(graph(cut=7 / 8), job(), 8)
-    assert touched.remote["n"] / touched.inputs["n"] == pytest.approx(7 / 8, rel=0.05)
+    assert touched.remote / touched.inputs == pytest.approx(7 / 8, rel=0.05)
 
 
-def test_gradients_take_a_ring() -> None:
+@pytest.mark.parametrize("world", [2, 8])
+def test_gradients_take_a_ring(world: int) -> None:
     told = graph()
-    for world in (2, 8):
-        sent = predict(told, job(), cluster(world)).sent.gradients
-        assert sent == pytest.approx(2 * (world - 1) / world * 4 * parameters(told, job()))
+    _, gradients = sent_bytes(told, job(), world, reach(told, job(), world))
+    assert gradients == pytest.approx(2 * (world - 1) / world * 4 * parameters(told, job()))
 
 
 @settings(deadline=None, max_examples=40)
@@ -239,16 +221,15 @@ def test_a_larger_cache_never_costs_more_bytes(
 ) -> None:
     told = graph(cut=cut, kind=Degrees.power_law(power, 20, 2000))
     for policy in ("vip", "degree"):
-        small, large = (
-            predict(told, job(cache=share, policy=policy, fanouts=fanouts), cluster(world))
-            for share in shares
-        )
-        assert small.reach.hits["n"] <= large.reach.hits["n"] + 1e-6
-        assert large.reach.hits["n"] <= large.reach.remote["n"] * (1 + 1e-9)
-        assert small.sent.data >= large.sent.data - 1e-3
+        jobs = [job(cache=share, policy=policy, fanouts=fanouts) for share in shares]
+        small, large = (reach(told, chosen, world) for chosen in jobs)
+        assert small.hits <= large.hits + 1e-6
+        assert large.hits <= large.remote * (1 + 1e-9)
+        sent = [sent_bytes(told, *args)[0] for args in zip(jobs, [world] * 2, (small, large))]
+        assert sent[0] >= sent[1] - 1e-3
     by_degree = reach(told, job(cache=shares[1], policy="degree", fanouts=fanouts), world)
     by_chance = reach(told, job(cache=shares[1], fanouts=fanouts), world)
-    assert by_chance.hits["n"] >= by_degree.hits["n"] - 1e-6
+    assert by_chance.hits >= by_degree.hits - 1e-6
 
 
 @settings(deadline=None, max_examples=40)
@@ -266,20 +247,12 @@ def test_a_power_law_has_the_mean_it_is_asked_for() -> None:
     assert max(kind.weight) * 30 <= 1e5
 
 
-def test_a_second_core_hides_the_shorter_half() -> None:
-    one, two = (predict(graph(), job(), cluster(cores=cores)).step for cores in (1, 2))
-    assert one.total == pytest.approx(one.data + one.model)
-    assert two.total == pytest.approx(max(two.data, two.model))
-    alone = predict(graph(), job(prefetch=0), cluster(cores=2)).step
-    assert alone.total == pytest.approx(one.total)
-
-
 def test_memory_follows_topology_precision_and_nodes() -> None:
     told = graph()
 
     def memory(nodes: int, **changes: object) -> tuple[float, float]:
         chosen = job(**changes)
-        found = node_memory(told, chosen, cluster(nodes), reach(told, chosen, nodes))
+        found = node_memory(told, chosen, nodes, 1, reach(told, chosen, nodes))
         return found.topology, found.features
 
     whole, features = memory(1)
@@ -287,4 +260,15 @@ def test_memory_follows_topology_precision_and_nodes() -> None:
     assert memory(4) == (whole, features / 4)
     assert memory(4, replicated=False)[0] == pytest.approx(whole / 4, rel=1e-3)
     assert memory(4, precision="bf16")[1] == features / 8
-    assert memory(4, precision="int8")[1] == 100_000 * (32 + 2) / 4
+
+
+def test_the_command(
+    parts: PartitionMeta, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = ("--nodes", "2", "--batch", "64", "--fanout", "6", "4")
+    for source in (["--graph", "20000", "400000", "4", "6000", "--cut", "0.1"], [parts.directory]):
+        monkeypatch.setattr(sys, "argv", ["cost.py", *map(str, source), *shape])
+        assert main() == 0
+        header, _, replicated, partitioned = capsys.readouterr().out.splitlines()
+        assert header.count("|") == replicated.count("|") == partitioned.count("|")
+        assert replicated.startswith("| 2 × 1, replicated |")
