@@ -97,12 +97,24 @@ class Display:
                 with self.console.status(self._cut(text), spinner=spinner) as status:
                     yield lambda detail: status.update(self._cut(f"{text}: {detail}"))
             else:
-                yield _Details(lambda detail: self._line(f"{text}: {detail}"), self.verbose)
+                yield self._details(text)
         except BaseException:
             self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
             raise
         if (seconds := time.monotonic() - start) >= _NOTHING:
             self._line(f"{text}: {seconds:.1f} s")
+
+    def _details(self, text: str) -> Callable[[str], None]:
+        word, last = "", -math.inf
+
+        def show(detail: str) -> None:
+            nonlocal word, last
+            is_new = detail.partition(",")[0] != word
+            if self.verbose and (is_new or time.monotonic() - last >= _BETWEEN_DETAILS):
+                word, last = detail.partition(",")[0], time.monotonic()
+                self._line(f"{text}: {detail}")
+
+        return show
 
     @contextmanager
     def progress(
@@ -267,22 +279,6 @@ class Display:
         safe = self._safe(text)
         safe.truncate(max(1, self.console.width - _SPINNER), overflow="crop")
         return safe
-
-
-class _Details:
-    """What a stage is at, as lines."""
-
-    def __init__(self, line: Callable[[str], None], verbose: bool):
-        self._line = line
-        self._verbose = verbose
-        self._word = ""
-        self._last = -math.inf
-
-    def __call__(self, detail: str) -> None:
-        word, now = detail.partition(",")[0], time.monotonic()
-        if self._verbose and (word != self._word or now - self._last >= _BETWEEN_DETAILS):
-            self._word, self._last = word, now
-            self._line(detail)
 
 
 class NullDisplay(Display):

@@ -167,10 +167,8 @@ class Run:
         import pandas
 
         with TemporaryDirectory(prefix="raygnn-predict-") as directory:
-            out = Path(directory) / "predictions.parquet"
-            options = ["--split", split, "--out", str(out), *(["--scores"] if scores else [])]
+            out, id_file = Path(directory) / "out.parquet", Path(directory) / "ids.parquet"
             if ids is not None:
-                id_file = Path(directory) / "ids.parquet"
                 try:
                     pandas.DataFrame({"id": list(ids)}).to_parquet(id_file)
                 except (TypeError, ValueError) as error:  # Arrow's
@@ -179,10 +177,18 @@ class Run:
                         where="ids",
                         remedy="give numbers or texts, not both",
                     ) from None
-                options += ["--ids", str(id_file)]
-            if fanout is not None:
-                options.append("--fanout=" + ",".join(map(str, fanout)))
-            self._ask("predict", options, overrides, timeout, task, new_data)
+            self._ask(
+                "predict",
+                overrides,
+                timeout,
+                split=split,
+                out=out,
+                scores=scores,
+                ids=id_file if ids is not None else None,
+                fanout=",".join(map(str, fanout)) if fanout is not None else None,
+                task=task,
+                new_data=new_data,
+            )
             return pandas.read_parquet(out)
 
     def embed(
@@ -209,9 +215,9 @@ class Run:
         import pandas
 
         with TemporaryDirectory(prefix="raygnn-embed-") as directory:
-            out = Path(directory) / "embeddings.parquet"
-            options = ["--split", split, "--out", str(out), *(["--ntype", ntype] if ntype else [])]
-            self._ask("embed", options, overrides, timeout, None, new_data)
+            out = Path(directory) / "out.parquet"
+            options = {"split": split, "out": out, "ntype": ntype or None, "new_data": new_data}
+            self._ask("embed", overrides, timeout, **options)
             return pandas.read_parquet(out)
 
     def evaluate(
@@ -233,24 +239,20 @@ class Run:
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        options = ["--split", split] if split is not None else []
-        result = self._ask("evaluate", options, overrides, timeout, task, new_data)
-        metrics: dict[str, float] = result["metrics"]
+        options = {"split": split, "task": task, "new_data": new_data}
+        metrics: dict[str, float] = self._ask("evaluate", overrides, timeout, **options)["metrics"]
         return metrics
 
     def _ask(
-        self,
-        verb: str,
-        options: list[str],
-        overrides: Sequence[str],
-        timeout: float,
-        task: str | None,
-        new_data: bool,
+        self, verb: str, overrides: Sequence[str], timeout: float, **options: Any
     ) -> dict[str, Any]:
-        more = [part for override in overrides for part in ("--set", override)]
-        more += ["--task", task] if task is not None else []
-        more += ["--new-data"] if new_data else []
-        return run_verb(verb, str(self.path), *options, *more, timeout=timeout)
+        """Run a verb on this run; an option that is None or False is left out."""
+        args = [f"--set={override}" for override in overrides]
+        for name, value in options.items():
+            if value is not None and value is not False:
+                option = "--" + name.replace("_", "-")
+                args.append(option if value is True else f"{option}={value}")
+        return run_verb(verb, str(self.path), *args, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: ``name``, ``path``, ``status`` and the rest of the summary."""
@@ -259,7 +261,10 @@ class Run:
     def _facts(self) -> dict[str, str]:
         summary = self.summary
         facts = {"status": self.status}
-        facts |= {key: f"{value:.4g}" for key, value in _numbers(summary.get("metrics"))}
+        metrics = summary.get("metrics")
+        for key, value in (metrics if isinstance(metrics, dict) else {}).items():
+            if isinstance(value, (int, float)):
+                facts[key] = f"{value:.4g}"
         if "steps" in summary:
             facts["steps"] = f"{summary['steps']:,}"
         return facts
@@ -412,9 +417,3 @@ def _began(path: Path) -> int:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _numbers(values: Any) -> list[tuple[str, float]]:
-    if not isinstance(values, dict):
-        return []
-    return [(key, value) for key, value in values.items() if isinstance(value, (int, float))]

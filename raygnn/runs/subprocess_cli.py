@@ -1,5 +1,5 @@
-"""Verbs of the command line run from Python, in a process of their own: for what the layers above
-know, and for a process that has an end whatever state this one is in."""
+"""The command line run from Python, in a process of its own: for what the layers above know, and for
+a process that ends whatever state this one is in."""
 
 from __future__ import annotations
 
@@ -34,26 +34,25 @@ def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
         text=True,
     )
     try:
-        out, said = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         _end(process)
-        raise TrainingError(
-            f"raygnn {verb} took longer than {timeout:g} s", remedy="raise the timeout"
-        ) from None
+        what = f"raygnn {verb} took longer than {timeout:g} s"
+        raise TrainingError(what, remedy="raise the timeout") from None
     except BaseException:
         _end(process)
         raise
     try:
-        found: dict[str, Any] = json.loads(out)
+        result: dict[str, Any] = json.loads(out)
     except ValueError:
         raise TrainingError(
             f"raygnn {verb} ended with {process.returncode} and no result",
             remedy="run it on the command line, with -v",
-            trace=(said or out)[-_LAST:],
+            trace=(err or out)[-_LAST:],
         ) from None
     if process.returncode:
-        raise error_of(process.returncode, found.get("error") or {})
-    return found
+        raise error_of(process.returncode, result.get("error") or {})
+    return result
 
 
 def _end(process: subprocess.Popen[str]) -> None:
