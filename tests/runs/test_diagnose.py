@@ -107,17 +107,23 @@ def run(*ranks: Traces, status: str = "failed", **more: Any) -> Evidence:
     return Evidence(run="/runs/a", status=status, ranks=ranks, now=NOW + 3600, **more)
 
 
+def left(rank: int, what: str, **more: Any) -> Traces:
+    """What a rank left that raised."""
+    return Traces(rank, state(rank), box(rank), failure(rank, what, **more))
+
+
 ALIVE = Traces(0, state(0), box(0, BACKWARD, TRAIN, collectives=[entry(5, pending=True)]))
-RESET_0 = Traces(0, state(0), box(0), failure(0, RESET))
+RESET_0 = left(0, RESET)
 TIMED_OUT_0 = Traces(
     0, state(0), box(0, collectives=[entry(5, pending=True)]), failure(0, TIMEOUT)
 )  # fmt: skip
-
-
-def raised(what: str, **more: Any) -> Evidence:
-    return run(ALIVE, Traces(1, state(1), box(1), failure(1, what, **more)))
-
-
+FROZEN_1 = {
+    **failure(1, "rank 1 gave no sign of life for 8 s", kind=FROZEN),
+    "trace": "",
+    "where": "node1, pid 11, phase forward",
+}
+ALARM = "rank 1 could not prepare its batch:"
+UNREACHED = "graph 17 could not be had: ConnectionError:"
 LOST = {
     "error": "",
     "workers": {"0": {"type": "TrainingError", "text": "", "said": True}},
@@ -125,28 +131,25 @@ LOST = {
 }
 
 
-def raised_then_lost(what: str) -> Evidence:
-    return replace(raised(what), driver=LOST)
+def raised(what: str, **more: Any) -> Evidence:
+    return run(ALIVE, left(1, what, **more))
+
+
+def crashed(text: str) -> Evidence:
+    return run(RESET_0, Traces(1, state(1), crash=f"7\nFatal Python error: {text}"))
 
 
 SILENT = Traces(1, state(1, ago=0.5))
+# evidence, then the kind of the cause, its rank, and what says where
 CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "model": (raised("ValueError: no"), "model", 1, "my_model.py:7 in forward"),
     "data": (raised("KeyError: 3", ours=PREPARES), "data", 1, "my_model.py:7"),
     "consequence first": (
-        run(
-            Traces(0, state(0), box(0), failure(0, RESET, ago=1.0)),
-            Traces(1, state(1), box(1), failure(1, "ValueError: no")),
-        ),
-        "model",
-        1,
-        "my_model.py",
+        run(left(0, RESET, ago=1.0), left(1, "ValueError: no")), "model", 1, "my_model.py"
     ),
     "guard": (
         raised("ranks differ: dtype of weight", kind="GuardError", blamed=0, where="step 0"),
-        "ranks_differ",
-        0,
-        "step 0",
+        "ranks_differ", 0, "step 0",
     ),
     "guard, gradient": (
         raised("the gradient is not finite", kind="GuardError"), "not_finite", 1, ""
@@ -154,13 +157,10 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "debug": (raised("RuntimeError: Detected mismatch between collectives"), "ranks_differ", 1, ""),
     "unused": (
         raised("RuntimeError: Expected to have finished reduction in the prior iteration"),
-        "unused_parameter",
-        1,
-        "",
+        "unused_parameter", 1, "",
     ),
-    "the user says nan": (
-        raised("RuntimeError: loss is nan", ours=""), "model", 1, ""
-    ),  # the user's own check: where it stands says more
+    # the user's own check: where it stands says more
+    "the user says nan": (raised("RuntimeError: loss is nan", ours=""), "model", 1, ""),
     "memory": (raised("MemoryError: "), "memory", 1, ""),
     "cuda": (raised("OutOfMemoryError: CUDA out of memory. Tried to"), "memory", 1, ""),
     "storage": (raised("OSError: [Errno 28] No space left on device"), "storage", 1, ""),
@@ -170,9 +170,7 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
     "killed, no word": (run(RESET_0, SILENT), "died", 1, "step 6"),
     "killed, memory full": (
         run(RESET_0, Traces(1, state(1, used=int(2**33 * 0.97))), driver=died(RAYS_WORDS)),
-        "memory",
-        1,
-        "",
+        "memory", 1, "",
     ),
     "killed by the kernel": (
         run(
@@ -180,105 +178,66 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
             SILENT,
             driver=died(RAYS_WORDS),
         ),
-        "memory",
-        1,
-        "",
+        "memory", 1, "",
     ),
     "killed by Ray": (
         run(RESET_0, SILENT, driver=died("Task was killed due to the node running low on memory")),
-        "memory",
-        1,
-        "",
+        "memory", 1, "",
     ),
     "killed by Ray's monitor": (
         run(RESET_0, SILENT, driver=died(MONITOR.format(task="RayTrainWorker.poll", pid=11))),
-        "memory",
-        1,
-        "node1, phase forward",
+        "memory", 1, "node1, phase forward",
     ),
     "killed by Ray's monitor, as Ray Train says": (
         run(ALIVE, SILENT, driver=monitored("RayTrainWorker.poll", 11)), "memory", 1, "10.0.0.7"
     ),
     "killed by Ray's monitor before any rank": (
         run(driver=monitored("TrainController.__init__", 26595), error="Ray Train failed: x"),
-        "memory",
-        None,
-        "10.0.0.7",
+        "memory", None, "10.0.0.7",
     ),
     "node": (
         run(RESET_0, SILENT, driver=died("The actor died because its node has died.")),
-        "node_lost",
-        1,
-        "",
+        "node_lost", 1, "",
     ),
     "node, as the driver saw": (
         run(TIMED_OUT_0, Traces(1, state(1, ago=15.0)), driver=LOST), "node_lost", 1, "node1, phase"
     ),
     "node, and its rank met the end of the network, too": (
-        run(TIMED_OUT_0, Traces(1, state(1), box(1), failure(1, TIMEOUT)), driver=LOST),
-        "node_lost",
-        1,
-        "",
+        run(TIMED_OUT_0, left(1, TIMEOUT), driver=LOST), "node_lost", 1, ""
     ),
     "node, after its rank's own failure": (
-        raised_then_lost("ValueError: no"), "model", 1, "my_model.py:7"
+        replace(raised("ValueError: no"), driver=LOST), "model", 1, "my_model.py:7"
     ),
     "a process of Ray's, with which its ranks were killed": (
         run(RESET_0, SILENT, driver={**died(RAYS_WORDS), "error": "Ray's GCS …", "ray_died": True}),
-        "ray_died",
-        None,
-        "",
+        "ray_died", None, "",
     ),
     "crash": (
-        run(
-            RESET_0,
-            Traces(
-                1,
-                state(1),
-                crash='7\nFatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most '
-                'recent call first):\n  File "/v/site-packages/x/y.py", line 2 in g\n'
-                '  File "/home/me/my_model.py", line 7 in forward\n\nThread 0x2:\n  File "/a.py", '
-                "line 1 in b\n",
-            ),
+        crashed(
+            'Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n'
+            '  File "/v/site-packages/x/y.py", line 2 in g\n'
+            '  File "/home/me/my_model.py", line 7 in forward\n\nThread 0x2:\n'
+            '  File "/a.py", line 1 in b\n'
         ),
-        "crash",
-        1,
-        "my_model.py:7 in forward",
+        "crash", 1, "my_model.py:7 in forward",
     ),
     "ended in a collective": (
-        run(
-            RESET_0,
-            Traces(
-                1,
-                state(1),
-                crash='7\nFatal Python error: Aborted\n\nThread 0x2 (most recent call first):\n  '
-                'File "/a/threading.py", line 1 in wait\n\nThread 0x1 (most recent call first):\n'
-                '  File "/v/site-packages/torch/distributed/c10d.py", line 2 in all_reduce\n'
-                '  File "/home/me/my_model.py", line 7 in forward\n',
-            ),
+        crashed(
+            'Aborted\n\nThread 0x2 (most recent call first):\n'
+            '  File "/a/threading.py", line 1 in wait\n\nThread 0x1 (most recent call first):\n'
+            '  File "/v/site-packages/torch/distributed/c10d.py", line 2 in all_reduce\n'
+            '  File "/home/me/my_model.py", line 7 in forward\n'
         ),
-        "ranks_differ",
-        1,
-        "my_model.py:7 in forward",
+        "ranks_differ", 1, "my_model.py:7 in forward",
     ),
     "frozen": (run(TIMED_OUT_0, Traces(1, state(1, ago=8.0))), "frozen", 1, "phase forward"),
     "frozen, by the driver's word": (
         run(
             RESET_0,
-            Traces(
-                1,
-                state(1, ago=8.0),
-                failure=failure(
-                    1,
-                    "rank 1 gave no sign of life for 8 s",
-                    **{"kind": FROZEN, "trace": "", "where": "node1, pid 11, phase forward"},
-                ),
-            ),
+            Traces(1, state(1, ago=8.0), failure=FROZEN_1),
             driver=died(RAYS_WORDS),  # which the driver ended
         ),
-        "frozen",
-        1,
-        "node1, pid 11, phase forward",
+        "frozen", 1, "node1, pid 11, phase forward",
     ),
     "frozen, by Ray's word": (
         run(
@@ -286,104 +245,55 @@ CASES: dict[str, tuple[Evidence, str, int | None, str]] = {
             Traces(1, state(1, ago=8.0)),
             driver={"error": "", "workers": {"1": {"type": "WorkerHealthCheckTimeoutError"}}},
         ),
-        "frozen",
-        1,
-        "",
+        "frozen", 1, "",
     ),
     "stuck": (
         run(TIMED_OUT_0, Traces(1, state(1), box(1, SLEEP, USER, TRAIN, collectives=[entry(4)]))),
-        "stuck",
-        1,
-        "my_model.py:7",
+        "stuck", 1, "my_model.py:7",
     ),
     "slow in our code": (
         run(TIMED_OUT_0, Traces(1, state(1), box(1, SLEEP, TRAIN, collectives=[entry(4)]))),
-        "timeout",
-        1,
-        "rank.py",
+        "timeout", 1, "rank.py",
     ),
     "another collective": (
         run(
             TIMED_OUT_0,
             Traces(
-                1,
-                state(1),
-                box(1, BACKWARD, collectives=[entry(5, size=3, pending=True, at=USER)]),
+                1, state(1), box(1, BACKWARD, collectives=[entry(5, size=3, pending=True, at=USER)])
             ),
         ),
-        "ranks_differ",
-        1,
-        "my_model.py:7",
+        "ranks_differ", 1, "my_model.py:7",
     ),
     "network": (
         run(TIMED_OUT_0, replace(TIMED_OUT_0, rank=1, failure=failure(1, TIMEOUT))),
-        "timeout",
-        None,
-        "",
+        "timeout", None, "",
     ),
     "alarm alone": (
-        run(
-            Traces(0, state(0), box(0), failure(0, "rank 1 could not prepare its batch: KeyError")),
-            Traces(1),
-        ),
-        "data",
-        1,
-        "",
+        run(left(0, f"{ALARM} KeyError"), Traces(1)), "data", 1, ""
     ),
     "alarm, and the culprit met the end of the others": (
-        run(
-            Traces(0, state(0), box(0), failure(0, "rank 1 could not prepare its batch: KeyError")),
-            Traces(1, state(1), box(1), failure(1, RESET)),
-        ),
-        "data",
-        1,
-        "",
+        run(left(0, f"{ALARM} KeyError"), left(1, RESET)), "data", 1, ""
     ),
     "alarm for a collective": (  # of which it is not known why it came to nothing
         run(
-            Traces(
-                0, state(0), box(0), failure(0, f"rank 1 could not prepare its batch: {TIMEOUT}")
-            ),
+            left(0, f"{ALARM} {TIMEOUT}"),
             Traces(1, state(1, ago=1.0), box(1), failure(1, TIMEOUT, ago=1.0)),
         ),
-        "timeout",
-        None,
-        "",
+        "timeout", None, "",
     ),
     "the user's connection": (
-        raised(
-            "graph 17 could not be had: ConnectionError: [Errno 111] connection refused",
-            ours=PREPARES,
-            kind="TrainingError",
-        ),
-        "data",
-        1,
-        "my_model.py:7",
+        raised(f"{UNREACHED} [Errno 111] connection refused", ours=PREPARES, kind="TrainingError"),
+        "data", 1, "my_model.py:7",
     ),
     "the user's connection, at the other rank": (
         run(
-            Traces(
-                0,
-                state(0),
-                box(0),
-                failure(
-                    0,
-                    "rank 1 could not prepare its batch: TrainingError: graph 17 could not be had: "
-                    "ConnectionError: connection refused",
-                    kind="TrainingError",
-                ),
-            ),
-            Traces(1),
+            left(0, f"{ALARM} TrainingError: {UNREACHED} refused", kind="TrainingError"), Traces(1)
         ),
-        "data",
-        1,
-        "",
+        "data", 1, "",
     ),
     "the user's socket": (
         raised("OSError: socket: Connection reset by peer", ours=PREPARES, kind="OSError"),
-        "data",
-        1,
-        "my_model.py:7",
+        "data", 1, "my_model.py:7",
     ),
     "the user's socket, RuntimeError": (
         raised("RuntimeError: connection closed", kind="RuntimeError"), "model", 1, "my_model.py:7"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 import time
@@ -130,12 +131,38 @@ def test_a_failed_training_still_leaves_its_last_line() -> None:
     assert screen.text().splitlines()[-1].startswith("epoch 1/1  step 3/10")
 
 
-def test_time_left_counts_from_the_first_record() -> None:
-    progress = Progress(steps_per_epoch=100, total_steps=100)
-    progress.update({"step": 10, "epoch": 0, "time": 60.0})  # a slow start
-    assert progress.seconds_left() is None
-    progress.update({"step": 20, "epoch": 0, "time": 61.0})
-    assert progress.seconds_left() == pytest.approx(8.0)
+@pytest.mark.parametrize(
+    ("steps_per_epoch", "total", "records", "line"),
+    [
+        # time left counts from the first record: a slow start says nothing of the rest
+        (100, 100, [{"step": 10, "time": 60.0}], "epoch 1/1  step 10/100"),
+        (
+            *(100, 100, [{"step": 10, "time": 60.0}, {"step": 20, "time": 61.0}]),
+            "epoch 1/1  step 20/100  0:08 left",
+        ),
+        # losses of validation leave room for metrics
+        (
+            *(10, 10, [{"step": 1, "time": 1.0, "val/a/loss": 1.0, "val/a/mrr": 0.5}]),
+            "epoch 1/1  step 1/10  val/a/mrr 0.5000",
+        ),
+        (
+            *(10, 10, [{"step": 1, "time": 0.0, "train/loss": math.nan}]),
+            "epoch 1/1  step 1/10  loss nan",
+        ),
+        # epochs of one step are counted once
+        (1, 200, [{"step": 39, "time": 1.0, "train/loss": 0.5}], "epoch 39/200  loss 0.5000"),
+    ],
+)
+def test_the_line(
+    steps_per_epoch: int, total: int, records: list[dict[str, float]], line: str
+) -> None:
+    progress = Progress(steps_per_epoch, total)
+    for item in records:
+        progress.update(item)
+    assert progress.line() == line
+    read = ProgressLine.read(line)
+    assert read is not None
+    assert (read.step, read.total) == (records[-1]["step"], total)
 
 
 def test_max_steps_ends_it_sooner() -> None:
@@ -143,19 +170,6 @@ def test_max_steps_ends_it_sooner() -> None:
     with screen.display.progress(10, 100, max_steps=150) as progress:
         progress.update(record(150))
     assert screen.text() == "epoch 2/2  step 150/150  loss 0.0067\n"
-
-
-def test_losses_of_validation_leave_room_for_metrics() -> None:
-    progress = Progress(10, 10)
-    progress.update({"step": 1, "time": 1.0, "val/a/loss": 1.0, "val/a/mrr": 0.5, "val/loss": 2.0})
-    assert "val/a/mrr 0.5000" in progress.line()
-    assert "/loss" not in progress.line()
-
-
-def test_a_diverged_loss_is_said() -> None:
-    progress = Progress(10, 10)
-    progress.update({"step": 1, "epoch": 0, "time": 0.0, "train/loss": float("nan")})
-    assert "loss nan" in progress.line()
 
 
 @given(
@@ -211,15 +225,6 @@ def test_the_live_line_keeps_its_bar_and_gives_up_the_least_important(
     assert cell_len(progress.unsaid(width)) <= width
 
 
-def test_epochs_of_one_step_are_counted_once() -> None:
-    progress = Progress(1, 200)
-    progress.update({"step": 39, "time": 1.0, "train/loss": 0.5})
-    assert progress.line() == "epoch 39/200  loss 0.5000"
-    told = ProgressLine.read(progress.line())
-    assert told is not None
-    assert (told.step, told.total) == (39, 200)
-
-
 @pytest.mark.parametrize("width", [30, 60, 80, 120])
 def test_a_terminal_gets_lines_folded_between_words(width: int) -> None:
     screen = Screen(terminal=True, width=width)
@@ -261,10 +266,6 @@ def test_a_table_is_flush_right_in_numbers() -> None:
     assert lines[0] == "parts"
     assert "  0       1,350,000   0.1543" in lines
     assert "  total           2       12   x" in lines
-
-
-def test_an_empty_table_has_its_columns() -> None:
-    screen = Screen()
     screen.display.table("runs", ["name"], [])
     assert "name" in screen.text()
 
@@ -282,6 +283,9 @@ def test_closing_says_the_test_metric_first() -> None:
         "seconds        sample 1.2, compute 3.8",
     ]
     assert lines[7] == "run directory  /runs/cora"
+    screen.display.closing({"status": "failed"}, Path("/runs/cora"))
+    assert "/runs/cora/logs" in screen.text()
+    assert "--resume" in screen.text()
 
 
 def test_closing_says_the_last_epoch_where_the_best_is_reported() -> None:
@@ -291,13 +295,6 @@ def test_closing_says_the_last_epoch_where_the_best_is_reported() -> None:
         screen = Screen()
         screen.display.closing({**SUMMARY, **last, "metrics": metrics}, Path("/runs/cora"))
         assert ("val/accuracy, last epoch  0.7100" in screen.text()) == said
-
-
-def test_closing_of_a_failed_run_points_at_the_logs() -> None:
-    screen = Screen()
-    screen.display.closing({"status": "failed"}, Path("/runs/cora"))
-    assert "/runs/cora/logs" in screen.text()
-    assert "--resume" in screen.text()
 
 
 def test_an_error_says_the_cause_first_and_the_trace_last() -> None:

@@ -151,11 +151,11 @@ _LATE = """
 put = signal.set_wakeup_fd
 def late(number, **options):
     if number == -1:
-        signal.raise_signal(signal.{name})
+        signal.raise_signal(signal.{})
     return put(number, **options)
 signal.set_wakeup_fd = late
 def run():
-    {action}
+    {}
     return 0
 """
 
@@ -206,10 +206,12 @@ def run():
 """
 
 
-def _ended(body: str, number: signal.Signals | None = signal.SIGINT) -> tuple[int, str, str]:
+def _ended(
+    body: str, number: signal.Signals | None = signal.SIGINT, command: str = _COMMAND
+) -> tuple[int, str, str]:
     """What a command leaves that is stopped once, when it says that it has begun, or by itself."""
     with subprocess.Popen(
-        [sys.executable, "-c", _COMMAND.replace("{body}", body)],
+        [sys.executable, "-c", command.replace("{body}", body)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -227,11 +229,32 @@ def _ended(body: str, number: signal.Signals | None = signal.SIGINT) -> tuple[in
 
 
 _INTERRUPTED = "error: interrupted\n"
+# what runs, the signal that it is sent once it has begun, exit code, standard output and error
+_CASES = {
+    "just before a wait, SIGTERM": (_BEFORE_A_WAIT, signal.SIGTERM, 130, "", _INTERRUPTED),
+    "just before a wait, SIGINT": (_BEFORE_A_WAIT, signal.SIGINT, 130, "", _INTERRUPTED),
+    "just before a wait, SIGHUP": (_BEFORE_A_WAIT, signal.SIGHUP, 130, "", _INTERRUPTED),
+    "imports go on elsewhere": (_IMPORTING, None, 130, "imported\n", _INTERRUPTED),
+    "the way out is not disturbed": (_LEAVING, signal.SIGINT, 130, "left\n", _INTERRUPTED),
+    "a loop is left undisturbed": (_LEAVING_A_LOOP, None, 130, "closed\n", _INTERRUPTED),
+    "becomes an error slowly": (_SLOWLY_MADE_AN_ERROR, signal.SIGINT, 130, "", _INTERRUPTED),
+    "early": (_EARLY, None, 130, "130 0\n", ""),
+    "too late, SIGINT": (_LATE.format("SIGINT", "pass"), None, 0, "", ""),
+    "too late, SIGTERM": (_LATE.format("SIGTERM", "pass"), None, 0, "", ""),
+    "too late, SIGHUP": (_LATE.format("SIGHUP", "pass"), None, 0, "", ""),
+    "a reminder that comes too late": (
+        _LATE.format("SIGURG", "os.kill(os.getpid(), signal.SIGINT)"), None, 130, "", _INTERRUPTED
+    ),
+    "between two steps of the end": (_BETWEEN, None, 130, "", ""),
+    "without a thread": (_WITHOUT_THREADS, signal.SIGINT, 130, "", _INTERRUPTED),
+    "ends one thing only": (_TAKEN, signal.SIGINT, 0, "went on\n", ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_stop_just_before_a_wait(number: signal.Signals) -> None:
-    assert _ended(_BEFORE_A_WAIT, number) == (130, "", _INTERRUPTED)
+@pytest.mark.parametrize("name", _CASES)
+def test_a_stop(name: str) -> None:
+    body, number, *expected = _CASES[name]
+    assert [*_ended(body, number)] == expected
 
 
 def test_a_stop_in_a_callback() -> None:
@@ -254,64 +277,11 @@ def test_a_compiler_is_let_finish() -> None:
     assert (code, err) == (130, _INTERRUPTED)
 
 
-def test_imports_go_on_elsewhere() -> None:
-    assert _ended(_IMPORTING, None) == (130, "imported\n", _INTERRUPTED)
-
-
-def test_the_way_out_is_not_disturbed() -> None:
-    assert _ended(_LEAVING) == (130, "left\n", _INTERRUPTED)
-
-
-def test_a_loop_is_left_undisturbed() -> None:
-    assert _ended(_LEAVING_A_LOOP, None) == (130, "closed\n", _INTERRUPTED)
-
-
-def test_a_stop_that_becomes_an_error_slowly() -> None:
-    assert _ended(_SLOWLY_MADE_AN_ERROR) == (130, "", _INTERRUPTED)
-
-
-def test_a_stop_that_comes_early() -> None:
-    assert _ended(_EARLY, None) == (130, "130 0\n", "")
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_stop_that_comes_too_late(name: str) -> None:
-    body = _LATE.replace("{name}", name).replace("{action}", "pass")
-    assert _ended(body, None) == (0, "", "")
-
-
-def test_a_reminder_that_comes_too_late() -> None:
-    action = "os.kill(os.getpid(), signal.SIGINT)"
-    body = _LATE.replace("{name}", "SIGURG").replace("{action}", action)
-    assert _ended(body, None) == (130, "", _INTERRUPTED)
-
-
-def test_a_stop_between_two_steps_of_the_end() -> None:
-    assert _ended(_BETWEEN, None) == (130, "", "")
-
-
 def test_a_process_that_was_forked_holds_nothing_up() -> None:
     assert _ended(_FORKING, None)[1] == "True\n"
-
-
-def test_without_a_thread_a_stop_still_ends_it() -> None:
-    assert _ended(_WITHOUT_THREADS) == (130, "", _INTERRUPTED)
-
-
-def test_a_stop_that_ends_one_thing_only() -> None:
-    assert _ended(_TAKEN) == (0, "went on\n", "")
 
 
 def test_without_a_reminder_a_stop_is_lost() -> None:
     plain = "try:\n    run()\nexcept KeyboardInterrupt:\n    print('stopped')\n"
     body = "import ctypes, time" + _IN_A_CALLBACK.replace("sleep(60)", "sleep(3)") + plain
-    with subprocess.Popen(
-        [sys.executable, "-c", body],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=50)[0] == "swallowed\n"
+    assert _ended(body, command="{body}")[1] == "swallowed\n"

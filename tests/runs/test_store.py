@@ -79,13 +79,16 @@ def test_a_file_uri_is_a_directory(tmp_path: Path) -> None:
 
 def test_a_claim_without_a_run_leaves_nothing(tmp_path: Path) -> None:
     RunDir.create(str(tmp_path / "x" / "runs"), "a").release()
+    with pytest.raises(InputError, match="no run to resume"):
+        RunDir.create(str(tmp_path / "x" / "runs"), "a", mode="resume")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_claim_leaves_what_was_there_before(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a").mkdir(parents=True)  # what was there before stays
     RunDir.create(str(tmp_path / "runs"), "a").release()
     assert list((tmp_path / "runs" / "a").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written") as caught:
+        RunDir.create(str(tmp_path / "file"), "a")
+    assert "storage" in str(caught.value.remedy)
 
 
 def test_a_taken_name_is_refused_and_untouched(tmp_path: Path) -> None:
@@ -130,12 +133,6 @@ def test_resume_keeps_the_run(tmp_path: Path) -> None:
     assert open_run(path).config["train"] == {"lr": 0.2}
     assert open_run(path).summary["steps"] == 5
     assert open_run(path).summary["started"] == started
-
-
-def test_resume_needs_a_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no run to resume"):
-        RunDir.create(str(tmp_path / "runs"), "a", mode="resume")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", ["new", "overwrite", "resume"])
@@ -318,11 +315,26 @@ def test_a_holder_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not run._lock._beats()
 
 
+def test_a_lock_is_one_process_and_one_claim(tmp_path: Path) -> None:
+    """A later process with the holder's pid does not hold it; the same process not twice."""
+    path, mine = finished(tmp_path), Holder.here()
+    (path / ".lock").write_text(json.dumps(mine.__dict__ | {"started": mine.started - 1}))
+    with (
+        RunDir.create(str(tmp_path), "a", mode="resume"),
+        pytest.raises(InputError, match="is writing"),
+    ):
+        RunDir.create(str(tmp_path), "a", mode="resume")
+    RunDir.create(str(tmp_path), "a", mode="resume").release()
+
+
 @pytest.mark.parametrize("what", ["removed", "replaced"])
 def test_a_directory_that_is_gone_is_noticed(what: str, tmp_path: Path) -> None:
     """Nothing is written into, or removed from, what lies in its place."""
     with RunDir.create(str(tmp_path), "a") as run:
         run.begin(CONFIG)
+        run.path.rename(tmp_path / "b")
+        assert run.lost == "removed"
+        (tmp_path / "b").rename(run.path)  # moved away and back, it is the same
         assert run.lost is None
         run.update_summary(steps=3)
         shutil.rmtree(run.path)
@@ -334,28 +346,6 @@ def test_a_directory_that_is_gone_is_noticed(what: str, tmp_path: Path) -> None:
         assert (caught.value.where, caught.value.exit_code) == (str(run.path), 4)
         assert "put it back" in str(caught.value.remedy)
     assert [*tmp_path.rglob("*")] == ([run.path] if what == "replaced" else [])
-
-
-def test_a_directory_that_was_moved_away_and_back_is_the_same(tmp_path: Path) -> None:
-    with RunDir.create(str(tmp_path), "a") as run:
-        run.begin(CONFIG)
-        run.path.rename(tmp_path / "b")
-        assert run.lost == "removed"
-        (tmp_path / "b").rename(run.path)
-        run.update_summary(status="done")
-
-
-def test_a_pid_that_was_given_to_another_process_does_not_hold(tmp_path: Path) -> None:
-    path = finished(tmp_path)
-    mine = Holder.here()
-    (path / ".lock").write_text(json.dumps(mine.__dict__ | {"started": mine.started - 1}))
-    RunDir.create(str(tmp_path), "a", mode="resume").release()
-
-
-def test_the_same_process_cannot_hold_it_twice(tmp_path: Path) -> None:
-    with RunDir.create(str(tmp_path), "a"), pytest.raises(InputError, match="is writing"):
-        RunDir.create(str(tmp_path), "a")
-    RunDir.create(str(tmp_path), "a").release()
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_file(
@@ -372,13 +362,6 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(
         write_atomic(file, "new")
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["summary.json"]
-
-
-def test_a_storage_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot be written") as caught:
-        RunDir.create(str(tmp_path / "file"), "a")
-    assert "storage" in str(caught.value.remedy)
 
 
 def test_json_has_no_nan() -> None:
