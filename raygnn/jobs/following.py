@@ -20,7 +20,7 @@ def follow(job: SubmittedJob, show: Display) -> JobInfo:
         PreflightError: the job server does not answer any more; the job may go on.
     """
     told_why = False
-    with show.told() as live:
+    with show.remote_lines() as live:
         for line in job.lines():
             if line is not None:
                 told_why |= line.startswith("error: ")

@@ -141,7 +141,7 @@ class Display:
                 self._line(line)
 
     @contextmanager
-    def told(self) -> Iterator[Callable[[str], None]]:
+    def remote_lines(self) -> Iterator[Callable[[str], None]]:
         """A command elsewhere, from the lines that it prints. Yields what is to be given each of
         them: on a terminal those of its progress are one live line."""
         if not self.console.is_interactive:

@@ -1,6 +1,6 @@
 """Standard output that can be gone: a closed pipe, a closed terminal, a full disk.
 
-Whoever cannot be heard stops, as with Ctrl-C: a command goes on for hours, and a run can be
+A command whose output is lost is stopped, as with Ctrl-C: it goes on for hours, and a run can be
 resumed.
 """
 
@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any
 
@@ -17,7 +18,7 @@ from raygnn.errors import Interrupted
 
 
 class OutputLost(Interrupted):
-    """Nobody gets what is printed any more.
+    """Standard output cannot be written any more.
 
     Attributes:
         quiet: the reader (head, less) went on purpose, which is not worth a message.
@@ -47,24 +48,20 @@ class Output:
         self._lost = False
 
     def write(self, text: str) -> int:
-        if not self._lost:
-            try:
-                self._stream.write(text)
-            except OSError as error:
-                self._lose(error)
+        self._do(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
+        self._do(self._stream.flush)
+
+    def _do(self, act: Callable[..., object], *args: str) -> None:
         if not self._lost:
             try:
-                self._stream.flush()
+                act(*args)
             except OSError as error:
-                self._lose(error)
-
-    def _lose(self, error: OSError) -> None:
-        self._lost = True
-        if self._loud:
-            raise OutputLost(error) from None
+                self._lost = True
+                if self._loud:
+                    raise OutputLost(error) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

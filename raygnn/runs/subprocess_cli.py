@@ -1,5 +1,5 @@
-"""The command line run from Python, in a process of its own: for what the layers above know, and for
-a process that ends whatever state this one is in."""
+"""The command line run from Python, in a process of its own: for what the layers above know, and
+for a process that ends whatever state this one is in."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class Frame:
             return None
         file = str(value["file"])
         whose = str(value.get("whose") or whose_path(file))
-        return cls(file, _int(value.get("line")), str(value.get("function")), whose)
+        line = value.get("line")
+        return cls(file, line if isinstance(line, int) else 0, str(value.get("function")), whose)
 
     @property
     def prepares(self) -> bool:
@@ -62,12 +63,12 @@ def whose_path(file: str, own: Sequence[str] = ()) -> str:
 
 def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
     """``/package/module.py`` of each class of the user's that a configuration names."""
-    found = []
+    files = []
     for section in (config.get(name) for name in ("model", "graph", "task")):
         for value in section.values() if isinstance(section, Mapping) else ():
             if isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value):
-                found.append("/" + value.partition(":")[0].replace(".", "/") + ".py")
-    return tuple(found)
+                files.append("/" + value.partition(":")[0].replace(".", "/") + ".py")
+    return tuple(files)
 
 
 def frames(trace: str, own: Sequence[str] = ()) -> list[Frame]:
@@ -91,8 +92,8 @@ def shown(trace: str) -> list[Frame]:
 
 def crashed_at(text: str, own: Sequence[str] = ()) -> list[Frame]:
     """The frames of the thread that faulthandler calls the current one, innermost first."""
-    _, found, rest = text.partition("Current thread")
-    return frames(rest.split("\n\n")[0], own) if found else []
+    current = text.partition("Current thread")[2]
+    return frames(current.split("\n\n")[0], own)
 
 
 def in_collective(text: str, own: Sequence[str] = ()) -> list[Frame]:
@@ -102,7 +103,3 @@ def in_collective(text: str, own: Sequence[str] = ()) -> list[Frame]:
         if stack and "torch/distributed/" in stack[0].file:
             return stack
     return []
-
-
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) else 0

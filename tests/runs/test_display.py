@@ -412,14 +412,14 @@ def test_a_command_elsewhere_is_shown_as_it_is() -> None:
         "end  ",
     ]
     plain = io.StringIO()
-    with Display(Console(file=plain, width=80)).told() as show:
+    with Display(Console(file=plain, width=80)).remote_lines() as show:
         for line in lines:
             show(line)
     assert plain.getvalue().splitlines() == [line.rstrip() for line in lines]
 
     terminal = io.StringIO()
     console = Console(file=terminal, width=80, force_terminal=True, force_interactive=True)
-    with Display(console).told() as show:
+    with Display(console).remote_lines() as show:
         for line in lines:
             show(line)
             time.sleep(0.4)  # it is drawn four times a second

@@ -40,34 +40,32 @@ def first_difference(flights: Mapping[int, Sequence[Entry]]) -> dict[str, Any] |
             if isinstance(entry, Mapping) and isinstance(entry.get("seq"), int):
                 by_rank = by_group.setdefault(str(entry.get("group")), {})
                 by_rank.setdefault(rank, {})[entry["seq"]] = entry
-    found = []
-    for group, ranks in sorted(by_group.items()):
-        if len(ranks) > 1 and (difference := _in_group(group, ranks)):
-            found.append(difference)
+    groups = (_in_group(group, ranks) for group, ranks in sorted(by_group.items()))
+    differences = [difference for difference in groups if difference]
     # that a rank did not come to one may follow from another that it took in its place
-    found.sort(key=lambda d: (d["kind"] == "missing", d.pop("created")))
-    return found[0] if found else None
+    differences.sort(key=lambda d: (d["kind"] == "missing", d.pop("created")))
+    return differences[0] if differences else None
 
 
 def _in_group(group: str, ranks: dict[int, dict[int, Entry]]) -> dict[str, Any] | None:
-    known_from = max(min(entries) for entries in ranks.values())
+    if len(ranks) < 2:
+        return None
+    first = max(min(entries) for entries in ranks.values())  # that all ranks still have
     # only those that a rank has: a damaged number may be any
-    for seq in sorted({s for entries in ranks.values() for s in entries if known_from <= s}):
-        here = {rank: entries.get(seq) for rank, entries in sorted(ranks.items())}
-        came = {rank: entry for rank, entry in here.items() if entry is not None}
-        if not came:
-            continue
-        kind = _differ(list(came.values()))
-        absent = [rank for rank, entry in here.items() if entry is None]
+    for seq in sorted({seq for entries in ranks.values() for seq in entries if first <= seq}):
+        calls = {rank: entries.get(seq) for rank, entries in sorted(ranks.items())}
+        came = {rank: entry for rank, entry in calls.items() if entry is not None}
+        absent = [rank for rank in calls if rank not in came]
+        kinds = ("op", "dtype", "size")
+        kind = next((k for k in kinds if len({_facet(e, k) for e in came.values()}) > 1), None)
         if kind is None and not (absent and any(e.get("pending") for e in came.values())):
             continue
-        odd = _odd(came, kind) if kind else (absent[0] if len(absent) < len(here) else None)
         return {
             "kind": kind or "missing",
             "group": group,
             "seq": seq,
-            "odd": odd,
-            "ranks": [_shown(rank, entry) for rank, entry in here.items()],
+            "odd": _odd(came, kind) if kind else absent[0],
+            "ranks": [_shown(rank, entry) for rank, entry in calls.items()],
             "created": min(_time(e.get("created")) for e in came.values()),
         }
     return None
@@ -76,13 +74,6 @@ def _in_group(group: str, ranks: dict[int, dict[int, Entry]]) -> dict[str, Any] 
 def _time(value: Any) -> float:
     """Seconds of the epoch; 0 for what is no number, or none that a clock shows."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 2**63 else 0.0
-
-
-def _differ(entries: list[Entry]) -> str | None:
-    for kind in ("op", "dtype", "size"):
-        if len({_facet(entry, kind) for entry in entries}) > 1:
-            return kind
-    return None
 
 
 def _facet(entry: Entry, kind: str) -> str:
