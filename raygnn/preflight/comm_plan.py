@@ -17,7 +17,6 @@ from raygnn.preflight.facts import Network, NodeFacts
 
 # containers' and virtual machines' bridges, which NCCL leaves out on its own
 _BRIDGES = ("docker", "virbr")
-_THERE = "it is set there already"
 _RECORDED = 2000  # collectives that NCCL's flight recorder keeps
 _RECORDED_DEBUG = 20_000
 
@@ -58,34 +57,35 @@ class CommPlan:
     env: Mapping[str, str]
     nodes: Mapping[str, tuple[Variable, ...]] = field(default_factory=dict)
 
-    def variables(self, network: Network, there: Mapping[str, str]) -> tuple[Variable, ...]:
+    def variables(self, network: Network, present: Mapping[str, str]) -> tuple[Variable, ...]:
         """All variables of the ranks on a node, sorted by name.
 
         Args:
             network: the node's.
-            there: what is set on the node already; of the network's, only ``env`` replaces it.
+            present: what is set on the node already; of the network's, only ``env`` replaces it.
         """
-        found: dict[str, Variable] = {}
+        planned: dict[str, Variable] = {}
         for variable in self.common:
-            before = there.get(variable.name, variable.value)
+            before = present.get(variable.name, variable.value)
             instead = "" if before == variable.value else f", instead of {before}"
-            found[variable.name] = replace(variable, reason=variable.reason + instead)
-        for variable in self._of_node(network):
-            own = there.get(variable.name)
-            kept = None if own is None else replace(variable, value=own, reason=_THERE)
-            found[variable.name] = kept or variable
+            planned[variable.name] = replace(variable, reason=variable.reason + instead)
+        for variable in self._of_network(network):
+            if variable.name in present:
+                value, reason = present[variable.name], "it is set there already"
+                variable = Variable(variable.name, value, reason)
+            planned[variable.name] = variable
         for name, value in self.env.items():
-            planned = found.get(name)
-            hidden = planned is None or planned.value == value or is_secret(name, value)
-            instead = "" if hidden or planned is None else f", instead of {planned.value}"
-            found[name] = Variable(name, value, f"comm.env says so{instead}")
-        return tuple(found[name] for name in sorted(found))
+            before = planned[name].value if name in planned else value
+            hidden = before == value or is_secret(name, value)
+            instead = "" if hidden else f", instead of {before}"
+            planned[name] = Variable(name, value, f"comm.env says so{instead}")
+        return tuple(planned[name] for name in sorted(planned))
 
     def everywhere(self) -> dict[str, str]:
         """The variables that do not depend on the node, the user's last; without secrets, since
         Ray shows what it starts workers with, and without what Ray would expand (``$NAME``)."""
-        found = {variable.name: variable.value for variable in self.common} | dict(self.env)
-        return {n: v for n, v in found.items() if not is_secret(n, v) and "$" not in v}
+        values = {variable.name: variable.value for variable in self.common} | dict(self.env)
+        return {n: v for n, v in values.items() if not is_secret(n, v) and "$" not in v}
 
     def rows(self, names: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
         """A row per variable: node, name, value, reason; those of all nodes once.
@@ -93,18 +93,14 @@ class CommPlan:
         Args:
             names: of the nodes, by Ray's ids.
         """
-        rows: list[tuple[str, ...]] = []
-        nodes = {node: [v.shown() for v in found] for node, found in self.nodes.items()}
-        listed = list(nodes.values())
-        everywhere = set(listed[0]).intersection(*listed[1:]) if listed else set()
-        for variable in sorted(everywhere, key=lambda v: v.name):
-            rows.append(("all", variable.name, variable.value, variable.reason))
-        for node, variables in nodes.items():
-            for variable in variables:
-                if variable not in everywhere:
-                    name = (names or {}).get(node, node)
-                    rows.append((name, variable.name, variable.value, variable.reason))
-        return rows
+        nodes = {node: [v.shown() for v in variables] for node, variables in self.nodes.items()}
+        everywhere = set.intersection(*map(set, nodes.values())) if nodes else set()
+        by_place = [("all", sorted(everywhere, key=lambda variable: variable.name))]
+        by_place += [
+            ((names or {}).get(node, node), [v for v in variables if v not in everywhere])
+            for node, variables in nodes.items()
+        ]
+        return [(place, v.name, v.value, v.reason) for place, listed in by_place for v in listed]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -112,22 +108,17 @@ class CommPlan:
             "backend": self.backend,
             "why": self.why,
             "timeout": self.timeout,
-            "nodes": {n: [asdict(v.shown()) for v in found] for n, found in self.nodes.items()},
+            "nodes": {n: [asdict(v.shown()) for v in listed] for n, listed in self.nodes.items()},
         }
 
-    def _of_node(self, network: Network) -> Iterator[Variable]:
+    def _of_network(self, network: Network) -> Iterator[Variable]:
         # ids, features and control messages go over gloo, also where gradients use NCCL
-        yield from self._gloo(network)
-        if self.backend == "nccl":
-            yield from self._nccl(network)
-
-    def _gloo(self, network: Network) -> Iterator[Variable]:
         if self.single:
-            loopback = [each.name for each in network.interfaces if each.loopback]
+            loopback = [i.name for i in network.interfaces if i.loopback]
             if loopback:
-                reason = "all ranks are on one node"
-                yield Variable("GLOO_SOCKET_IFNAME", loopback[0], reason)
-        elif network.interface and network.resolves_to != (network.address,):
+                yield Variable("GLOO_SOCKET_IFNAME", loopback[0], "all ranks are on one node")
+            return
+        if network.interface and network.resolves_to != (network.address,):
             resolved = ", ".join(network.resolves_to) or "nothing"
             yield Variable(
                 "GLOO_SOCKET_IFNAME",
@@ -135,21 +126,19 @@ class CommPlan:
                 f"gloo takes the address that the host name resolves to, which is {resolved} here; "
                 f"Ray's is {network.address}",
             )
-
-    def _nccl(self, network: Network) -> Iterator[Variable]:
-        if self.single:
+        if self.backend != "nccl":
             return
         if self.rdma is None:
             yield Variable("NCCL_IB_DISABLE", "1", "only some of the nodes have RDMA devices")
-        own = [
-            each.name
-            for each in network.interfaces
-            if each.up and each.addresses and not each.loopback
-            if not each.name.startswith(_BRIDGES)
+        candidates = [
+            interface.name
+            for interface in network.interfaces
+            if interface.up and interface.addresses and not interface.loopback
+            if not interface.name.startswith(_BRIDGES)
         ]
         # with RDMA, NCCL's own choice between ports and interfaces is better than ours
-        if self.rdma is not True and network.interface and own[:1] != [network.interface]:
-            others = ", ".join(name for name in own if name != network.interface)
+        if self.rdma is not True and network.interface and candidates[:1] != [network.interface]:
+            others = ", ".join(name for name in candidates if name != network.interface)
             yield Variable(
                 "NCCL_SOCKET_IFNAME",
                 f"={network.interface}",
@@ -170,13 +159,13 @@ def make_comm_plan(config: Config, nodes: Sequence[NodeFacts]) -> CommPlan:
         backend, why = "nccl", "every worker has a GPU"
     else:
         backend, why = "gloo", "the workers have no GPUs"
-    having = [bool(node.network.rdma) for node in nodes]
+    have_rdma = [bool(node.network.rdma) for node in nodes]
     plan = CommPlan(
         backend=backend,
         why=why,
         timeout=max(1, int(comm.timeout.seconds)),
         single=bool(nodes) and all(not node.id for node in nodes),
-        rdma=True if having and all(having) else None if any(having) else False,
+        rdma=True if nodes and all(have_rdma) else None if any(have_rdma) else False,
         common=tuple(_common(config, backend)),
         env=dict(comm.env),
     )
@@ -185,22 +174,21 @@ def make_comm_plan(config: Config, nodes: Sequence[NodeFacts]) -> CommPlan:
 
 
 def _common(config: Config, backend: str) -> Iterator[Variable]:
-    threads = config.cluster.cpus_per_worker
+    threads, logs = config.cluster.cpus_per_worker, config.run_dir / "logs"
     yield Variable("OMP_NUM_THREADS", str(threads), "cluster.cpus_per_worker")
-    debug = config.comm.debug
-    if backend == "nccl":
-        recorded = str(_RECORDED_DEBUG if debug else _RECORDED)
+    nccl, debug = backend == "nccl", config.comm.debug
+    if nccl:
         reason = "the last collectives of each rank, for the search after a timeout"
-        yield Variable("TORCH_FR_BUFFER_SIZE", recorded, reason)
+        recorded = _RECORDED_DEBUG if debug else _RECORDED
+        yield Variable("TORCH_FR_BUFFER_SIZE", str(recorded), reason)
         yield Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", reason)
-        traces = config.run_dir / "logs" / "nccl-trace-rank-"
+        traces = logs / "nccl-trace-rank-"
         yield Variable("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(traces), reason)
     if debug:
-        reason = "comm.debug"
-        yield Variable("TORCH_SHOW_CPP_STACKTRACES", "1", reason)
-    if debug and backend == "nccl":
-        yield Variable("NCCL_DEBUG", "INFO", reason)
-        log = config.run_dir / "logs" / "nccl-%h-%p.log"  # of host and process: one per rank
-        yield Variable("NCCL_DEBUG_FILE", str(log), reason)
+        yield Variable("TORCH_SHOW_CPP_STACKTRACES", "1", "comm.debug")
+    if debug and nccl:
+        yield Variable("NCCL_DEBUG", "INFO", "comm.debug")
+        log = logs / "nccl-%h-%p.log"  # of host and process: one per rank
+        yield Variable("NCCL_DEBUG_FILE", str(log), "comm.debug")
     if debug and config.cluster.gpus_per_worker:
-        yield Variable("CUDA_LAUNCH_BLOCKING", "1", reason)
+        yield Variable("CUDA_LAUNCH_BLOCKING", "1", "comm.debug")

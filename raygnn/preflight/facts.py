@@ -40,13 +40,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface.
-
-    Attributes:
-        addresses: its IPv4 addresses.
-        mbits: speed in Mbit/s, None where the driver does not say.
-        mtu: longest packet, bytes.
-    """
+    """A network interface: its IPv4 addresses, speed in Mbit/s (None where the driver does not
+    say), and longest packet in bytes."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -152,12 +147,7 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray may give away.
-
-    Attributes:
-        nodes: by node, used or not.
-        free_cpus, free_gpus: over all nodes, what other jobs leave now.
-    """
+    """What Ray may give away: on each node, used or not, and over all what other jobs leave now."""
 
     nodes: tuple[NodeResources, ...]
     free_cpus: float
@@ -178,12 +168,8 @@ class Resources:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What came of one batch through a model of the user's own.
-
-    Attributes:
-        severity: of a finding about it; None = it works.
-        what, remedy: as a finding says it.
-    """
+    """What came of one batch through a model of the user's own, as a finding says it; severity
+    None = it works."""
 
     severity: Literal["error", "warn"] | None = None
     what: str = ""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,24 @@ from hypothesis import strategies as st
 
 from raygnn.config.load import load_config
 from raygnn.config.places import size
+from raygnn.config.rules import ALLOWABLE, BINDING
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight.cluster_checks import SUPPORTED, supported
 from raygnn.preflight.comm_plan import make_comm_plan
-from raygnn.preflight.facts import Column, DryRun, Gpu, NodeFacts, PartitionFacts
+from raygnn.preflight.facts import Column, DryRun, Gpu, Interface, NodeFacts, PartitionFacts
 from raygnn.preflight.findings import Finding, Job
-from raygnn.preflight.report import Report, refuse, resolve_workers
+from raygnn.preflight.links import Link
+from raygnn.preflight.probe import Survey
+from raygnn.preflight.report import (
+    CHECKS,
+    Report,
+    described,
+    inspect,
+    preflight,
+    refuse,
+    resolve_workers,
+)
 from tests.facts import (
     FILES,
     GIB,
@@ -29,6 +41,7 @@ from tests.facts import (
     make_columns,
     make_config,
     make_job,
+    make_network,
     make_node,
     make_partition,
     make_resources,
@@ -57,339 +70,463 @@ DATED = {
     etype: {"weight": Column("float32", ()), "at": DATE, "train_mask": Column("bool", ())}
     for etype in (("_N", "cites", "_N"), ("_N", "by", "_N"))
 }
+OLD = Gpu("V100", "GPU-1", capability=(7, 0))
+NEW = Gpu("H100", "GPU-2", capability=(9, 0))
+CUDA = versions(torch="2.13.0", dgl="2.1.0+cu121")
 
-# name of the case → (job, check that speaks, severity, words in what it says)
-SPEAKS: dict[str, tuple[Callable[[], Job], str, str, list[str]]] = {
-    "a silent node": (
-        lambda: make_job(nodes=(make_node(), NodeFacts("b", problem="no answer within 20 s"))),
-        *("nodes_answer", "error", ["no answer within 20 s", "(on b)"]),
+
+def on_gpus(*nodes: NodeFacts, **job: object) -> Job:
+    config = make_config(cluster__gpus_per_worker=1, **job)
+    given = make_resources(*((node.node, 2, len(node.gpus)) for node in nodes))
+    return make_job(config, tuple(replace(n, versions=CUDA) for n in nodes), resources=given)
+
+
+def with_interface(interface: Interface) -> Job:
+    config = make_config(comm__env={"GLOO_SOCKET_IFNAME": interface.name})
+    network = make_network()
+    network = replace(network, interfaces=(*network.interfaces, interface))
+    return make_job(config, (make_node(network=network),))
+
+
+def mixed(*dtypes: str) -> tuple[Column, ...]:
+    return tuple(Column(dtype, (8,)) for dtype in dtypes)
+
+
+def four() -> dict[str, dict[str, tuple[Column, ...]]]:
+    return {"_N": {name: columns * 2 for name, columns in make_columns()["_N"].items()}}
+
+
+class Case(NamedTuple):
+    """A job, the check that speaks of it, and words in what it says."""
+
+    check: str
+    severity: str
+    words: list[str]
+    job: Job
+
+
+def one(**changes: object) -> tuple[NodeFacts]:
+    return (make_node(**changes),)
+
+
+def speaks(text: str, *, job: Job | None = None, **given: Any) -> Case:
+    """A case from ``severity check: words | words``.
+
+    Args:
+        given: arguments of `make_job`, and else changes of the config.
+    """
+    (severity, check), words = text.partition(": ")[0].split(), text.partition(": ")[2].split(" | ")
+    facts = {n: given.pop(n) for n in ("nodes", "partition", "resources", "links") if n in given}
+    if job is None:
+        config = given.pop("config", None) or make_config(**given)
+        job = make_job(config, **facts)
+    return Case(check, severity, words, job)
+
+
+SPEAKS = {
+    "a silent node": speaks(
+        "error nodes_answer: no answer within 20 s | (on b)",
+        nodes=(make_node(), NodeFacts("b", problem="no answer within 20 s")),
     ),
-    "nobody answers": (
-        lambda: make_job(nodes=tuple(NodeFacts(n, problem="no answer within 5 s") for n in "abc")),
-        *("nodes_answer", "error", ["none of 3 nodes", "no answer within 5 s", "(on a, b, c)"]),
+    "nobody answers": speaks(
+        "error nodes_answer: none of 3 nodes | no answer within 5 s | (on a, b, c)",
+        nodes=tuple(NodeFacts(n, problem="no answer within 5 s") for n in "abc"),
     ),
-    "a place for copies that is none": (
-        lambda: make_job(nodes=(make_node(cache="/etc/passwd is not a directory"),)),
-        *("cache_usable", "error", ["staging.path is null", "not a directory", "(on a)"]),
+    "a place for copies that is none": speaks(
+        "error cache_usable: staging.path is null | not a directory | (on a)",
+        nodes=one(cache="/etc/passwd is not a directory"),
     ),
-    "an old torch": (
-        lambda: make_job(nodes=(make_node(versions=versions(torch="2.3.1")),)),
-        *("versions_supported", "error", ["torch is 2.3.1", "on a"]),
+    "an old torch": speaks(
+        "error versions_supported: torch is 2.3.1 | on a",
+        nodes=one(versions=versions(torch="2.3.1")),
     ),
-    "a new dgl": (
-        lambda: make_job(nodes=(make_node(versions=versions(dgl="2.2.1+cu121")),)),
-        *("versions_supported", "error", ["dgl is 2.2.1+cu121"]),
+    "a new dgl": speaks(
+        "error versions_supported: dgl is 2.2.1+cu121",
+        nodes=one(versions=versions(dgl="2.2.1+cu121")),
     ),
-    "no lightning": (
-        lambda: make_job(nodes=(make_node(versions=versions(lightning=None)),)),
-        *("versions_supported", "error", ["lightning is not installed"]),
+    "no lightning": speaks(
+        "error versions_supported: lightning is not installed",
+        nodes=one(versions=versions(lightning=None)),
     ),
-    "a new python": (
-        lambda: make_job(nodes=(make_node(python="3.13.0"),)),
-        *("versions_supported", "error", ["python is 3.13.0"]),
+    "a new python": speaks(
+        "error versions_supported: python is 3.13.0", nodes=one(python="3.13.0")
     ),
-    "nodes that differ": (
-        lambda: make_job(nodes=two(versions=versions(torch="2.12.0"))),
-        *("versions_uniform", "error", ["differ in torch", "2.13.0+cpu on a", "2.12.0 on b"]),
+    "nodes that differ": speaks(
+        "error versions_uniform: differ in torch | 2.13.0+cpu on a | 2.12.0 on b",
+        nodes=two(versions=versions(torch="2.12.0")),
     ),
-    "nodes that may differ": (
-        lambda: make_job(make_config(cluster__uniform="warn"), two(python="3.12.1")),
-        *("versions_uniform", "warn", ["differ in python: 3.11 on a, 3.12 on b"]),
+    "nodes that may differ": speaks(
+        "warn versions_uniform: differ in python: 3.11 on a, 3.12 on b",
+        nodes=two(python="3.12.1"),
+        cluster__uniform="warn",
     ),
-    "a storage of one node": (
-        lambda: make_job(nodes=two(storage="missing")),
-        *("storage_visible", "error", ["storage", "does not exist there", "on b"]),
+    "a storage of one node": speaks(
+        "error storage_visible: storage | does not exist there | on b", nodes=two(storage="missing")
     ),
-    "a storage of the same name": (
-        lambda: make_job(nodes=two(storage="other")),
-        *("storage_visible", "error", ["another directory"]),
+    "a storage of the same name": speaks(
+        "error storage_visible: another directory", nodes=two(storage="other")
     ),
-    "a read-only storage": (
-        lambda: make_job(nodes=(make_node(storage="readonly"),)),
-        *("storage_visible", "error", ["cannot be made or written"]),
+    "a read-only storage": speaks(
+        "error storage_visible: cannot be made or written", nodes=one(storage="readonly")
     ),
-    "a missing part": (
-        lambda: make_job(nodes=two(partition_files={"cora.json": 500})),
-        *("partition_visible", "error", ["3 of", "part0/graph.dgl the first", "on b"]),
+    "a missing part": speaks(
+        "error partition_visible: 3 of | part0/graph.dgl the first | on b",
+        nodes=two(partition_files={"cora.json": 500}),
     ),
-    "a short part": (
-        lambda: make_job(nodes=two(partition_files=FILES | {"part1/graph.dgl": 7})),
-        *("partition_visible", "error", ["part1/graph.dgl", "7 bytes, expected 9000"]),
+    "a short part": speaks(
+        "error partition_visible: part1/graph.dgl | 7 bytes, expected 9000",
+        nodes=two(partition_files=FILES | {"part1/graph.dgl": 7}),
     ),
-    "another partition": (
-        lambda: make_job(nodes=two(partition_fingerprint="0" * 64)),
-        *("partition_visible", "error", ["another partition"]),
+    "another partition": speaks(
+        "error partition_visible: another partition", nodes=two(partition_fingerprint="0" * 64)
     ),
-    "dtypes that differ": (
-        lambda: make_job(
-            partition=make_partition(
-                columns={"_N": {**make_columns()["_N"], "feat": mixed("float32", "float64")}}
-            )
-        ),
-        *("parts_agree", "error", ["'feat'", "float32[8] in part 0, float64[8] in part 1"]),
-    ),
-    "widths that differ": (
-        lambda: make_job(
-            partition=make_partition(
-                columns={
-                    "_N": {**make_columns()["_N"], "w": (Column("f", (8,)), Column("f", (9,)))}
-                }
-            )
-        ),
-        *("parts_agree", "error", ["'w'", "f[8] in part 0, f[9] in part 1"]),
-    ),
-    "an array of one part": (
-        lambda: make_job(
-            partition=make_partition(
-                columns={"_N": {**make_columns()["_N"], "w": (Column("float32", (8,)),)}}
-            )
-        ),
-        *("parts_agree", "error", ["'w'", "some lack it"]),
-    ),
-    "no such features": (
-        lambda: make_job(make_config(model__features="emb")),
-        *("arrays_usable", "error", ["'emb' (model.features)", "there are: feat, label"]),
-    ),
-    "one of several features": (
-        lambda: make_job(make_config(model__features=["feat", "emb"])),
-        *("inputs_exist", "error", ["'emb' (model.features)", "there are: feat, label"]),
-    ),
-    "learned rows of no node type": (
-        lambda: make_job(make_config(model__embedding={"dim": 4, "ntypes": ["user"]})),
-        *("embeddings_usable", "error", ["'user' (model.embedding.ntypes)", "there are: _N"]),
-    ),
-    "nothing to learn": (
-        lambda: make_job(make_config(model__embedding={"dim": 4})),
-        *("embeddings_usable", "error", ["every node type has features"]),
-    ),
-    "no features, and rows for others": (
-        lambda: make_job(
-            make_config(model__features="emb", model__embedding={"dim": 4, "ntypes": ["user"]})
-        ),
-        *("arrays_usable", "error", ["'emb' (model.features)"]),
-    ),
-    "categories that are no whole numbers": (
-        lambda: make_job(
-            make_config(model__categories={"brand": 4}),
-            partition=make_partition(columns=make_columns(brand="float32")),
-        ),
-        *("arrays_usable", "error", ["'brand' (model.categories) is float32"]),
-    ),
-    "categories in rows": (
-        lambda: make_job(
-            make_config(model__categories={"brand": 4}),
-            partition=make_partition(columns=make_columns(brand="int64 3")),
-        ),
-        *("arrays_usable", "error", ["'brand'", "rows of [3]"]),
-    ),
-    "features of text": (
-        lambda: make_job(partition=make_partition(columns=make_columns(feat="object 3"))),
-        *("arrays_usable", "error", ["'feat'", "is object"]),
-    ),
-    "features without width": (
-        lambda: make_job(partition=make_partition(columns=make_columns(feat="float32 0"))),
-        *("arrays_usable", "error", ["rows without values"]),
-    ),
-    "no such target": (
-        lambda: make_job(make_config(task__target="y")),
-        *("arrays_usable", "error", ["'y' (task.target)"]),
-    ),
-    "a target of numbers": (
-        lambda: make_job(partition=make_partition(columns=make_columns(label="float32"))),
-        *("arrays_usable", "error", ["'label' (task.target) is float32[]"]),
-    ),
-    "a target of rows": (
-        lambda: make_job(partition=make_partition(columns=make_columns(label="int64 3"))),
-        *("arrays_usable", "error", ["'label' (task.target) is int64[3]"]),
-    ),
-    "a target of several types": (
-        lambda: make_job(partition=typed("item", "user")),
-        *("arrays_usable", "error", ["several node types have an array 'label': item, user"]),
-    ),
-    "no such node type": (
-        lambda: make_job(make_config(task__ntype="shop"), partition=typed("item", "user")),
-        *("arrays_usable", "error", ["no node type 'shop'", "item, user"]),
-    ),
-    "no training nodes": (
-        lambda: make_job(partition=make_partition(splits={"train": 0})),
-        *("nodes_to_train_on", "error", ["no training nodes"]),
-    ),
-    "fewer training nodes than workers": (
-        lambda: make_job(partition=make_partition(splits={"train": 1})),
-        *("nodes_to_train_on", "warn", ["2 workers share 1 training nodes"]),
-    ),
-    "no validation nodes": (
-        lambda: make_job(partition=make_partition(splits={"train": 9, "val": 0})),
-        *("nodes_to_train_on", "warn", ["no validation nodes; the best weights"]),
-    ),
-    "no test nodes": (
-        lambda: make_job(partition=make_partition(splits={"train": 9, "test": 0})),
-        *("nodes_to_train_on", "warn", ["no test nodes"]),
-    ),
-    "a model that fails": (
-        lambda: replace(make_job(), dry_run=DryRun("error", "m:Net fails on a batch", "mend it")),
-        *("model_runs", "error", ["m:Net fails on a batch"]),
-    ),
-    "a fold that selects and is reported": (
-        lambda: make_job(
-            make_config(
-                task__kind="graph_classification",
-                graph={"format": "graphs", "path": ".", "folds": 5, "fold_for": "val"},
-            )
-        ),
-        *("fold_is_unseen", "warn", ["selects the best epoch"]),
-    ),
-    "a batch of all training nodes": (
-        lambda: make_job(partition=make_partition(splits={"train": 1023, "val": 1, "test": 1})),
-        *("batch_size_fits", "info", ["a batch of 2 × 512 seeds", "1,023 training nodes"]),
-    ),
-    "weights and times of edges": (
-        lambda: make_job(partition=make_partition(edges=DATED)),
-        *("edge_arrays_read", "info", ["_N:cites:_N, _N:by:_N have at, weight", "no model reads"]),
-    ),
-    "features of edges beside weights": (
-        lambda: make_job(
-            make_config(sampling__edge_weight="weight"), partition=make_partition(edges=DATED)
-        ),
-        *("edge_arrays_read", "info", ["_N:cites:_N, _N:by:_N have at, which"]),
-    ),
-    "tasks that divide the same edges": (
-        lambda: make_job(
-            make_config(
-                tasks__a__kind="link_prediction",
-                tasks__b__kind="link_prediction",
-                tasks__b__split__seed=1,
-            ),
-            partition=make_partition(edges={("_N", "_E", "_N"): {}}),
-        ),
-        *("splits_agree", "error", ["tasks a and b", "_N:_E:_N differently"]),
-    ),
-    "too many workers": (
-        lambda: make_job(make_config(cluster__workers=3)),
-        *("resources_fit", "error", ["3 × 1 CPUs do not fit: Ray has 2 CPUs", "room for 2"]),
-    ),
-    "too many workers at the least": (
-        lambda: make_job(make_config(cluster__workers=[3, 4])),
-        *("resources_fit", "error", ["3 × 1 CPUs do not fit: Ray has 2 CPUs", "room for 2"]),
-    ),
-    "fewer workers than the most": (
-        lambda: make_job(make_config(cluster__workers=[1, 4])),
-        *("resources_fit", "info", ["starts with 2 workers of up to 4", "2 CPUs"]),
-    ),
-    "memory for many workers only": (
-        lambda: make_job(
-            make_config(cluster__workers=[1, 2], sampling__cache=0.0),
-            nodes=(make_node("a", memory=3 * GIB), make_node("b", memory=9 * GIB)),
-            partition=make_partition(bytes=4 * GIB),
-        ),
-        *("memory_fits", "warn", ["with 1 worker", "4.0 GiB", "3.0 GiB"]),
-    ),
-    "CPUs that others use, of the fewest": (
-        lambda: make_job(make_config(cluster__workers=[1, 2]), resources=make_resources(free=0)),
-        *("resources_fit", "warn", ["1 × 1 CPUs have to wait", "leave 0 CPUs"]),
-    ),
-    "a worker larger than any node": (
-        lambda: make_job(
-            make_config(cluster__workers=1, cluster__cpus_per_worker=3),
-            resources=make_resources(("a", 2, 0), ("b", 2, 0)),
-        ),
-        *(
-            "resources_fit",
-            "error",
-            ["1 × 3 CPUs do not fit", "4 CPUs", "2 nodes", "room for 0 such workers"],
+    "dtypes that differ": speaks(
+        "error parts_agree: 'feat' | float32[8] in part 0, float64[8] in part 1",
+        partition=make_partition(
+            columns={"_N": {**make_columns()["_N"], "feat": mixed("float32", "float64")}}
         ),
     ),
-    "too few GPUs": (
-        lambda: make_job(make_config(**GPU_JOB), resources=make_resources(("a", 2, 1))),
-        *("resources_fit", "error", ["2 × 1 CPUs and 1 GPUs do not fit"]),
-    ),
-    "CPUs that others use": (
-        lambda: make_job(resources=make_resources(free=1)),
-        *("resources_fit", "warn", ["have to wait", "leave 1 CPUs"]),
-    ),
-    "CPUs that are not there": (
-        lambda: make_job(resources=make_resources(("a", 8, 0))),
-        *("cpus_are_there", "warn", ["told of 8 CPUs, the machine has 2"]),
-    ),
-    "a partition larger than memory": (
-        lambda: make_job(partition=make_partition(bytes=9 * GIB)),
-        *("memory_fits", "error", ["9.0 GiB", "8.0 GiB of memory"]),
-    ),
-    "a partition larger than free memory": (
-        lambda: make_job(partition=make_partition(bytes=5 * GIB)),
-        *("memory_fits", "warn", ["only 6.0 GiB of memory are free"]),
-    ),
-    "weights larger than memory": (
-        lambda: make_job(make_config(model__hidden=10**9)),
-        *("memory_fits", "error", ["optimizer state (41.7 TiB)", "8.0 GiB of memory"]),
-    ),
-    "weights and their optimizer's state larger than what is free": (
-        lambda: make_job(make_config(model__hidden=150_000)),
-        *("memory_fits", "error", ["optimizer state (6.4 GiB)", "6.0 GiB are available"]),
-    ),
-    "weights larger than what is free while the graph is in memory": (
-        lambda: make_job(
-            make_config(model__hidden=150_000), partition=make_partition(directory="", bytes=GIB)
+    "widths that differ": speaks(
+        "error parts_agree: 'w' | f[8] in part 0, f[9] in part 1",
+        partition=make_partition(
+            columns={"_N": {**make_columns()["_N"], "w": (Column("f", (8,)), Column("f", (9,)))}}
         ),
-        *("memory_fits", "warn", ["take 7.4 GiB, only 7.0 GiB of memory are free"]),
     ),
-    "learned rows larger than memory": (
-        lambda: make_job(
-            make_config(model__embedding__dim=10**6),
-            partition=make_partition(columns=make_columns(feat=None)),
+    "an array of one part": speaks(
+        "error parts_agree: 'w' | some lack it",
+        partition=make_partition(
+            columns={"_N": {**make_columns()["_N"], "w": (Column("float32", (8,)),)}}
         ),
-        *("memory_fits", "error", ["learned rows (30.3 GiB)", "8.0 GiB of memory"]),
     ),
-    "weights larger than a GPU": (
-        lambda: make_job(
-            make_config(**GPU_JOB, model__hidden=10**6),
-            nodes=(make_node(gpus=tuple(replace(gpu, memory=GIB) for gpu in GPUS)),),
-            resources=WITH_GPUS,
+    "no such features": speaks(
+        "error arrays_usable: 'emb' (model.features) | there are: feat, label",
+        model__features="emb",
+    ),
+    "one of several features": speaks(
+        "error inputs_exist: 'emb' (model.features) | there are: feat, label",
+        model__features=["feat", "emb"],
+    ),
+    "learned rows of no node type": speaks(
+        "error embeddings_usable: 'user' (model.embedding.ntypes) | there are: _N",
+        model__embedding={"dim": 4, "ntypes": ["user"]},
+    ),
+    "nothing to learn": speaks(
+        "error embeddings_usable: every node type has features", model__embedding={"dim": 4}
+    ),
+    "no features, and rows for others": speaks(
+        "error arrays_usable: 'emb' (model.features)",
+        model__features="emb",
+        model__embedding={"dim": 4, "ntypes": ["user"]},
+    ),
+    "categories that are no whole numbers": speaks(
+        "error arrays_usable: 'brand' (model.categories) is float32",
+        partition=make_partition(columns=make_columns(brand="float32")),
+        model__categories={"brand": 4},
+    ),
+    "categories in rows": speaks(
+        "error arrays_usable: 'brand' | rows of [3]",
+        partition=make_partition(columns=make_columns(brand="int64 3")),
+        model__categories={"brand": 4},
+    ),
+    "features of text": speaks(
+        "error arrays_usable: 'feat' | is object",
+        partition=make_partition(columns=make_columns(feat="object 3")),
+    ),
+    "features without width": speaks(
+        "error arrays_usable: rows without values",
+        partition=make_partition(columns=make_columns(feat="float32 0")),
+    ),
+    "no such target": speaks("error arrays_usable: 'y' (task.target)", task__target="y"),
+    "a target of numbers": speaks(
+        "error arrays_usable: 'label' (task.target) is float32[]",
+        partition=make_partition(columns=make_columns(label="float32")),
+    ),
+    "a target of rows": speaks(
+        "error arrays_usable: 'label' (task.target) is int64[3]",
+        partition=make_partition(columns=make_columns(label="int64 3")),
+    ),
+    "a target of several types": speaks(
+        "error arrays_usable: several node types have an array 'label': item, user",
+        partition=typed("item", "user"),
+    ),
+    "no such node type": speaks(
+        "error arrays_usable: no node type 'shop' | item, user",
+        partition=typed("item", "user"),
+        task__ntype="shop",
+    ),
+    "no training nodes": speaks(
+        "error nodes_to_train_on: no training nodes", partition=make_partition(splits={"train": 0})
+    ),
+    "fewer training nodes than workers": speaks(
+        "warn nodes_to_train_on: 2 workers share 1 training nodes",
+        partition=make_partition(splits={"train": 1}),
+    ),
+    "no validation nodes": speaks(
+        "warn nodes_to_train_on: no validation nodes; the best weights",
+        partition=make_partition(splits={"train": 9, "val": 0}),
+    ),
+    "no test nodes": speaks(
+        "warn nodes_to_train_on: no test nodes",
+        partition=make_partition(splits={"train": 9, "test": 0}),
+    ),
+    "a model that fails": speaks(
+        "error model_runs: m:Net fails on a batch",
+        job=replace(make_job(), dry_run=DryRun("error", "m:Net fails on a batch", "mend it")),
+    ),
+    "a fold that selects and is reported": speaks(
+        "warn fold_is_unseen: selects the best epoch",
+        task__kind="graph_classification",
+        graph={"format": "graphs", "path": ".", "folds": 5, "fold_for": "val"},
+    ),
+    "a batch of all training nodes": speaks(
+        "info batch_size_fits: a batch of 2 × 512 seeds | 1,023 training nodes",
+        partition=make_partition(splits={"train": 1023, "val": 1, "test": 1}),
+    ),
+    "weights and times of edges": speaks(
+        "info edge_arrays_read: _N:cites:_N, _N:by:_N have at, weight | no model reads",
+        partition=make_partition(edges=DATED),
+    ),
+    "features of edges beside weights": speaks(
+        "info edge_arrays_read: _N:cites:_N, _N:by:_N have at, which",
+        partition=make_partition(edges=DATED),
+        sampling__edge_weight="weight",
+    ),
+    "tasks that divide the same edges": speaks(
+        "error splits_agree: tasks a and b | _N:_E:_N differently",
+        partition=make_partition(edges={("_N", "_E", "_N"): {}}),
+        tasks__a__kind="link_prediction",
+        tasks__b__kind="link_prediction",
+        tasks__b__split__seed=1,
+    ),
+    "too many workers": speaks(
+        "error resources_fit: 3 × 1 CPUs do not fit: Ray has 2 CPUs | room for 2",
+        cluster__workers=3,
+    ),
+    "too many workers at the least": speaks(
+        "error resources_fit: 3 × 1 CPUs do not fit: Ray has 2 CPUs | room for 2",
+        cluster__workers=[3, 4],
+    ),
+    "fewer workers than the most": speaks(
+        "info resources_fit: starts with 2 workers of up to 4 | 2 CPUs", cluster__workers=[1, 4]
+    ),
+    "memory for many workers only": speaks(
+        "warn memory_fits: with 1 worker | 4.0 GiB | 3.0 GiB",
+        nodes=(make_node("a", memory=3 * GIB), make_node("b", memory=9 * GIB)),
+        partition=make_partition(bytes=4 * GIB),
+        cluster__workers=[1, 2],
+        sampling__cache=0.0,
+    ),
+    "CPUs that others use, of the fewest": speaks(
+        "warn resources_fit: 1 × 1 CPUs have to wait | leave 0 CPUs",
+        resources=make_resources(free=0),
+        cluster__workers=[1, 2],
+    ),
+    "a worker larger than any node": speaks(
+        "error resources_fit: 1 × 3 CPUs do not fit | 4 CPUs | 2 nodes | room for 0 such workers",
+        resources=make_resources(("a", 2, 0), ("b", 2, 0)),
+        cluster__workers=1,
+        cluster__cpus_per_worker=3,
+    ),
+    "too few GPUs": speaks(
+        "error resources_fit: 2 × 1 CPUs and 1 GPUs do not fit",
+        resources=make_resources(("a", 2, 1)),
+        **GPU_JOB,
+    ),
+    "CPUs that others use": speaks(
+        "warn resources_fit: have to wait | leave 1 CPUs", resources=make_resources(free=1)
+    ),
+    "CPUs that are not there": speaks(
+        "warn cpus_are_there: told of 8 CPUs, the machine has 2",
+        resources=make_resources(("a", 8, 0)),
+    ),
+    "a partition larger than memory": speaks(
+        "error memory_fits: 9.0 GiB | 8.0 GiB of memory", partition=make_partition(bytes=9 * GIB)
+    ),
+    "a partition larger than free memory": speaks(
+        "warn memory_fits: only 6.0 GiB of memory are free", partition=make_partition(bytes=5 * GIB)
+    ),
+    "weights larger than memory": speaks(
+        "error memory_fits: optimizer state (41.7 TiB) | 8.0 GiB of memory", model__hidden=10**9
+    ),
+    "weights and their optimizer's state larger than what is free": speaks(
+        "error memory_fits: optimizer state (6.4 GiB) | 6.0 GiB are available",
+        model__hidden=150_000,
+    ),
+    "weights larger than what is free while the graph is in memory": speaks(
+        "warn memory_fits: take 7.4 GiB, only 7.0 GiB of memory are free",
+        partition=make_partition(directory="", bytes=GIB),
+        model__hidden=150_000,
+    ),
+    "learned rows larger than memory": speaks(
+        "error memory_fits: learned rows (30.3 GiB) | 8.0 GiB of memory",
+        partition=make_partition(columns=make_columns(feat=None)),
+        model__embedding__dim=10**6,
+    ),
+    "weights larger than a GPU": speaks(
+        "error memory_fits: optimizer state take 21.4 GiB, a GPU has 1.0 GiB",
+        nodes=one(gpus=tuple(replace(gpu, memory=GIB) for gpu in GPUS)),
+        resources=WITH_GPUS,
+        **GPU_JOB,
+        model__hidden=10**6,
+    ),
+    "little shared memory": speaks(
+        "warn shared_memory: /dev/shm has 100 MiB free", nodes=one(shm_free=100 * 2**20)
+    ),
+    "little disk": speaks("warn disk_space: 512 MiB free", nodes=one(disk_free=GIB // 2)),
+    "no disk": speaks("error disk_space: 1 KiB free", nodes=one(disk_free=1024)),
+    "fp16 without GPUs": speaks(
+        "error devices_suit: fp16-mixed needs GPUs",
+        config=unvalidated(make_config(), "", precision="fp16-mixed"),
+    ),
+    "fp16 on a cluster without GPUs": speaks(
+        "error devices_suit: fp16-mixed needs GPUs",
+        nodes=one(versions=versions(torch="2.13.0")),
+        precision="fp16-mixed",
+        **GPU_JOB,
+    ),
+    "nccl without GPUs": speaks(
+        "error devices_suit: nccl works between GPUs",
+        config=unvalidated(make_config(), "comm", backend="nccl"),
+    ),
+    "an old torch that shards": speaks(
+        "error devices_suit: torch >= 2.9 on CPUs, and there is 2.8.0+cpu | on a",
+        nodes=one(versions=versions(torch="2.8.0+cpu")),
+        comm__shard="full",
+    ),
+    "GPUs without CUDA": speaks(
+        "error devices_suit: torch is a build without CUDA | on a", resources=WITH_GPUS, **GPU_JOB
+    ),
+    "parts that do not divide": speaks(
+        "info parts_and_workers: 3 parts do not divide evenly between 2 workers",
+        partition=make_partition(num_parts=3),
+    ),
+    "another checkout": speaks(
+        "error code_uniform: cccccccccccc on a | dddddddddddd on b", nodes=two(code="d" * 64)
+    ),
+    "another processor": speaks(
+        "warn hardware_uniform: the processor | A processor on a | An old one on b",
+        nodes=two(cpu="An old one"),
+        cluster__uniform="warn",
+    ),
+    "other instructions": speaks(
+        "error hardware_uniform: instructions | avx2 avx512_bf16 on a | avx2 on b",
+        nodes=two(cpu_flags=("avx2",)),
+    ),
+    "other GPUs": speaks(
+        "error hardware_uniform: V100 on a | H100 on b",
+        job=on_gpus(make_node(gpus=(OLD,)), make_node("b", gpus=(NEW,))),
+    ),
+    "a variable on one node": speaks(
+        "error environment_uniform: NCCL_ALGO | not set on a | Tree on b",
+        nodes=two(environment={"NCCL_ALGO": "Tree"}),
+    ),
+    "other threads": speaks(
+        "error environment_uniform: OMP_NUM_THREADS | 1 on a | 64 on b",
+        nodes=(
+            make_node(environment={"OMP_NUM_THREADS": "1"}),
+            make_node("b", environment={"OMP_NUM_THREADS": "64"}),
         ),
-        *("memory_fits", "error", ["optimizer state take 21.4 GiB, a GPU has 1.0 GiB"]),
     ),
-    "little shared memory": (
-        lambda: make_job(nodes=(make_node(shm_free=100 * 2**20),)),
-        *("shared_memory", "warn", ["/dev/shm has 100 MiB free"]),
+    "no shared memory": speaks(
+        "error shared_memory: /dev/shm has 1 MiB free | (on b)", nodes=two(shm_free=2**20)
     ),
-    "little disk": (
-        lambda: make_job(nodes=(make_node(disk_free=GIB // 2),)),
-        *("disk_space", "warn", ["512 MiB free"]),
+    "a name that is loopback": speaks(
+        "error host_name_resolves: 127.0.1.1 | 10.0.0.2 | (on b)",
+        nodes=two(network=make_network(2, resolves_to=("127.0.1.1",))),
     ),
-    "no disk": (
-        lambda: make_job(nodes=(make_node(disk_free=1024),)),
-        *("disk_space", "error", ["1 KiB free"]),
+    "an interface that is not there": speaks(
+        "error interfaces_there: GLOO_SOCKET_IFNAME is 'eth1' | eth2 | (on b)",
+        nodes=two(),
+        comm__env={"GLOO_SOCKET_IFNAME": "eth1"},
     ),
-    "fp16 without GPUs": (
-        lambda: make_job(unvalidated(make_config(), "", precision="fp16-mixed")),
-        *("devices_suit", "error", ["fp16-mixed needs GPUs"]),
+    "an interface that only the other node has": speaks(
+        "error interfaces_there: no interface 'eth1' | (on b)",
+        nodes=two(),
+        comm__env={"GLOO_SOCKET_IFNAME": "eth1,eth2"},
     ),
-    "fp16 on a cluster without GPUs": (
-        lambda: make_job(
-            make_config(precision="fp16-mixed", **GPU_JOB),
-            (make_node(versions=versions(torch="2.13.0")),),
-        ),
-        *("devices_suit", "error", ["fp16-mixed needs GPUs"]),
+    "an interface that one node alone lacks": speaks(
+        "error interfaces_there: no interface 'nope0'; there are: eth1, lo | (on a)",
+        comm__env={"GLOO_SOCKET_IFNAME": "nope0"},
     ),
-    "nccl without GPUs": (
-        lambda: make_job(unvalidated(make_config(), "comm", backend="nccl")),
-        *("devices_suit", "error", ["nccl works between GPUs"]),
+    "an interface that the shell names": speaks(
+        "error interfaces_there: GLOO_SOCKET_IFNAME is 'eth7' | (on a)",
+        nodes=one(environment={"GLOO_SOCKET_IFNAME": "eth7"}),
     ),
-    "an old torch that shards": (
-        lambda: make_job(
-            make_config(comm__shard="full"), (make_node(versions=versions(torch="2.8.0+cpu")),)
-        ),
-        *("devices_suit", "error", ["torch >= 2.9 on CPUs, and there is 2.8.0+cpu", "on a"]),
+    "an empty name of an interface": speaks(
+        "error interfaces_there: no interface ''", comm__env={"GLOO_SOCKET_IFNAME": ""}
     ),
-    "GPUs without CUDA": (
-        lambda: make_job(make_config(**GPU_JOB), resources=WITH_GPUS),
-        *("devices_suit", "error", ["torch is a build without CUDA", "on a"]),
+    "loopback for two hosts": speaks(
+        "error interfaces_there: lo reaches nothing but the node itself | (on b)",
+        nodes=two(),
+        comm__env={"GLOO_SOCKET_IFNAME": "lo"},
     ),
-    "parts that do not divide": (
-        lambda: make_job(partition=make_partition(num_parts=3)),
-        *("parts_and_workers", "info", ["3 parts do not divide evenly between 2 workers"]),
+    "an interface that is down": speaks(
+        "error interfaces_there: eth0 is down",
+        job=with_interface(Interface("eth0", ("10.1.0.1",), up=False)),
+    ),
+    "an interface without an address": speaks(
+        "error interfaces_there: eth0 has no IPv4 address", job=with_interface(Interface("eth0"))
+    ),
+    "an interface that NCCL does not find": speaks(
+        "error interfaces_there: NCCL_SOCKET_IFNAME is '=eth' | eth1, lo",
+        job=on_gpus(make_node(gpus=(NEW,)), comm__env={"NCCL_SOCKET_IFNAME": "=eth"}),
+    ),
+    "a level of debugging that there is none of": speaks(
+        "error debug_level_safe: LOTS | torch knows OFF | (on b)",
+        nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "lots"}),
+    ),
+    "a level of debugging that kills": speaks(
+        "error debug_level_safe: DETAIL | segmentation fault | (on b)",
+        nodes=two(environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}),
+    ),
+    "a full cache": speaks(
+        "warn cache_space: takes up to 10 KiB | has 1 KiB free | (on b)",
+        nodes=two(cache_free=2**10),
+    ),
+    "a clock of its own": speaks(
+        "warn clocks_agree: 60.0 s behind | (on b)", nodes=two(clock=-60.0)
+    ),
+    "few open files": speaks(
+        "warn open_files: at most 1024 files | (on b)", nodes=two(limits={"nofile": 1024})
+    ),
+    "a slow link": speaks(
+        "warn network_bandwidth: 100", nodes=two(), links=(Link("a", "b", 0.1, 100.0),)
+    ),
+    "a far node": speaks(
+        "warn network_latency: 20", nodes=two(), links=(Link("a", "b", 20.0, 20_000.0),)
+    ),
+    "no way between nodes": speaks(
+        "error network_reach: refused", nodes=two(), links=(Link("a", "b", None, None, "refused"),)
+    ),
+    "bf16 without instructions": speaks(
+        "info bf16_is_there: no bf16 instructions | (on b)",
+        nodes=two(cpu_flags=("avx2",)),
+        precision="bf16",
+    ),
+    "bf16 on old GPUs": speaks(
+        "warn bf16_is_there: V100 | bf16",
+        job=on_gpus(make_node(gpus=(OLD,)), precision="bf16-mixed"),
+    ),
+    "one GPU for two": speaks(
+        "error gpus_are_there: GPU-2 | two ranks | (on a, b)",
+        job=on_gpus(make_node(gpus=(NEW,)), make_node("b", gpus=(NEW,))),
+    ),
+    "a GPU in use": speaks(
+        "warn gpus_are_free: 77", job=on_gpus(make_node(gpus=(replace(NEW, processes=(77,)), OLD)))
+    ),
+    "a damaged part": speaks(
+        "error partition_visible: part1/graph.dgl | has changed | (on b)",
+        nodes=two(damaged={"part1/graph.dgl": "has changed"}),
+    ),
+    "one node with too little memory": speaks(
+        "error memory_fits: 4.0 GiB of memory | (on b)",
+        nodes=two(memory=4 * GIB, memory_available=3 * GIB),
+        partition=make_partition(bytes=9 * GIB),
     ),
 }
+
+# on both nodes, or for each of two names
+TWICE = ("an interface that only the other node has", "loopback for two hosts")
 
 SILENT: dict[str, Callable[[], Job]] = {
     "one node": make_job,
@@ -454,22 +591,18 @@ SILENT: dict[str, Callable[[], Job]] = {
 }
 
 
-def mixed(*dtypes: str) -> tuple[Column, ...]:
-    return tuple(Column(dtype, (8,)) for dtype in dtypes)
-
-
-def four() -> dict[str, dict[str, tuple[Column, ...]]]:
-    return {"_N": {name: columns * 2 for name, columns in make_columns()["_N"].items()}}
-
-
 @pytest.mark.parametrize("case", SPEAKS)
 def test_it_speaks(case: str) -> None:
-    job, name, severity, words = SPEAKS[case]
-    found = [finding for finding in check(job()) if finding.check == name]
-    assert [finding.severity for finding in found] == [severity]
-    for word in words:
-        assert word in str(found[0])
-    assert found[0].remedy or "no test nodes" in found[0].what
+    name, severity, words, job = SPEAKS[case]
+    findings = [finding for finding in check(job) if finding.check == name]
+    (finding,) = [f for f in findings if all(word in str(f) for word in words)]
+    assert finding.severity == severity
+    assert len(findings) == 1 + (case in TWICE)
+    assert finding.remedy or severity == "info" or "no test nodes" in finding.what
+
+
+def test_every_check_has_a_case() -> None:
+    assert {case.check for case in SPEAKS.values()} == {check.__name__ for check in CHECKS}
 
 
 @pytest.mark.parametrize("case", SILENT)
@@ -626,3 +759,107 @@ def test_sizes() -> None:
         *("0 B", "1023 B", "2 KiB", "512 MiB", "1.4 GiB", "3.0 TiB")
     ]
     assert size(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(("GLOO_SOCKET_IFNAME", "eth1"), ("GLOO_SOCKET_IFNAME", "lo")),  # on one node
+        *(("NCCL_SOCKET_IFNAME", "eth"), ("NCCL_SOCKET_IFNAME", "^docker,lo")),
+        *(("NCCL_SOCKET_IFNAME", "=eth1"), ("NCCL_SOCKET_IFNAME", "ib,eth")),
+    ],
+)
+def test_interfaces_that_are_there(variable: str, value: str) -> None:
+    node = make_node(gpus=(NEW, replace(NEW, uuid="GPU-3")))
+    assert check(on_gpus(node, comm__env={variable: value})) == ()
+
+
+def test_the_name_of_a_host_does_not_matter_where_the_interface_is_said() -> None:
+    network = make_network(2, resolves_to=("127.0.1.1",))
+    said = two(network=network, environment={"GLOO_SOCKET_IFNAME": "eth2"})
+    config = make_config(cluster__uniform="off")
+    assert check(make_job(config, said)) == ()
+    assert [f.check for f in check(make_job(config, two(network=network)))] == [
+        "host_name_resolves"
+    ]
+
+
+def test_the_names_that_can_be_allowed_are_those_of_the_checks() -> None:
+    names = {*described(), "name_free"}
+    assert sorted(names) == sorted((*ALLOWABLE, *BINDING))
+    assert len({*ALLOWABLE, *BINDING}) == len((*ALLOWABLE, *BINDING))
+
+
+@pytest.mark.parametrize("name", described())
+def test_every_check_says_what_it_looks_at(name: str) -> None:
+    sentence = described()[name]
+    assert sentence.endswith(".")
+    assert "``" not in sentence, "it is shown as Markdown"
+    assert 10 < len(sentence) < 200
+
+
+def test_what_is_allowed_says_no_more_how_to_allow_it() -> None:
+    config = make_config(cluster__allow=["hardware_uniform"])
+    (finding,) = check(make_job(config, two(cpu="An old one")))
+    assert finding.what.endswith("(allowed)")
+    assert finding.remedy == ""
+
+
+def test_what_is_allowed_does_not_stop_the_job() -> None:
+    nodes = two(cpu="An old one", code="d" * 64)
+    findings = check(make_job(make_config(cluster__allow=["hardware_uniform"]), nodes))
+    severities = {finding.check: finding.severity for finding in findings}
+    assert severities == {"hardware_uniform": "info", "code_uniform": "error"}
+    assert check(make_job(make_config(cluster__uniform="off"), nodes)) == ()
+
+
+def test_a_node_without_room_for_workers_may_differ() -> None:
+    resources = make_resources(("a", 0, 0), ("b", 2, 0), ("c", 2, 0))
+    nodes = (make_node("a", cpu="a small one", code="d" * 64), make_node("b"), make_node("c"))
+    assert check(make_job(nodes=nodes, resources=resources)) == ()
+
+
+def test_the_odd_node_is_named() -> None:
+    nodes = tuple(make_node(name) for name in "abcdefgh") + (make_node("i", cpu="An old one"),)
+    (finding,) = check(make_job(nodes=nodes))
+    assert finding.nodes == ("i",)
+    assert "A processor on a, b, c and 5 more" in finding.what
+    assert finding.values["the processor"]["An old one"] == ["i"]
+
+
+def test_one_node_alone_needs_no_network() -> None:
+    alone = make_node(network=make_network(resolves_to=("127.0.0.1",)), limits={"nofile": 256})
+    assert check(make_job(nodes=(alone,))) == ()
+
+
+def test_the_cluster_alone() -> None:
+    nodes = two(shm_free=0)
+    found = Survey(nodes, make_resources(("a", 2, 0), ("b", 2, 0)))
+    report = inspect(make_config(), found)
+    assert [finding.check for finding in report.findings] == ["shared_memory"]
+    assert (report.ok, report.verdict) == (False, "refused: 1 error")
+    assert report.to_dict()["communication"] is None
+    marked = inspect(make_config(), replace(found, nodes=two(python="3.12.1"))).rows()
+    assert marked[1][2] == "≠ 3.12.1"
+
+
+def test_a_thousand_nodes_are_judged_one_by_one() -> None:
+    """The worst case: every value of every node is another one."""
+    nodes = tuple(
+        replace(
+            make_node(),
+            node=f"n{i}",
+            id=f"{i:056x}",
+            cpu=f"processor {i}",
+            environment={"OMP_NUM_THREADS": str(i)},
+            network=make_network(i % 250 + 1, resolves_to=("127.0.1.1",)),
+        )
+        for i in range(1000)
+    )
+    given = make_resources(*((node.node, 2, 0) for node in nodes))
+    links = tuple(Link(f"n{i}", f"n{(i + 1) % 1000}", 20.0, 100.0) for i in range(1000))
+    report = preflight(make_config(), make_partition(), Survey(nodes, given, links))
+    assert {f.check for f in report.findings} >= {"host_name_resolves", "hardware_uniform"}
+    assert len([f for f in report.findings if f.check == "hardware_uniform"]) == 1
+    assert len(report.rows()) == len(report.comm.nodes) == 1000
+    print(f"{report.seconds:.2f} s for 1,000 nodes")
