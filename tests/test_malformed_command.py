@@ -23,10 +23,11 @@ def job(tmp_path: Path, name: str) -> list[str]:
     """A job on the malformed input, in an empty directory that becomes the current one."""
     (tmp_path / "input").mkdir()
     (tmp_path / "here").mkdir()
-    section, fragments = MALFORMED[name](tmp_path / "input")
+    build, fragments = MALFORMED[name]
+    section = build(tmp_path / "input")
     config = {"name": "bad", "graph": section, "model": {"kind": "gcn"}, "cluster": {"workers": 1}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
-    return fragments
+    return fragments.split("|")
 
 
 def judge(code: int, out: str, err: str, fragments: list[str], here: Path) -> None:

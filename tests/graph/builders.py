@@ -199,238 +199,164 @@ def _nan_features(row: int) -> Any:
 
 Builder = Callable[[Path], dict[str, Any]]
 
-_MALFORMED: dict[str, tuple[Builder, list[str]]] = {
-    # planetoid
-    "planetoid directory missing": (
-        lambda p: {"format": "planetoid", "path": str(p / "nowhere"), "name": "cora"},
-        ["nowhere"],
-    ),
-    "planetoid file missing": (lambda p: write_planetoid(p, allx=None), ["ind.tiny.allx"]),
-    "planetoid path is a file": (
-        _bare(lambda f: f.write_bytes(b"x"), "planetoid", name="cora"),
-        ["input"],
-    ),
-    "planetoid part is a directory": (
+
+def planetoid(**changes: Any) -> Builder:
+    """A builder of the planetoid graph with some parts changed."""
+    return lambda directory: write_planetoid(directory, **changes)
+
+
+def npz(**changes: Any) -> Builder:
+    return lambda directory: write_npz(directory, **changes)
+
+
+def dgl(**changes: Any) -> Builder:
+    return lambda directory: write_dgl(directory, **changes)
+
+
+# Name → builder, which writes a malformed input to an empty directory and returns the ``graph:``
+# section that names it; and the fragments of the message that must come of it, joined by ``|``.
+Cases = dict[str, tuple[Builder, str]]
+_PLANETOID: Cases = {
+    "file missing": (planetoid(allx=None), "allx"),
+    "part is a directory": (
         lambda p: ((p / "ind.tiny.ty").mkdir(), write_planetoid(p, ty=None))[1],
-        ["ind.tiny.ty", "directory"],
+        "ty|directory",
     ),
-    "planetoid part is a pipe": (
+    "part is a pipe": (
         lambda p: (os.mkfifo(p / "ind.tiny.ty"), write_planetoid(p, ty=None))[1],
-        ["ind.tiny.ty", "not a regular file"],
+        "ty|not a regular file",
     ),
-    "planetoid file empty": (lambda p: write_planetoid(p, ty=b""), ["ind.tiny.ty", "empty"]),
-    "planetoid file truncated": (
-        lambda p: _cut(write_planetoid(p), 0.6, "allx"),
-        ["ind.tiny.allx", "truncated"],
-    ),
-    "planetoid file is text": (
-        lambda p: write_planetoid(p, graph=b"0: 1 2\n1: 0\n"),
-        ["ind.tiny.graph", "not a whole pickle"],
-    ),
-    "planetoid pickle runs a command": (
+    "file empty": (planetoid(ty=b""), "ty|empty"),
+    "file truncated": (lambda p: _cut(write_planetoid(p), 0.6, "allx"), "allx|truncated"),
+    "file is text": (planetoid(graph=b"0: 1 2\n1: 0\n"), "graph|not a whole pickle"),
+    "pickle runs a command": (
         lambda p: write_planetoid(p, y=Runs(os.system, f"touch {p}/owned")),
-        ["ind.tiny.y", "refused", "system"],
+        "y|refused|system",
     ),
-    "planetoid pickle evaluates": (
+    "pickle evaluates": (
         lambda p: write_planetoid(p, graph=Runs(eval, f"open({str(p / 'owned')!r}, 'w')")),
-        ["ind.tiny.graph", "refused", "eval"],
+        "graph|refused|eval",
     ),
-    "planetoid pickle with a deep key": (
-        lambda p: write_planetoid(p, graph=_DEEP_KEY),
-        ["ind.tiny.graph", "more than 1000 tuples"],
+    "pickle with a deep key": (planetoid(graph=_DEEP_KEY), "graph|more than 1000 tuples"),
+    "pickle with deep lists": (planetoid(graph=_DEEP_LIST), "graph|a dict"),
+    "pickle with a shared list": (
+        planetoid(graph=_SHARED_LIST),
+        "graph|more neighbours than it has bytes",
     ),
-    "planetoid pickle with deep lists": (
-        lambda p: write_planetoid(p, graph=_DEEP_LIST),
-        ["ind.tiny.graph", "a dict"],
+    "pickle with a huge memo": (planetoid(graph=_MEMO_BOMB), "graph|the memo index 2147483646"),
+    "pickle with a huge array": (
+        planetoid(ally=_array_pickle(_HUGE + b"K\x02\x86")),
+        "ally|17592186044416",
     ),
-    "planetoid pickle with a shared list": (
-        lambda p: write_planetoid(p, graph=_SHARED_LIST),
-        ["ind.tiny.graph", "more neighbours than it has bytes"],
-    ),
-    "planetoid pickle with a huge memo": (
-        lambda p: write_planetoid(p, graph=_MEMO_BOMB),
-        ["ind.tiny.graph", "the memo index 2147483646"],
-    ),
-    "planetoid pickle with a huge array": (
-        lambda p: write_planetoid(p, ally=_array_pickle(_HUGE + b"K\x02\x86")),
-        ["ind.tiny.ally", "17592186044416"],
-    ),
-    "planetoid csr with huge columns": (
-        lambda p: write_planetoid(
-            p,
+    "csr with huge columns": (
+        planetoid(
             **{
                 part: sp.csr_matrix((n, 2**40), dtype=np.float32)
                 for part, n in (("x", 2), ("allx", 5), ("tx", 3))
-            },
+            }
         ),
-        ["ind.tiny.allx", "GiB"],
+        "allx|GiB",
     ),
-    "planetoid rows disagree": (
-        lambda p: write_planetoid(p, ally=tiny_parts()["ally"][:4]),
-        ["ind.tiny.ally", "4 rows", "allx holds 5"],
+    "rows disagree": (planetoid(ally=tiny_parts()["ally"][:4]), "ally|4 rows|allx holds 5"),
+    "columns disagree": (planetoid(tx=sp.csr_matrix(np.ones((3, 4), np.float32))), "tx|4 columns"),
+    "NaN": (planetoid(allx=_nan_features(3)), "allx: row 3|column 1|nan"),
+    "label of two classes": (
+        planetoid(ally=np.array([[0, 1], [1, 0], [1, 1], [0, 1], [1, 0]])),
+        "ally: row 2|[1, 1]",
     ),
-    "planetoid columns disagree": (
-        lambda p: write_planetoid(p, tx=sp.csr_matrix(np.ones((3, 4), np.float32))),
-        ["ind.tiny.tx", "4 columns"],
+    "test node twice": (planetoid(test_index=b"7\n5\n7\n"), "test.index: line 3|'7'|twice"),
+    "test node far away": (
+        planetoid(test_index=b"7\n5\n99999999999\n"),
+        "test.index: line 3|99999999999",
     ),
-    "planetoid NaN": (
-        lambda p: write_planetoid(p, allx=_nan_features(3)),
-        ["ind.tiny.allx: row 3", "column 1", "nan"],
+    "edge to nowhere": (planetoid(graph={**TINY_ADJACENCY, 4: [5, 80]}), "graph: row 4|80"),
+    "neighbours are text": (planetoid(graph={**TINY_ADJACENCY, 4: ["5"]}), "graph: row 4"),
+}
+_NPZ: Cases = {
+    "with objects": (
+        lambda p: write_npz(p, node_labels=np.array([Runs(os.system, f"touch {p}/owned")] * 6)),
+        "node_labels|refused",
     ),
-    "planetoid label of two classes": (
-        lambda p: write_planetoid(p, ally=np.array([[0, 1], [1, 0], [1, 1], [0, 1], [1, 0]])),
-        ["ind.tiny.ally: row 2", "[1, 1]"],
+    "huge shape": (_huge_npy, "node_features|1000000000000"),
+    "labels too few": (npz(node_labels=np.array([0, 1, 0, 1, 0])), "node_labels|(5,)|6 nodes"),
+    "features too few": (npz(node_features=np.ones((5, 2), np.float32)), "node_labels|5 nodes"),
+    "edge out of range": (npz(**changed("edges", (3, 1), 6)), "edges, row 3|6"),
+    "edge negative": (npz(**changed("edges", (2, 0), -1)), "edges, row 2|-1"),
+    "edges transposed": (npz(edges=tiny_arrays()["edges"].T), "edges|(2, 5)|[E, 2]"),
+    "edges float": (npz(edges=tiny_arrays()["edges"] * 1.0), "edges|float64"),
+    "no edges": (npz(edges=np.zeros((0, 2), np.int64)), "edges|no edges"),
+    "NaN": (npz(**changed("node_features", (4, 1), np.nan)), "node_features, row 4|column 1|nan"),
+    "infinity": (npz(**changed("node_features", (5, 0), -np.inf)), "node_features, row 5|-inf"),
+    "mask overlap": (npz(**changed("val_masks", (0, 1), True)), "val_masks, row 1|train_mask"),
+    "mask of ids": (
+        npz(train_masks=np.array([[0, 1, 2, 3, 4, 5]])),
+        "train_masks, row 2|neither 0 nor 1",
     ),
-    "planetoid test node twice": (
-        lambda p: write_planetoid(p, test_index=b"7\n5\n7\n"),
-        ["ind.tiny.test.index: line 3", "'7'", "twice"],
+    "mask too short": (npz(test_masks=np.zeros((2, 5), dtype=bool)), "test_masks|(5,)|6 nodes"),
+    "no training nodes": (
+        npz(train_masks=np.zeros((2, 6), dtype=bool)),
+        "train_masks|no training nodes",
     ),
-    "planetoid test node far away": (
-        lambda p: write_planetoid(p, test_index=b"7\n5\n99999999999\n"),
-        ["ind.tiny.test.index: line 3", "99999999999"],
+    "label negative": (npz(**changed("node_labels", 2, -7)), "node_labels, row 2|-7"),
+    "label enormous": (
+        npz(**changed("node_labels", 2, 10**12)),
+        "node_labels, row 2|1000000000000",
     ),
-    "planetoid edge to nowhere": (
-        lambda p: write_planetoid(p, graph={**TINY_ADJACENCY, 4: [5, 80]}),
-        ["ind.tiny.graph: row 4", "80"],
+    "label fractional": (npz(node_labels=np.array([0, 1, 0.5, 1, 0, 1])), "node_labels, row 2|0.5"),
+    "training node without label": (
+        npz(**changed("node_labels", 1, -1)),
+        "train_masks, row 1|no label",
     ),
-    "planetoid neighbours are text": (
-        lambda p: write_planetoid(p, graph={**TINY_ADJACENCY, 4: ["5"]}),
-        ["ind.tiny.graph: row 4"],
+    "split out of range": (
+        lambda p: {**write_npz(p), "split": 2},
+        "train_masks|graph.split is 2|2 splits",
     ),
-    # npz
-    "npz missing": (lambda p: {"format": "npz", "path": str(p / "gone.npz")}, ["gone.npz"]),
-    "npz is a directory": (_bare(Path.mkdir, "npz"), ["input", "directory"]),
-    "npz empty": (_bare(Path.touch, "npz"), ["input", "empty"]),
+}
+_DGL: Cases = {
+    "edge out of range": (dgl(dst=(1, 2, 9, 0)), "_N:_E:_N, row 2|9"),
+    "NaN": (dgl(feat=np.array([[0.0], [1.0], [np.nan], [2.0]])), "_N/feat, row 2|nan"),
+    "rows disagree": (dgl(feat=np.array([[0.0], [1.0], [3.0]])), "_N/feat|(3, 1)|4 nodes"),
+    "mask overlap": (dgl(val_mask=np.array([0, 1, 1, 0])), "_N/val_mask, row 1|train_mask"),
+    "without masks": (
+        dgl(train_mask=None, val_mask=None, test_mask=None),
+        "_N/train_mask|no node type has a train_mask",
+    ),
+}
+_FILES: Cases = {
+    "planetoid directory missing": (
+        lambda p: {"format": "planetoid", "path": str(p / "nowhere"), "name": "cora"},
+        "nowhere",
+    ),
+    "planetoid path is a file": (
+        _bare(lambda f: f.write_bytes(b"x"), "planetoid", name="cora"),
+        "input",
+    ),
+    "npz missing": (lambda p: {"format": "npz", "path": str(p / "gone.npz")}, "gone.npz"),
+    "npz is a directory": (_bare(Path.mkdir, "npz"), "input|directory"),
+    "npz empty": (_bare(Path.touch, "npz"), "input|empty"),
     "npz is text": (
         _bare(lambda f: f.write_text("0 1\n1 2\n"), "npz"),
-        ["input", "not a complete NumPy archive"],
+        "input|not a complete NumPy archive",
     ),
-    "npz truncated": (lambda p: _cut(write_npz(p), 0.5), ["tiny.npz", "truncated"]),
-    "npz array missing": (
-        lambda p: write_npz(p, edges=None),
-        ["tiny.npz", "no array edges", "node_labels"],
-    ),
-    "npz with objects": (
-        lambda p: write_npz(p, node_labels=np.array([Runs(os.system, f"touch {p}/owned")] * 6)),
-        ["tiny.npz: node_labels", "refused"],
-    ),
-    "npz damaged header": (_npy_header_bomb, ["tiny.npz"]),
-    "npz huge shape": (_huge_npy, ["tiny.npz: node_features", "1000000000000"]),
-    "npz labels too few": (
-        lambda p: write_npz(p, node_labels=np.array([0, 1, 0, 1, 0])),
-        ["tiny.npz: node_labels", "(5,)", "6 nodes"],
-    ),
-    "npz features too few": (
-        lambda p: write_npz(p, node_features=np.ones((5, 2), np.float32)),
-        ["tiny.npz: node_labels", "5 nodes"],
-    ),
-    "npz edge out of range": (
-        lambda p: write_npz(p, **changed("edges", (3, 1), 6)),
-        ["tiny.npz: edges, row 3", "6"],
-    ),
-    "npz edge negative": (
-        lambda p: write_npz(p, **changed("edges", (2, 0), -1)),
-        ["tiny.npz: edges, row 2", "-1"],
-    ),
-    "npz edges transposed": (
-        lambda p: write_npz(p, edges=tiny_arrays()["edges"].T),
-        ["tiny.npz: edges", "(2, 5)", "[E, 2]"],
-    ),
-    "npz edges float": (
-        lambda p: write_npz(p, edges=tiny_arrays()["edges"] * 1.0),
-        ["tiny.npz: edges", "float64"],
-    ),
-    "npz no edges": (
-        lambda p: write_npz(p, edges=np.zeros((0, 2), np.int64)),
-        ["tiny.npz: edges", "no edges"],
-    ),
-    "npz NaN": (
-        lambda p: write_npz(p, **changed("node_features", (4, 1), np.nan)),
-        ["tiny.npz: node_features, row 4", "column 1", "nan"],
-    ),
-    "npz infinity": (
-        lambda p: write_npz(p, **changed("node_features", (5, 0), -np.inf)),
-        ["tiny.npz: node_features, row 5", "-inf"],
-    ),
-    "npz mask overlap": (
-        lambda p: write_npz(p, **changed("val_masks", (0, 1), True)),
-        ["tiny.npz: val_masks, row 1", "train_mask"],
-    ),
-    "npz mask of ids": (
-        lambda p: write_npz(p, train_masks=np.array([[0, 1, 2, 3, 4, 5]])),
-        ["tiny.npz: train_masks, row 2", "neither 0 nor 1"],
-    ),
-    "npz mask too short": (
-        lambda p: write_npz(p, test_masks=np.zeros((2, 5), dtype=bool)),
-        ["tiny.npz: test_masks", "(5,)", "6 nodes"],
-    ),
-    "npz no training nodes": (
-        lambda p: write_npz(p, train_masks=np.zeros((2, 6), dtype=bool)),
-        ["tiny.npz: train_masks", "no training nodes"],
-    ),
-    "npz label negative": (
-        lambda p: write_npz(p, **changed("node_labels", 2, -7)),
-        ["tiny.npz: node_labels, row 2", "-7"],
-    ),
-    "npz label enormous": (
-        lambda p: write_npz(p, **changed("node_labels", 2, 10**12)),
-        ["tiny.npz: node_labels, row 2", "1000000000000"],
-    ),
-    "npz label fractional": (
-        lambda p: write_npz(p, node_labels=np.array([0, 1, 0.5, 1, 0, 1])),
-        ["tiny.npz: node_labels, row 2", "0.5"],
-    ),
-    "npz training node without label": (
-        lambda p: write_npz(p, **changed("node_labels", 1, -1)),
-        ["tiny.npz: train_masks, row 1", "no label"],
-    ),
-    "npz split out of range": (
-        lambda p: {**write_npz(p), "split": 2},
-        ["tiny.npz: train_masks", "graph.split is 2", "2 splits"],
-    ),
-    # dgl
-    "dgl missing": (lambda p: {"format": "dgl", "path": str(p / "gone.dgl")}, ["gone.dgl"]),
-    "dgl is a directory": (_bare(Path.mkdir, "dgl"), ["input", "directory"]),
+    "npz truncated": (lambda p: _cut(write_npz(p), 0.5), "tiny.npz|truncated"),
+    "npz array missing": (npz(edges=None), "tiny.npz|no array edges|node_labels"),
+    "npz damaged header": (_npy_header_bomb, "tiny.npz"),
+    "dgl missing": (lambda p: {"format": "dgl", "path": str(p / "gone.dgl")}, "gone.dgl"),
+    "dgl is a directory": (_bare(Path.mkdir, "dgl"), "input|directory"),
     "dgl garbage": (
         _bare(lambda f: f.write_bytes(bytes(range(256)) * 40), "dgl"),
-        ["input", "dgl.save_graphs"],
+        "input|dgl.save_graphs",
     ),
-    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), ["tiny.dgl", "truncated"]),
-    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), ["tiny.dgl", "truncated"]),
-    "dgl index out of range": (
-        lambda p: {**write_dgl(p), "index": 3},
-        ["tiny.dgl", "graph.index is 3"],
-    ),
-    "dgl edge out of range": (
-        lambda p: write_dgl(p, dst=(1, 2, 9, 0)),
-        ["tiny.dgl: _N:_E:_N, row 2", "9"],
-    ),
-    "dgl NaN": (
-        lambda p: write_dgl(p, feat=np.array([[0.0], [1.0], [np.nan], [2.0]])),
-        ["tiny.dgl: _N/feat, row 2", "nan"],
-    ),
-    "dgl rows disagree": (
-        lambda p: write_dgl(p, feat=np.array([[0.0], [1.0], [3.0]])),
-        ["tiny.dgl: _N/feat", "(3, 1)", "4 nodes"],
-    ),
-    "dgl mask overlap": (
-        lambda p: write_dgl(p, val_mask=np.array([0, 1, 1, 0])),
-        ["tiny.dgl: _N/val_mask, row 1", "train_mask"],
-    ),
-    "dgl without masks": (
-        lambda p: write_dgl(p, train_mask=None, val_mask=None, test_mask=None),
-        ["tiny.dgl: _N/train_mask", "no node type has a train_mask"],
-    ),
+    "dgl truncated": (lambda p: _cut(write_dgl(p), 0.95), "tiny.dgl|truncated"),
+    "dgl header only": (lambda p: _cut(write_dgl(p), 0.1), "tiny.dgl|truncated"),
+    "dgl index out of range": (lambda p: {**write_dgl(p), "index": 3}, "tiny.dgl|graph.index is 3"),
 }
-
-
-def _build(name: str) -> Callable[[Path], tuple[dict[str, Any], list[str]]]:
-    builder, fragments = _MALFORMED[name]
-    return lambda directory: (builder(directory), fragments)
-
-
-MALFORMED: dict[str, Callable[[Path], tuple[dict[str, Any], list[str]]]] = {
-    name: _build(name) for name in _MALFORMED
+MALFORMED: Cases = _FILES | {
+    f"{kind} {name}": (build, place + fragments)
+    for kind, place, cases in (
+        ("planetoid", "ind.tiny.", _PLANETOID),
+        ("npz", "tiny.npz: ", _NPZ),
+        ("dgl", "tiny.dgl: ", _DGL),
+    )
+    for name, (build, fragments) in cases.items()
 }
-"""Name → builder: given an empty directory it writes a malformed input there and returns the
-``graph:`` section that names it and fragments of the message that must come of it."""
