@@ -15,7 +15,6 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -208,19 +207,6 @@ def _numpy_dtype(dtype: _Dtype) -> np.dtype[Any]:
         raise _Unexpected(f"a numpy array of dtype {brief(code)}") from None
 
 
-@dataclass(frozen=True)
-class CsrMatrix:
-    """A sparse matrix whose arrays are consistent with each other, its values unchecked.
-
-    ``indptr`` int64 ``[rows + 1]``, ``indices`` int64 and ``data`` (any number) ``[nnz]``.
-    """
-
-    shape: tuple[int, int]
-    indptr: Array
-    indices: Array
-    data: Array
-
-
 def load_array(path: Path) -> Array:
     """The NumPy array of numbers that the pickle ``path`` holds.
 
@@ -235,41 +221,29 @@ def load_array(path: Path) -> Array:
         raise _damaged(path, str(error)) from None
 
 
-def load_csr(path: Path) -> CsrMatrix:
-    """The scipy CSR matrix that ``path`` holds; raises as :func:`load_array` does."""
+def load_csr(path: Path) -> Any:
+    """The scipy CSR matrix that ``path`` holds, its arrays consistent with each other, its values
+    unchecked; raises as :func:`load_array` does."""
+    from scipy.sparse import csr_matrix
+
     value = load_pickle(read_bytes(path), path)
     try:
-        if not isinstance(value, _Csr):
+        if not isinstance(value, _Csr) or not isinstance(value.state, dict):
             raise _Unexpected(f"{brief(value)} where a scipy csr_matrix was due")
-        state = value.state if isinstance(value.state, dict) else {}
-        indptr, indices, data = (to_array(state.get(key)) for key in ("indptr", "indices", "data"))
+        shape = value.state.get("_shape")
+        match shape:
+            case (int(rows), int(cols)) if 0 <= rows <= _MAX_SIDE and 0 <= cols <= _MAX_SIDE:
+                pass
+            case _:
+                raise _Unexpected(f"a csr_matrix with the shape {brief(shape)}")
+        data, *pointers = (to_array(value.state.get(key)) for key in ("data", "indices", "indptr"))
+        if any(array.dtype.kind not in "iu" or array.ndim != 1 for array in pointers):
+            raise _Unexpected("a csr_matrix whose indices are no integers")
+        matrix = csr_matrix((data, *pointers), shape=(rows, cols))
+        matrix.check_format(full_check=True)
     except (_Unexpected, ValueError) as error:
         raise _damaged(path, str(error)) from None
-    match state.get("_shape"):
-        case (int(rows), int(cols)) if 0 <= rows <= _MAX_SIDE and 0 <= cols <= _MAX_SIDE:
-            pass
-        case shape:
-            raise _damaged(path, f"a csr_matrix with the shape {brief(shape)}")
-    integers = indptr.dtype.kind in "iu" and indices.dtype.kind in "iu"
-    flat = all(array.ndim == 1 for array in (indptr, indices, data))
-    if not integers or not flat or len(indptr) != rows + 1:
-        raise _damaged(path, f"a csr_matrix of {rows} rows with {indptr.size} row pointers")
-    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
-    if indptr[0] != 0 or indptr[-1] != len(indices) or len(data) != len(indices):
-        raise _damaged(
-            path,
-            f"a csr_matrix whose row pointers run from {indptr[0]} to {indptr[-1]} "
-            f"over {len(indices)} columns and {len(data)} values",
-        )
-    falling = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if len(falling):
-        raise _damaged(path, "a csr_matrix with falling row pointers", row=int(falling[0]))
-    outside = np.flatnonzero((indices < 0) | (indices >= cols))
-    if len(outside):
-        row = int(np.searchsorted(indptr, outside[0], side="right")) - 1
-        what = f"a csr_matrix of {cols} columns with column {indices[outside[0]]}"
-        raise _damaged(path, what, row=row)
-    return CsrMatrix((rows, cols), indptr, indices, data)
+    return matrix
 
 
 def load_adjacency(path: Path) -> dict[int, list[int]]:

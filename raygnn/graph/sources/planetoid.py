@@ -10,6 +10,7 @@ features or label. ``graph`` is a dict of node → neighbours.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from raygnn.graph.data import (
     etype_str,
 )
 from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory, read_bytes
-from raygnn.graph.sources.pickles import CsrMatrix, load_adjacency, load_array, load_csr
+from raygnn.graph.sources.pickles import load_adjacency, load_array, load_csr
 from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
@@ -102,7 +103,7 @@ def _file(graph: PlanetoidGraph, part: str) -> Path:
     return Path(graph.path) / f"ind.{graph.name}.{part}"
 
 
-def _features(file: Path) -> CsrMatrix:
+def _features(file: Path) -> Any:
     matrix = load_csr(file)
     bad = np.flatnonzero(~np.isfinite(matrix.data))
     if len(bad):
@@ -153,7 +154,7 @@ def _test_index(file: Path, rows: int, first: int, num: int) -> Array:
     return ids
 
 
-def _fill(feat: Array, nodes: Array, matrix: CsrMatrix) -> None:
+def _fill(feat: Array, nodes: Array, matrix: Any) -> None:
     rows = np.repeat(nodes, np.diff(matrix.indptr))
     feat[rows, matrix.indices] = matrix.data
 

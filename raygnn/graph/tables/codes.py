@@ -1,4 +1,8 @@
-"""Words and whole numbers as codes: classes and categories from 0, splits, truth values."""
+"""Words and whole numbers as codes: classes and categories from 0, splits, truth values.
+
+What reads a chunk raises DataError, naming file, row and column, for a value that is neither text
+nor a whole number, or that may not be.
+"""
 
 from __future__ import annotations
 
@@ -64,12 +68,7 @@ class Codes:
         self._rows = Growing(np.int64)
 
     def add(self, chunk: Chunk) -> None:
-        """Append a chunk's rows.
-
-        Raises:
-            DataError: a value that is neither text nor a whole number, a null that may not be, or
-                more different values than allowed.
-        """
+        """Append a chunk's rows."""
 
         def code_of(value: Any) -> int:
             if value not in self._code_of and len(self._code_of) == self._most:
@@ -86,9 +85,6 @@ class Codes:
         """Codes, int64 ``[N]``, also of the rows up to ``num``, which have no value; and for each
         code what it stands for: integers where all are, else text, and None for the bucket, which
         is 0. A row without a value is in the bucket; where there is none it is -1.
-
-        Raises:
-            DataError: a word that the vocabulary does not have, and no bucket.
         """
         if num is not None:
             self._rows.pad(num, -1)
@@ -170,9 +166,6 @@ def splits(chunk: Chunk, column: str, words: Mapping[str, str]) -> Array:
 
     Args:
         words: what else stands for them.
-
-    Raises:
-        DataError: another word.
     """
     split_of = {**{split: split for split in SPLITS}, **words}
 
@@ -188,11 +181,7 @@ def splits(chunk: Chunk, column: str, words: Mapping[str, str]) -> Array:
 
 
 def truths(chunk: Chunk, column: str) -> Array:
-    """A column of truth values, or of 0 and 1, as bool ``[n]``; null is false.
-
-    Raises:
-        DataError: another value.
-    """
+    """A column of truth values, or of 0 and 1, as bool ``[n]``; null is false."""
 
     def code_of(value: Any) -> int:
         if str(value).lower() not in _TRUTHS:
@@ -221,9 +210,6 @@ def _mapped(
             `_Refused`.
         null: the code of rows without a value.
         required: what to do about such rows where there may be none.
-
-    Raises:
-        DataError: a value that is neither text nor a whole number, or is refused.
     """
     array = _discrete(chunk, column, remedy)
     if required and array.null_count:

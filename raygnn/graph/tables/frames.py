@@ -1,4 +1,8 @@
-"""One table of nodes or of edges: ids or ends, features, categories, labels, splits."""
+"""One table of nodes or of edges: ids or ends, features, categories, labels, splits.
+
+What reads a chunk raises DataError, naming file, row and column; what takes the arrays does for a
+row that is in a split and has no label, and for a word that the vocabulary does not have.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +74,6 @@ class Targets:
 
         Classes are int64 ``[N]``, -1 = unknown; numbers float32 ``[N]``, NaN = unknown. Rows that
         were never added, up to ``num``, have no label and are in no split.
-
-        Raises:
-            DataError: a row is in a split and has no label, or a class is not in the vocabulary.
         """
         data: dict[str, Array] = {}
         unknown: Array | None = None
@@ -180,9 +181,6 @@ class Nodes:
     def frame(self) -> NodeFrame:
         """The arrays: those of features float32 ``[N, F]``, categories int64 ``[N]``, and what
         :meth:`Targets.take` gives; of nodes that edges added: ``fill``, no label, no split.
-
-        Raises:
-            DataError: a node is in a split and has no label, or a word is not in the vocabulary.
         """
         num = len(self.ids)
         data = {name: features.take(num) for name, features in self._features.items()}
@@ -220,9 +218,6 @@ def read_edges(
 
     Returns:
         Edge type → its edges, and array → what its codes stand for.
-
-    Raises:
-        DataError: naming file, row and column.
     """
     ends = [(table.source, nodes[etype[0]].ids), (table.target, nodes[etype[2]].ids)]
     arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept

@@ -1,4 +1,8 @@
-"""The numbers of nodes by their ids: whole numbers or text, in order of appearance."""
+"""The numbers of nodes by their ids: whole numbers or text, in order of appearance.
+
+What reads a chunk raises DataError, naming file, row and column, for an id that is missing, of
+another kind, there twice, or of no node.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +42,7 @@ class Ids:
         return len(self.values)
 
     def add(self, chunk: Chunk, column: str) -> None:
-        """Append the ids of a table of nodes; they are numbered once `close` is called.
-
-        Raises:
-            DataError: one is missing, or neither text nor a whole number.
-        """
+        """Append the ids of a table of nodes; they are numbered once `close` is called."""
         array = refuse_nulls(chunk, column, "give each node an id")
         if not chunk.text(column):
             array = _integers(chunk, column, array)
@@ -53,11 +53,7 @@ class Ids:
         self._chunks.append(array)
 
     def close(self, reader: Reader, column: str) -> None:
-        """Number what was added.
-
-        Raises:
-            DataError: an id is there twice.
-        """
+        """Number what was added."""
         self.values = _joined(self._chunks)
         self._chunks = []
         if pc.count_distinct(self.values).as_py() == len(self.values):
@@ -79,9 +75,6 @@ class Ids:
 
         Returns:
             The numbers, and which rows are to be dropped (bool ``[n]``); None = none.
-
-        Raises:
-            DataError: an end is missing or not of the kind of the ids, or there is no such node.
         """
         ends = self._ends(chunk, column, missing)
         numbers = self._find(ends)
@@ -95,11 +88,7 @@ class Ids:
         return to_numpy(pc.fill_null(numbers, 0)).astype(np.int64), to_numpy(unknown)
 
     def learn(self, chunk: Chunk, columns: Sequence[str]) -> None:
-        """Number the ids in columns of ends that no node has yet, row by row.
-
-        Raises:
-            DataError: as `numbers` does.
-        """
+        """Number the ids in columns of ends that no node has yet, row by row."""
         ends = [self._ends(chunk, column, "add") for column in columns]
         by_row = np.arange(len(ends) * chunk.num).reshape(len(ends), -1).T.reshape(-1)
         mentioned = pa.concat_arrays(ends).take(pa.array(by_row))
