@@ -134,8 +134,8 @@ class RemotePath:
         with self.reported("cannot be looked at"):
             return self._fs.get_file_info(self.path)
 
-    def reported(self, what: str) -> AbstractContextManager[None]:
-        return _reported(self.root, str(self), what)
+    def reported(self, message: str) -> AbstractContextManager[None]:
+        return _reported(self.root, str(self), message)
 
 
 class _Raw(io.RawIOBase):
@@ -177,14 +177,14 @@ class _Raw(io.RawIOBase):
 
 
 @contextmanager
-def _reported(uri: Uri, where: str, what: str) -> Iterator[None]:
+def _reported(uri: Uri, where: str, message: str) -> Iterator[None]:
     """Turns the file system's errors into ours, without what is secret."""
     try:
         yield
     except (OSError, ValueError, NotImplementedError) as error:  # all that pyarrow raises
         # its own cause is left out: it may name the credentials
         raise DataError(
-            f"{what}: {uri.hide(str(error))}",
+            f"{message}: {uri.hide(str(error))}",
             where=where,
             remedy="check partition.path, the credentials on this node and the connection",
         ) from None

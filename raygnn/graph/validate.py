@@ -146,8 +146,8 @@ def _check_labels(data: GraphData, ntype: str) -> None:
     if isinstance(label, np.ndarray) and label.dtype == np.float32 and label.ndim == 1:
         infinite = _first(np.isinf(label))
         if infinite is not None:
-            what = f"the label is {label[infinite]}"
-            raise _error(data, key, what, "Labels are finite; NaN means unknown.", row=infinite)
+            message = f"the label is {label[infinite]}"
+            raise _error(data, key, message, "Labels are finite; NaN means unknown.", row=infinite)
         return
     if not isinstance(label, np.ndarray) or label.dtype != np.int64 or label.ndim != 1:
         raise _error(
@@ -227,10 +227,10 @@ def _pieces(array: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _error(
-    data: GraphData, key: str, what: str, remedy: str | None = None, *, row: int | None = None
+    data: GraphData, key: str, message: str, remedy: str | None = None, *, row: int | None = None
 ) -> DataError:
     where = data.origin.get(key) or f"{data.origin.get('', data.name)}: {key}"
-    return DataError(what, where=where if row is None else f"{where}, row {row}", remedy=remedy)
+    return DataError(message, where=where if row is None else f"{where}, row {row}", remedy=remedy)
 
 
 def check_weights(name: str, etype: EdgeType, weight: Any) -> None:

@@ -232,8 +232,8 @@ def read_collection(directory: Path) -> CollectionMeta:
     except (ValueError, RecursionError):
         raise damaged(path, "it is damaged: no JSON") from None
     if isinstance(content, dict) and content.get("version") != VERSION:
-        what = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
-        raise damaged(path, what)
+        message = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
+        raise damaged(path, message)
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
@@ -254,9 +254,9 @@ def verify(meta: CollectionMeta) -> None:
             raise damaged(path, "has changed since it was written")
 
 
-def damaged(path: Path, what: str) -> DataError:
+def damaged(path: Path, message: str) -> DataError:
     """The error for a file of a collection that is not what it should be."""
-    return DataError(what, where=str(path), remedy=_REMEDY)
+    return DataError(message, where=str(path), remedy=_REMEDY)
 
 
 def _check_size(path: Path, expected: int) -> None:

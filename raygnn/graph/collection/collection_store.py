@@ -49,8 +49,8 @@ def ensure_collection(config: Config, progress: Progress | None = None) -> Colle
         ConfigError: ``partition.path`` holds something else than asked for.
         DataError: a graph or the collection is damaged, or it cannot be written.
     """
-    found = find_collection(config)
-    return found if isinstance(found, CollectionMeta) else found.make(progress)
+    collection = find_collection(config)
+    return collection if isinstance(collection, CollectionMeta) else collection.make(progress)
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class MissingCollection:
             file.write_text(manifest.model_dump_json(indent=1))
             sync(file)
             publish(directory, place)  # where another process was first, its result is the same
-        there = read_collection(place)
-        if there.digest != self.digest:
+        existing = read_collection(place)
+        if existing.digest != self.digest:
             raise DataError(
                 "another collection is here already",
                 where=str(place),
                 remedy="name another directory, or delete this one",
             )
-        return there
+        return existing
 
     def _open(self, file: Path, several: bool) -> AbstractContextManager[GraphSet]:
         """Graphs of either format, told apart by the first bytes; of several files all are
@@ -146,15 +146,15 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
             where=config.where("partition.path"),
             remedy="name a directory, or leave partition.path out",
         )
-    there = read_collection(place) if place is not None and not is_vacant(place) else None
+    existing = read_collection(place) if place is not None and not is_vacant(place) else None
     if graph is None:
-        if there is None:
+        if existing is None:
             raise ConfigError(
                 f"there is no collection at {place}, and no graphs to make one from",
                 where=config.where("partition.path"),
                 remedy="correct partition.path, or add a graph section",
             )
-        return there
+        return existing
     assert isinstance(graph, ManyGraphs)
     assert graph.path is not None
     files = _input_files(graph.path)
@@ -165,12 +165,12 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     if place is None:
         place = Path(config.storage) / "partitions" / digest[:16]
-        there = None if is_vacant(place) else read_collection(place)
-    if there is None:
+        existing = None if is_vacant(place) else read_collection(place)
+    if existing is None:
         source = {"path": str(graph.path), "made_from": made_from}
         return MissingCollection(place, files, normalize, digest, source, **named)
-    if there.digest != digest:
-        before = there.manifest.source.get("made_from", {})
+    if existing.digest != digest:
+        before = existing.manifest.source.get("made_from", {})
         difference = "it was made from other files, or from these before they changed"
         for key in ("normalize", "tags", "labels"):
             if (old := before.get(key)) != (new := made_from.get(key)):
@@ -183,7 +183,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         )
     with contextlib.suppress(OSError):  # a directory that is read only
         remove_stale(place)
-    return there
+    return existing
 
 
 def _head(file: Path) -> bytes:
@@ -197,20 +197,20 @@ def _input_files(path: Path) -> tuple[Path, ...]:
     if not path.is_dir():
         return (path,)
     try:
-        found = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
+        files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
     except OSError as error:
         raise DataError(
             f"the directory cannot be read: {error.strerror}",
             where=str(path),
             remedy="check the rights of the directory",
         ) from None
-    if not found:
+    if not files:
         raise DataError(
             f"there are no files *{' or *'.join(_SUFFIXES)} in this directory",
             where=str(path),
             remedy="name the directory, or the file, that holds the graphs",
         )
-    return tuple(found)
+    return tuple(files)
 
 
 def _digest(files: tuple[Path, ...]) -> str:

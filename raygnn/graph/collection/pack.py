@@ -61,8 +61,8 @@ def pack(
     """
     started = time.perf_counter()
     packer = _Packer(directory)
-    for each in sources:
-        with each as graphs:
+    for source_file in sources:
+        with source_file as graphs:
             packer.add_all(graphs)
     if not packer.num:
         raise DataError("there are no graphs", where=str(source["path"]), remedy="check graph.path")
@@ -179,8 +179,9 @@ class _Frames:
         for name, rows in data.items():
             require_rows(rows, num, f"{where}/{name}", "edges" if self.ends else "nodes")
             if name == "feat" and tuple(rows.shape[1:]) == (0,):
-                what, remedy = f"its shape is {(num, 0)}: no features", "give at least one feature"
-                raise DataError(what, where=f"{where}/{name}", remedy=remedy)
+                message = f"its shape is {(num, 0)}: no features"
+                remedy = "give at least one feature"
+                raise DataError(message, where=f"{where}/{name}", remedy=remedy)
         for column, rows in zip(self.ends, ends):
             column.add(rows, where)
         if not num:

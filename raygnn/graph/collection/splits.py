@@ -60,10 +60,10 @@ def no_splits() -> dict[str, np.ndarray]:
     return {name: np.zeros(0, np.int64) for name in SPLITS}
 
 
-def _count(share: float, whole: int, there: int) -> int:
+def _count(share: float, whole: int, available: int) -> int:
     """``share`` of ``whole``, rounded; at least 1 if above 0, and leaving 1 of those there."""
-    wanted = max(int(share * whole + 0.5), 1) if share else 0
-    return min(wanted, there - 1)
+    count = max(int(share * whole + 0.5), 1) if share else 0
+    return min(count, available - 1)
 
 
 def _take(order: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

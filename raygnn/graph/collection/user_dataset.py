@@ -76,8 +76,8 @@ class UserSamples:
             kind = type(item).__name__
             if isinstance(item, (tuple, list)):
                 kind += f" of ({', '.join(type(part).__name__ for part in item)})"
-            what = f"is a {kind}, expected (DGL graph, label)"
-            raise self._bad(number, what, "return a graph and its label from __getitem__")
+            message = f"is a {kind}, expected (DGL graph, label)"
+            raise self._bad(number, message, "return a graph and its label from __getitem__")
         graph, label = item
         edges, edge_data = {}, {}
         for etype in graph.canonical_etypes:
@@ -94,25 +94,25 @@ class UserSamples:
     def _label(self, label: Any, number: int) -> Tensor | None:
         if isinstance(label, Mapping):
             if self._target not in label and self._needs_labels:
-                what = f"has no label {self._target!r}; there are {_listed(label)}"
-                raise self._bad(number, what, "set task.target to one of them")
+                message = f"has no label {self._target!r}; there are {_listed(label)}"
+                raise self._bad(number, message, "set task.target to one of them")
             label = label.get(self._target)
         if label is None and not self._needs_labels:
             return None
         tensor = _to_tensor(label)
         if tensor is None:
-            what = f"has a {type(label).__name__} as label, expected numbers"
-            raise self._bad(number, what, "return a number, a tensor or a NumPy array as label")
+            message = f"has a {type(label).__name__} as label, expected numbers"
+            raise self._bad(number, message, "return a number, a tensor or a NumPy array as label")
         if tensor.dim() > 1:
-            what = f"has a label of shape {list(tensor.shape)}, expected one number or one row"
-            raise self._bad(number, what, "return one row of numbers as label")
+            message = f"has a label of shape {list(tensor.shape)}, expected one number or one row"
+            raise self._bad(number, message, "return one row of numbers as label")
         return tensor.reshape(()) if tensor.numel() == 1 else tensor
 
-    def _bad(self, number: int, what: str, remedy: str) -> DataError:
-        return self._error(f"{self._name}[{number}] {what}", remedy)
+    def _bad(self, number: int, message: str, remedy: str) -> DataError:
+        return self._error(f"{self._name}[{number}] {message}", remedy)
 
-    def _error(self, what: str, remedy: str) -> DataError:
-        return DataError(what, where=f"graph.dataset {self._name}", remedy=remedy)
+    def _error(self, message: str, remedy: str) -> DataError:
+        return DataError(message, where=f"graph.dataset {self._name}", remedy=remedy)
 
     @contextmanager
     def _asking(self, question: str) -> Iterator[None]:
@@ -122,15 +122,15 @@ class UserSamples:
         except RaygnnError:
             raise
         except Exception as error:
-            what = f"{question} failed: {error_text(error)}"
-            raise self._error(what, "correct the dataset's class") from error
+            message = f"{question} failed: {error_text(error)}"
+            raise self._error(message, "correct the dataset's class") from error
 
     def _length(self) -> int:
         for method in ("__len__", "__getitem__"):
             if not hasattr(type(self._dataset), method):
-                what = f"{type(self._dataset).__name__} has no {method}"
+                message = f"{type(self._dataset).__name__} has no {method}"
                 remedy = f"define {method}: a dataset has a length and is indexed from 0"
-                raise self._error(what, remedy)
+                raise self._error(message, remedy)
         with self._asking("len(dataset)"):
             num = len(self._dataset)
         if not num:
@@ -149,9 +149,9 @@ class UserSamples:
         if given is None:
             return None
 
-        def bad(what: str) -> DataError:
+        def bad(message: str) -> DataError:
             return self._error(
-                f"{source} {what}",
+                f"{source} {message}",
                 "give a dictionary of train, val and test, each with numbers of graphs from 0, "
                 "each graph in one of them at most",
             )

@@ -70,8 +70,8 @@ def read_all(
         classes[at] = class_of[graph.label]
     columns = np.array(tags, np.int64)
     total = sum(len(graph.tag) for graph in graphs)
-    what = f"the one-hot tags of {total:,} nodes, of {len(tags):,} kinds,"
-    check_fits_memory(4 * total * len(tags), what, str(file))
+    array = f"the one-hot tags of {total:,} nodes, of {len(tags):,} kinds,"
+    check_fits_memory(4 * total * len(tags), array, str(file))
     yield GraphSet(
         file,
         len(graphs),
@@ -147,8 +147,8 @@ def _parse_graph(lines: _Lines, width: int | None) -> _Graph:
     outside = np.flatnonzero([not 0 <= other < num for other in neighbours])
     if len(outside):
         at = int(np.searchsorted(np.cumsum(degree), outside[0], side="right"))
-        what = f"the neighbour {neighbours[outside[0]]} is not a node: there are {num}"
-        raise lines.error(what, first + at)
+        message = f"the neighbour {neighbours[outside[0]]} is not a node: there are {num}"
+        raise lines.error(message, first + at)
     return _Graph(
         np.array(tag, np.int64),
         np.array(degree, np.int64),
@@ -167,9 +167,9 @@ class _Lines:
         self.at = 0
         self.inside = ""
 
-    def error(self, what: str, at: int | None = None) -> DataError:
+    def error(self, message: str, at: int | None = None) -> DataError:
         where = f"{self.file}: line {self.at if at is None else at}{self.inside}"
-        return DataError(what, where=where, remedy=_REMEDY)
+        return DataError(message, where=where, remedy=_REMEDY)
 
     def words(self) -> list[bytes]:
         self.at += 1
@@ -178,16 +178,16 @@ class _Lines:
             raise self.error("the file ends here: it is truncated")
         return line.split()
 
-    def integers(self, what: str, count: int) -> list[int]:
+    def integers(self, expected: str, count: int) -> list[int]:
         """A line of ``count`` integers."""
         words = self.words()
         if len(words) != count:
-            raise self.error(f"expected {what}, found {len(words)} words")
+            raise self.error(f"expected {expected}, found {len(words)} words")
         return self.to_integers(words)
 
-    def check_natural(self, value: int, what: str) -> None:
+    def check_natural(self, value: int, noun: str) -> None:
         if value < 0:
-            raise self.error(f"the {what} is {value}")
+            raise self.error(f"the {noun} is {value}")
 
     def to_integers(self, words: list[bytes]) -> list[int]:
         try:

@@ -29,8 +29,8 @@ def check_file(path: Path) -> int:
             unreadable or empty.
     """
 
-    def refused(what: str, remedy: str) -> DataError:
-        return DataError(what, where=str(path), remedy=remedy)
+    def refused(message: str, remedy: str) -> DataError:
+        return DataError(message, where=str(path), remedy=remedy)
 
     try:
         status = path.stat()
@@ -88,7 +88,7 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_fits_memory(num_bytes: int, what: str, where: str) -> None:
+def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
     """Refuse an array that a header claims and that does not fit into the available memory.
 
     A few bytes of a damaged or hostile header can claim terabytes; asking the operating system
@@ -97,7 +97,7 @@ def check_fits_memory(num_bytes: int, what: str, where: str) -> None:
     _, available = memory()
     if available is not None and num_bytes > available:
         raise DataError(
-            f"{what} would take {size(num_bytes)}, more than the {size(available)} of memory "
+            f"{array} would take {size(num_bytes)}, more than the {size(available)} of memory "
             "that are available",
             where=where,
             remedy=_MORE_MEMORY,
@@ -107,22 +107,22 @@ def check_fits_memory(num_bytes: int, what: str, where: str) -> None:
 def out_of_memory(where: str, error: MemoryError) -> DataError:
     """The error for input that took more memory than there was."""
     detail = " ".join(str(error).split())[:200]
-    what = "there is not enough memory to read it" + (f": {detail}" if detail else "")
-    return DataError(what, where=where, remedy=_MORE_MEMORY)
+    message = "there is not enough memory to read it" + (f": {detail}" if detail else "")
+    return DataError(message, where=where, remedy=_MORE_MEMORY)
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error for a file that the operating system does not read."""
-    what = f"the file can not be read: {error.strerror or error}"
-    return DataError(what, where=str(path), remedy="Check the path, the rights and the disk.")
+    message = f"the file can not be read: {error.strerror or error}"
+    return DataError(message, where=str(path), remedy="Check the path, the rights and the disk.")
 
 
 def require_rows(array: Any, num: int, origin: str, of: str) -> None:
     """Refuse an array that has not one row for each of the ``num`` things called ``of``."""
     shape = tuple(array.shape)
     if not shape or shape[0] != num:
-        what = f"its shape is {shape}, but there are {num} {of}"
-        raise DataError(what, where=origin, remedy=f"Give one row for each of the {of}.")
+        message = f"its shape is {shape}, but there are {num} {of}"
+        raise DataError(message, where=origin, remedy=f"Give one row for each of the {of}.")
 
 
 def require_features(array: Array, origin: str) -> None:
@@ -182,8 +182,8 @@ def to_mask(array: Array, origin: str) -> Array:
         raise _unlike(array, origin, _A_MASK)
     bad = np.flatnonzero((array != 0) & (array != 1))
     if len(bad):
-        what = f"the value {array[bad[0]]} is neither 0 nor 1"
-        raise DataError(what, where=f"{origin}, row {bad[0]}", remedy=_A_MASK)
+        message = f"the value {array[bad[0]]} is neither 0 nor 1"
+        raise DataError(message, where=f"{origin}, row {bad[0]}", remedy=_A_MASK)
     return array.astype(np.bool_, copy=False)
 
 
@@ -206,5 +206,5 @@ def to_ids(array: Array, num: int, origin: str, column: str) -> Array:
 
 
 def _unlike(array: Array, origin: str, remedy: str) -> DataError:
-    what = f"it has shape {array.shape} and dtype {array.dtype}"
-    return DataError(what, where=origin, remedy=remedy)
+    message = f"it has shape {array.shape} and dtype {array.dtype}"
+    return DataError(message, where=origin, remedy=remedy)

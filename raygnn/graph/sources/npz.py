@@ -146,8 +146,8 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
-        what = f"not a complete NumPy archive: {error}"
-        raise DataError(what, where=str(file), remedy=_REMEDY) from None
+        message = f"not a complete NumPy archive: {error}"
+        raise DataError(message, where=str(file), remedy=_REMEDY) from None
     except OSError as error:
         raise input_files.unreadable(file, error) from None
 
@@ -174,8 +174,8 @@ def _header(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
             raise _damaged(origin, f"not a NumPy array: {error}") from None
         left = info.file_size - stream.tell()
     if dtype.hasobject:
-        what = "refused: it holds Python objects, which are pickles that could run anything"
-        raise DataError(what, where=origin, remedy="Save it as an array of numbers.")
+        message = "refused: it holds Python objects, which are pickles that could run anything"
+        raise DataError(message, where=origin, remedy="Save it as an array of numbers.")
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
         raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
     check_fits_memory(left, f"the array of shape {shape}", origin)
@@ -194,7 +194,7 @@ def _array(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
     return array
 
 
-def _damaged(origin: str, what: str) -> DataError:
-    text = " ".join(what.split())
+def _damaged(origin: str, message: str) -> DataError:
+    text = " ".join(message.split())
     text = text if len(text) <= 200 else text[:200] + "…"
     return DataError(text, where=origin, remedy="The file is damaged: get it or save it again.")

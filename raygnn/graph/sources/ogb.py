@@ -118,22 +118,22 @@ def _place(graph: OgbGraph) -> Path:
         )
     for binary in (place / "raw" / "data.npz", place / "raw" / "edge_index_dict.npz"):
         if binary.exists():
-            what = "the dataset is one of ogb's binary ones, which are not read"
+            message = "the dataset is one of ogb's binary ones, which are not read"
             remedy = "convert it to tables in Parquet, and use format: tables"
-            raise DataError(what, where=str(binary), remedy=remedy)
+            raise DataError(message, where=str(binary), remedy=remedy)
     return place
 
 
 def _split_directory(graph: OgbGraph, place: Path) -> Path:
     names = sorted(path.name for path in (place / "split").glob("*") if path.is_dir())
     if graph.split is not None and graph.split not in names:
-        what = f"there is no split {graph.split!r}"
+        message = f"there is no split {graph.split!r}"
     elif graph.split is None and len(names) != 1:
-        what = f"there are {len(names)} splits"
+        message = f"there are {len(names)} splits"
     else:
         return place / "split" / (graph.split or names[0])
     remedy = f"choose graph.split from: {', '.join(names)}" if names else _REMEDY
-    raise DataError(what, where=str(place / "split"), remedy=remedy)
+    raise DataError(message, where=str(place / "split"), remedy=remedy)
 
 
 def _only_count(file: Path) -> int:
@@ -170,8 +170,8 @@ def _typed_nodes(raw: Path) -> dict[str, NodeFrame]:
     for ntype, column in sorted((ntype, column) for column, ntype in enumerate(rows[0])):
         num = rows[1][column] or ""
         if not num.isascii() or not num.isdecimal():
-            what = f"the value is {num!r}, not how many nodes of {ntype} there are"
-            raise _error(f"{file}, row 2 (line 2), column '{column + 1}'", what)
+            message = f"the value is {num!r}, not how many nodes of {ntype} there are"
+            raise _error(f"{file}, row 2 (line 2), column '{column + 1}'", message)
         nodes[ntype] = _nodes(raw / "node-feat" / ntype, int(num))
     return nodes
 
@@ -182,12 +182,12 @@ def _edge_types(raw: Path, nodes: Mapping[str, NodeFrame]) -> list[EdgeType]:
     for row, triplet in enumerate(plain_csv.read_rows(file), start=1):
         where = f"{file}, row {row} (line {row})"
         if len(triplet) != 3 or not all(triplet):
-            what = f"{len(triplet)} columns, expected source type, relation and target type"
-            raise _error(where, what)
+            message = f"{len(triplet)} columns, expected source type, relation and target type"
+            raise _error(where, message)
         for column in (1, 3):
             if (ntype := triplet[column - 1]) not in nodes:
-                what = f"there is no node type {ntype!r}; there are: {', '.join(nodes)}"
-                raise _error(f"{where}, column '{column}'", what)
+                message = f"there is no node type {ntype!r}; there are: {', '.join(nodes)}"
+                raise _error(f"{where}, column '{column}'", message)
         etypes.append((triplet[0], triplet[1], triplet[2]))
     return sorted(etypes)
 
@@ -316,8 +316,8 @@ def _typed_links(
             ids, num = links[etype][end], nodes[ntype].num
             bad = (ids < 0) | (ids >= num)
             if bad.any():
-                what = f"{ids[np.argmax(bad)]} is no {ntype}: there are {num}"
-                raise saved.error(key, what, int(rows[np.argmax(bad)]))
+                message = f"{ids[np.argmax(bad)]} is no {ntype}: there are {num}"
+                raise saved.error(key, message, int(rows[np.argmax(bad)]))
     return links
 
 
@@ -348,5 +348,5 @@ def _joined(parts: list[Arrays]) -> EdgeFrame:
     return EdgeFrame(source, target, joined | masks)
 
 
-def _error(where: Path | str, what: str) -> DataError:
-    return DataError(what, where=str(where), remedy=_REMEDY)
+def _error(where: Path | str, message: str) -> DataError:
+    return DataError(message, where=str(where), remedy=_REMEDY)

@@ -261,8 +261,8 @@ def load_adjacency(path: Path) -> dict[int, list[int]]:
     for row, (node, neighbours) in enumerate(value.items()):
         good = type(node) is int and isinstance(neighbours, list)
         if not good or not all(type(neighbour) is int for neighbour in neighbours):
-            what = f"an entry that is not node → list of nodes: {brief(node)}"
-            raise _damaged(path, what, row=row)
+            message = f"an entry that is not node → list of nodes: {brief(node)}"
+            raise _damaged(path, message, row=row)
     return value
 
 
@@ -309,8 +309,8 @@ class SavedArrays:
             raise self.error(key, f"it has dtype {array.dtype}, not integers")
         if below is not None and array.size and not 0 <= array.min() <= array.max() < below:
             row = int(np.argwhere((array < 0) | (array >= below))[0, 0])
-            what = f"it holds {array[row].tolist()}; ids run from 0 to {below - 1}"
-            raise self.error(key, what, row)
+            message = f"it holds {array[row].tolist()}; ids run from 0 to {below - 1}"
+            raise self.error(key, message, row)
         return array.astype(np.int64, copy=False)
 
     def numbers(self, key: str) -> Array:
@@ -323,10 +323,10 @@ class SavedArrays:
         except (_Unexpected, ValueError) as error:
             raise self.error(key, f"it holds {error}") from None
 
-    def error(self, key: str, what: str, row: int | None = None) -> DataError:
+    def error(self, key: str, message: str, row: int | None = None) -> DataError:
         """What is wrong with an array, or with one of its rows."""
         place = f"{self.path}: {key!r}" + ("" if row is None else f", row {row + 1}")
-        return DataError(what, where=place, remedy=_REMEDY)
+        return DataError(message, where=place, remedy=_REMEDY)
 
 
 def _zipped(path: Path, file: BinaryIO) -> Any:
@@ -370,6 +370,6 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:60] + "…"
 
 
-def _damaged(path: Path, what: str, *, row: int | None = None) -> DataError:
+def _damaged(path: Path, message: str, *, row: int | None = None) -> DataError:
     where = str(path) if row is None else f"{path}: row {row}"
-    return DataError(f"it holds {what}", where=where, remedy=_REMEDY)
+    return DataError(f"it holds {message}", where=where, remedy=_REMEDY)

@@ -53,7 +53,7 @@ def read(graph: PlanetoidGraph) -> GraphData:
     x, allx, tx = (_features(_file(graph, part)) for part in ("x", "allx", "tx"))
     y, ally, ty = (_one_hot(_file(graph, part)) for part in ("y", "ally", "ty"))
     name = f"ind.{graph.name}"
-    for part, found, what, other, expected in (
+    for part, count, noun, other, expected in (
         ("y", len(y), "rows", "x", x.shape[0]),
         ("ally", len(ally), "rows", "allx", allx.shape[0]),
         ("ty", len(ty), "rows", "tx", tx.shape[0]),
@@ -62,9 +62,9 @@ def read(graph: PlanetoidGraph) -> GraphData:
         ("y", y.shape[1], "classes", "ally", ally.shape[1]),
         ("ty", ty.shape[1], "classes", "ally", ally.shape[1]),
     ):
-        if found != expected:
+        if count != expected:
             raise _damaged(
-                _file(graph, part), f"{found} {what}, but {name}.{other} holds {expected}"
+                _file(graph, part), f"{count} {noun}, but {name}.{other} holds {expected}"
             )
     if len(y) > len(ally):
         raise _damaged(_file(graph, "y"), f"{len(y)} rows, more than the {len(ally)} of ally")
@@ -163,9 +163,9 @@ def _edges(adjacency: dict[int, list[int]], num: int, file: Path) -> tuple[Array
     for row, (node, neighbours) in enumerate(adjacency.items()):
         for end in (node, *neighbours):
             if not 0 <= end < num:
-                what = f"node {node}" if end == node else f"an edge from {node} to {end}"
+                message = f"node {node}" if end == node else f"an edge from {node} to {end}"
                 raise DataError(
-                    f"it holds {what}",
+                    f"it holds {message}",
                     where=f"{file}: row {row}",
                     remedy=f"The other files describe {num} nodes, 0 to {num - 1}.",
                 )
@@ -176,9 +176,9 @@ def _edges(adjacency: dict[int, list[int]], num: int, file: Path) -> tuple[Array
     return both_directions(source, target, num)
 
 
-def _damaged(file: Path, what: str, *, row: int | None = None) -> DataError:
+def _damaged(file: Path, message: str, *, row: int | None = None) -> DataError:
     return DataError(
-        f"it holds {what}",
+        f"it holds {message}",
         where=str(file) if row is None else f"{file}: row {row}",
         remedy="Get the files again; all eight must belong to the same graph.",
     )

@@ -145,8 +145,8 @@ def _edges(
     edges: dict[EdgeType, EdgeFrame] = {}
     for relation, name, arrays in zip(stored.relations, stored.etypes, stored.edata, strict=True):
         if not all(0 <= end < len(nodes) for end in (relation.src_type, relation.dst_type)):
-            what = f"holds the relation {name!r} between node types that do not exist"
-            raise _damaged(origin, what)
+            message = f"holds the relation {name!r} between node types that do not exist"
+            raise _damaged(origin, message)
         etype = (stored.ntypes[relation.src_type], name, stored.ntypes[relation.dst_type])
         if etype in edges:
             raise _damaged(origin, f"holds two relations called {etype_str(etype)}")
@@ -165,8 +165,10 @@ def _ends(relation: Relation, origin: str) -> tuple[Array, Array]:
     if kind != "coo":
         first = csr_rows(first, len(second), partial(_damaged, origin))
     if len(first) != len(second) or len(order) not in (0, len(second)):
-        what = f"holds {len(first)} sources, {len(second)} destinations and {len(order)} edge ids"
-        raise _damaged(origin, what)
+        message = (
+            f"holds {len(first)} sources, {len(second)} destinations and {len(order)} edge ids"
+        )
+        raise _damaged(origin, message)
     source, target = (second, first) if kind == "csc" else (first, second)
     if not len(order):
         return source, target
@@ -187,5 +189,5 @@ def _inverse(order: Array, origin: str) -> Array:
     return place
 
 
-def _damaged(origin: Path | str, what: str) -> DataError:
-    return DataError(what, where=str(origin), remedy=_REMEDY)
+def _damaged(origin: Path | str, message: str) -> DataError:
+    return DataError(message, where=str(origin), remedy=_REMEDY)

@@ -68,8 +68,8 @@ def read(graph: TriplesGraph) -> GraphData:
             entities.learn(chunk, ("head", "tail"))
             relations.learn(chunk, ("relation",))
             if len(relations) > MAX_RELATIONS:
-                what = f"there are more than {MAX_RELATIONS:,} relations"
-                raise chunk.error(0, "relation", what, "see that the columns are in order")
+                message = f"there are more than {MAX_RELATIONS:,} relations"
+                raise chunk.error(0, "relation", message, "see that the columns are in order")
             for column, growing in (("head", ends[0]), ("tail", ends[1])):
                 growing.append(entities.numbers(chunk, column, "refuse")[0])
             kinds.append(relations.numbers(chunk, "relation", "refuse")[0])
@@ -99,22 +99,22 @@ def _reader(file: Path) -> Reader:
 def _files(place: Path) -> dict[str, Path]:
     if not place.is_dir():
         return {"train": resolve(place.parent, [place.name])[0]}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for split, names in _NAMES.items():
-        wanted = [place / f"{name}{kind}" for name in names for kind in _KINDS]
-        there = [file for file in wanted if file.exists()]
-        if len(there) > 1:
+        candidates = [place / f"{name}{kind}" for name in names for kind in _KINDS]
+        present = [file for file in candidates if file.exists()]
+        if len(present) > 1:
             raise DataError(
-                f"{there[0].name} and {there[1].name} are both for {split}",
+                f"{present[0].name} and {present[1].name} are both for {split}",
                 where=str(place),
                 remedy="keep one of them in the directory",
             )
-        if there:
-            found[split] = there[0]
-    if "train" not in found:
+        if present:
+            files[split] = present[0]
+    if "train" not in files:
         raise DataError(
             "there is no file to train on",
             where=str(place),
             remedy=f"call it train.txt, or with one of {', '.join(_KINDS[1:])}",
         )
-    return found
+    return files

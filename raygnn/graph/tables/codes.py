@@ -72,8 +72,10 @@ class Codes:
 
         def code_of(value: Any) -> int:
             if value not in self._code_of and len(self._code_of) == self._most:
-                what = f"{shown(value)} makes more than {self._most:,} {self._kind}"
-                raise _Refused(what, f"see that this is the column of {self._kind}, not one of ids")
+                message = f"{shown(value)} makes more than {self._most:,} {self._kind}"
+                raise _Refused(
+                    message, f"see that this is the column of {self._kind}, not one of ids"
+                )
             return self._code_of.setdefault(value, len(self._code_of))
 
         remedy = f"{self._kind} are text or whole numbers"

@@ -117,8 +117,8 @@ def cast(chunk: Chunk, column: str, array: pa.Array, to: Any, remedy: str, width
                 low = middle
             except pa.ArrowException:
                 high = middle
-        what = f"the value is {shown(array[low])}"
-        raise chunk.error(low // width, column, what, remedy) from None
+        message = f"the value is {shown(array[low])}"
+        raise chunk.error(low // width, column, message, remedy) from None
 
 
 def numbers(chunk: Chunk, column: str, fill: float | None = None) -> Array:
@@ -165,8 +165,8 @@ def _numbers(chunk: Chunk, column: str, array: pa.Array, fill: float | None, wid
     bad = ~(np.abs(values) <= _LARGEST)
     if bad.any():
         at = first(bad)
-        what = f"the number is {values[at]}"
-        raise chunk.error(at // width, column, what, "numbers must be finite, and fit float32")
+        message = f"the number is {values[at]}"
+        raise chunk.error(at // width, column, message, "numbers must be finite, and fit float32")
     return values.astype(np.float32, copy=False)
 
 
@@ -184,19 +184,19 @@ def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> 
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     ):
         if width not in (None, 1):
-            what = f"there is one number, expected a list of {width}"
-            raise chunk.error(0, column, what, "give all files columns of one kind")
+            message = f"there is one number, expected a list of {width}"
+            raise chunk.error(0, column, message, "give all files columns of one kind")
         return numbers(chunk, column, fill).reshape(-1, 1)
     array = refuse_nulls(chunk, column, "give a list in every row")
     lengths = to_numpy(pc.list_value_length(array))
     expected = int(lengths[0]) if width is None else width
     if (lengths != expected).any():
         row = first(lengths != expected)
-        what = f"the list has {lengths[row]} numbers, expected {expected}"
-        raise chunk.error(row, column, what, "give lists of one length")
+        message = f"the list has {lengths[row]} numbers, expected {expected}"
+        raise chunk.error(row, column, message, "give lists of one length")
     if not 0 < expected <= _WIDEST:
-        what = f"the list has {expected} numbers"
-        raise chunk.error(0, column, what, f"give 1 to {_WIDEST} numbers")
+        message = f"the list has {expected} numbers"
+        raise chunk.error(0, column, message, f"give 1 to {_WIDEST} numbers")
     return _numbers(chunk, column, array.flatten(), fill, expected).reshape(-1, expected)
 
 

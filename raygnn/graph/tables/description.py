@@ -226,25 +226,25 @@ def _contradictions(described: Description) -> Iterator[Problem]:
         reverses = [(etype[2], edges.reverse, etype[0])] if edges.reverse else []
         for made in (etype, *reverses):
             if made in key_of:
-                what = f"the edge type {etype_str(made)} is there already, by {key_of[made]}"
-                yield Problem(key, what, "give one of them another relation")
+                message = f"the edge type {etype_str(made)} is there already, by {key_of[made]}"
+                yield Problem(key, message, "give one of them another relation")
             key_of[made] = name
 
 
 def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     given = [name for name in ("split", "masks", "splits") if getattr(table, name) is not None]
     if len(given) > 1:
-        what = f"{' and '.join(given)} both say which rows are for what"
-        yield Problem((*key, given[1]), what, "keep one of them")
+        message = f"{' and '.join(given)} both say which rows are for what"
+        yield Problem((*key, given[1]), message, "keep one of them")
     if table.split_words and table.split is None:
-        what = "split_words would be ignored: there is no split"
-        yield Problem((*key, "split_words"), what, "name its column with split")
+        message = "split_words would be ignored: there is no split"
+        yield Problem((*key, "split_words"), message, "name its column with split")
     shares = table.splits
     if shares is not None and shares.train + shares.val + (shares.test or 0) > 1 + 1e-9:
         yield Problem((*key, "splits"), "the shares sum to more than 1", "lower one of them")
     if table.label is None and table.label_kind != "class":
-        what = f"label_kind {table.label_kind} would be ignored: there is no label"
-        yield Problem((*key, "label_kind"), what, "name its column with label")
+        message = f"label_kind {table.label_kind} would be ignored: there is no label"
+        yield Problem((*key, "label_kind"), message, "name its column with label")
 
 
 def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
@@ -255,8 +255,8 @@ def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
         yield _taken((*key, "categories"), name, "features give")
     for name, category in nodes.categories.items():
         if category.min_count > 1 and category.unknown == "error":
-            what = "min_count would be ignored: there is no bucket"
-            yield Problem((*key, "categories", name, "min_count"), what, "set unknown: bucket")
+            message = "min_count would be ignored: there is no bucket"
+            yield Problem((*key, "categories", name, "min_count"), message, "set unknown: bucket")
     yield from _table_problems(key, nodes)
 
 
@@ -273,11 +273,11 @@ def _edge_problems(
     if not _is_name(etype[1]):
         yield Problem(key, f"{show(etype[1])} is no name", f"use {_NAMES}")
     if edges.undirected and etype[0] != etype[2]:
-        what = f"undirected, but {etype[0]} and {etype[2]} are two types"
-        yield Problem((*key, "undirected"), what, "give the other direction a name with reverse")
+        message = f"undirected, but {etype[0]} and {etype[2]} are two types"
+        yield Problem((*key, "undirected"), message, "give the other direction a name with reverse")
     if edges.undirected and edges.reverse:
-        what = "reverse and undirected both add the other direction"
-        yield Problem((*key, "reverse"), what, "keep one of them")
+        message = "reverse and undirected both add the other direction"
+        yield Problem((*key, "reverse"), message, "keep one of them")
     for ntype in dict.fromkeys((etype[0], etype[2])) if edges.missing == "add" else ():
         nodes = described.nodes[ntype]
         filled = all(category.unknown == "bucket" for category in nodes.categories.values())
@@ -285,8 +285,8 @@ def _edge_problems(
             continue
         lacking = "features, and no fill" if filled else "categories without a bucket"
         remedy = f"nodes.{ntype}.fill" if filled else "unknown: bucket for the categories"
-        what = f"a node of type {ntype} that is added would have no values: it has {lacking}"
-        yield Problem((*key, "missing"), what, f"choose drop or refuse, or set {remedy}")
+        message = f"a node of type {ntype} that is added would have no values: it has {lacking}"
+        yield Problem((*key, "missing"), message, f"choose drop or refuse, or set {remedy}")
 
 
 def _taken(key: KeyPath, name: str, by: str) -> Problem:

@@ -107,8 +107,8 @@ class Targets:
             both = mask & (split >= 0)
             if both.any():
                 row = int(np.argmax(both))
-                what = f"the {self.of} is in {SPLITS[code]} and in {SPLITS[split[row]]}"
-                raise chunk.error(row, column, what, "put it in one split at most")
+                message = f"the {self.of} is in {SPLITS[code]} and in {SPLITS[split[row]]}"
+                raise chunk.error(row, column, message, "put it in one split at most")
             split[mask] = code
         return split
 
@@ -118,8 +118,10 @@ class Targets:
             assert self.table.label is not None
             row = int(np.argmax(bad))
             name = SPLITS[split[row]]
-            what = f"the {self.of} is in {name} and has no label"
-            raise reader.error(row, self.table.label, what, f"give one, or take it out of {name}")
+            message = f"the {self.of} is in {name} and has no label"
+            raise reader.error(
+                row, self.table.label, message, f"give one, or take it out of {name}"
+            )
 
 
 def draw(shares: RandomSplit, num: int) -> Array:
@@ -274,6 +276,6 @@ def _weights(chunk: Chunk, column: str) -> Array:
     weights = numbers(chunk, column)
     if (weights < 0).any():
         row = int(np.argmax(weights < 0))
-        what = f"the weight is {weights[row]:g}"
-        raise chunk.error(row, column, what, "weights are numbers from 0")
+        message = f"the weight is {weights[row]:g}"
+        raise chunk.error(row, column, message, "weights are numbers from 0")
     return weights

@@ -64,8 +64,8 @@ class Ids:
         again[firsts] = False
         row = first(again)
         before = reader.place(int(firsts[places[row]]))
-        what = f"the id {shown(self.values[row])} is there already, in {before}"
-        raise reader.error(row, column, what, "give each node one row")
+        message = f"the id {shown(self.values[row])} is there already, in {before}"
+        raise reader.error(row, column, message, "give each node one row")
 
     def numbers(self, chunk: Chunk, column: str, missing: str) -> tuple[Array, Array | None]:
         """Numbers of the nodes in a column of ends of edges, int64 ``[n]``.
@@ -112,8 +112,8 @@ class Ids:
             ends = _integers(chunk, column, ends)
             if numeric:
                 return ends
-            what = f"{shown(ends[0])} is a number, and the ids of {self.ntype} are text"
-            raise chunk.error(0, column, what, _ALIKE)
+            message = f"{shown(ends[0])} is a number, and the ids of {self.ntype} are text"
+            raise chunk.error(0, column, message, _ALIKE)
         if not numeric:
             return ends
         good = pc.match_substring_regex(ends, INTEGER)
@@ -121,8 +121,8 @@ class Ids:
             ends = pc.if_else(good, ends, pa.scalar(None, ends.type))
         elif not chunk.csv or not pc.all(good, min_count=0).as_py():
             row = first(pc.invert(good)) if chunk.csv else 0
-            what = f"{shown(ends[row])} is text, and the ids of {self.ntype} are whole numbers"
-            raise chunk.error(row, column, what, _ALIKE)
+            message = f"{shown(ends[row])} is text, and the ids of {self.ntype} are whole numbers"
+            raise chunk.error(row, column, message, _ALIKE)
         return pc.cast(ends, pa.int64())
 
 

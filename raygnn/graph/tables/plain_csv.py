@@ -42,12 +42,12 @@ def first_value(file: Path) -> str:
     return refuse_nulls(next(reader.chunks()), reader.columns[0], _REMEDY)[0].as_py()
 
 
-def integers(file: Path, below: Sequence[int], what: str) -> Array:
+def integers(file: Path, below: Sequence[int], noun: str) -> Array:
     """Whole numbers from 0, int64 ``[n, len(below)]``.
 
     Args:
         below: for each column, what its values are less than.
-        what: they are numbers of, for errors: ``node``.
+        noun: they are numbers of, for errors: ``node``.
     """
     reader = _reader(file, len(below))
     rows = Growing(np.int64, len(below))
@@ -55,12 +55,12 @@ def integers(file: Path, below: Sequence[int], what: str) -> Array:
         block = np.empty((chunk.num, len(below)), np.int64)
         for at, (column, num) in enumerate(zip(reader.columns, below, strict=True)):
             array = refuse_nulls(chunk, column, _REMEDY)
-            remedy = f"numbers of {what}s are whole numbers from 0 to {num - 1}"
+            remedy = f"numbers of {noun}s are whole numbers from 0 to {num - 1}"
             block[:, at] = cast(chunk, column, array, pa.int64(), remedy).to_numpy()
             bad = (block[:, at] < 0) | (block[:, at] >= num)
             if bad.any():
                 row = int(np.argmax(bad))
-                refused = f"{block[row, at]} is no {what}: there are {num}"
+                refused = f"{block[row, at]} is no {noun}: there are {num}"
                 raise chunk.error(row, column, refused, remedy)
         rows.append(block)
     matrix: Array = rows.take()
@@ -108,8 +108,8 @@ def _chunks(reader: Reader, num: int, of: str) -> Iterator[Chunk]:
         yield chunk
     if reader.num != num:
         rows = f"more than {num}" if reader.num > num else str(reader.num)
-        what = f"there are {rows} rows, and {num} {of}"
-        raise DataError(what, where=str(reader.files[0]), remedy=_REMEDY)
+        message = f"there are {rows} rows, and {num} {of}"
+        raise DataError(message, where=str(reader.files[0]), remedy=_REMEDY)
 
 
 def _reader(file: Path, width: int | None = None) -> Reader:
@@ -118,11 +118,13 @@ def _reader(file: Path, width: int | None = None) -> Reader:
         with unpacked(file) as stream:
             line = stream.readline(1 << 24).decode("utf-8", "replace")
     except UNPACKING_ERRORS as error:
-        what = f"it cannot be unpacked: {error}"
-        raise DataError(what, where=str(file), remedy=_REMEDY) from None
+        message = f"it cannot be unpacked: {error}"
+        raise DataError(message, where=str(file), remedy=_REMEDY) from None
     columns = line.count(",") + 1 if line.strip() else 0
     if not columns or (width is not None and columns != width):
-        what = f"there are {columns} columns, expected {width}" if columns else "there are no rows"
-        raise DataError(what, where=f"{file}, row 1 (line 1)", remedy=_REMEDY)
+        message = (
+            f"there are {columns} columns, expected {width}" if columns else "there are no rows"
+        )
+        raise DataError(message, where=f"{file}, row 1 (line 1)", remedy=_REMEDY)
     names = [str(at + 1) for at in range(columns)]
     return Reader([file], names, ",", header=names)

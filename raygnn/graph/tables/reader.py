@@ -55,12 +55,12 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[Path]:
             raise DataError(f"no file matches {pattern!r}", where=str(base), remedy=remedy)
         files += matches
     if len(files) > _FILES:
-        what = f"{len(files)} files are more than {_FILES}"
-        raise DataError(what, where=str(base), remedy="join some")
+        message = f"{len(files)} files are more than {_FILES}"
+        raise DataError(message, where=str(base), remedy="join some")
     for file in files:
         if file.suffix not in _PARQUET and not _is_text(file):
-            what = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
-            raise DataError(what, where=str(file), remedy="rename the file, or convert it")
+            message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
+            raise DataError(message, where=str(file), remedy="rename the file, or convert it")
     return files
 
 
@@ -83,9 +83,9 @@ class Chunk:
     def num(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def error(self, row: int, column: str, what: str, remedy: str) -> DataError:
+    def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
         """What is wrong with a row of the chunk."""
-        return self.reader.error(self.first + row, column, what, remedy)
+        return self.reader.error(self.first + row, column, message, remedy)
 
     def text(self, column: str) -> bool:
         """Whether the column is text."""
@@ -150,9 +150,9 @@ class Reader:
         self.num += chunk.num
         return chunk
 
-    def error(self, row: int, column: str, what: str, remedy: str) -> DataError:
+    def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
         """What is wrong with a row, by its number over all files."""
-        return DataError(what, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
+        return DataError(message, where=f"{self.place(row)}, column {column!r}", remedy=remedy)
 
     def place(self, row: int) -> str:
         """``users.csv, row 3 (line 4)``; rows of a file count from 1."""
@@ -282,19 +282,19 @@ class Reader:
                 if len(row) != columns:
                     text = repr(",".join(row))
                     text = text if len(text) <= 60 else text[:60] + "…"
-                    what = f"there are {len(row)} columns, expected {columns}: {text}"
-                    raise _wrong_text(place, what)
+                    message = f"there are {len(row)} columns, expected {columns}: {text}"
+                    raise _wrong_text(place, message)
         except csv.Error as error:
-            what = str(error)
-            if "unexpected end" in what:
-                what = "a quote is not closed"
-            elif "field limit" in what:
+            message = str(error)
+            if "unexpected end" in message:
+                message = "a quote is not closed"
+            elif "field limit" in message:
                 limit = csv.field_size_limit()
-                what = f"a value has more than {limit:,} characters: an open quote?"
-            raise _wrong_text(f"{file}, after line {line}", what) from None
+                message = f"a value has more than {limit:,} characters: an open quote?"
+            raise _wrong_text(f"{file}, after line {line}", message) from None
         except UNPACKING_ERRORS as error:
-            what = f"it cannot be unpacked: {error}"
-            raise _wrong_text(f"{file}, after line {line}", what) from None
+            message = f"it cannot be unpacked: {error}"
+            raise _wrong_text(f"{file}, after line {line}", message) from None
 
     # --- Parquet
 
@@ -328,12 +328,12 @@ class Reader:
         for column in self.columns:
             if column not in names:
                 listed = ", ".join(map(repr, names[:20]))[:300] or "none"
-                what = f"there is no column {column!r}; there are: {listed}"
+                message = f"there is no column {column!r}; there are: {listed}"
                 remedy = "correct the name of the column; the first line of a CSV holds them"
-                raise DataError(what, where=str(file), remedy=remedy)
+                raise DataError(message, where=str(file), remedy=remedy)
             if names.count(column) > 1:
-                what = f"there are {names.count(column)} columns {column!r}"
-                raise DataError(what, where=str(file), remedy="rename one of them")
+                message = f"there are {names.count(column)} columns {column!r}"
+                raise DataError(message, where=str(file), remedy="rename one of them")
 
 
 def _widened(array: pa.Array) -> pa.Array:
@@ -384,9 +384,9 @@ def _reported(file: Path) -> Iterator[None]:
         raise _damaged(file, error) from None
 
 
-def _wrong_text(place: str, what: str) -> DataError:
+def _wrong_text(place: str, message: str) -> DataError:
     remedy = "correct the file, or write it again as UTF-8 with one line of names"
-    return DataError(what, where=place, remedy=remedy)
+    return DataError(message, where=place, remedy=remedy)
 
 
 def _damaged(file: Path, error: Any) -> DataError:
