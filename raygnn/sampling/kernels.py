@@ -19,12 +19,7 @@ ALL = -1  # a fanout that takes every neighbour
 _AHEAD = 16  # rows between asking for entries and reading them
 _LINE = 8  # entries of 8 bytes in a cache line
 
-_mix = njit(inline="always")(hashing.mix)
-
-
-@njit(inline="always")
-def mix(value):  # type: ignore[no-untyped-def]
-    return _mix(uint64(value))
+mix = njit(inline="always")(hashing.mix)  # of a uint64
 
 
 @njit(inline="always")
@@ -193,7 +188,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
     local = np.empty(ids.shape[0], np.int64)
     total = np.int64(0)
     for i in range(known.shape[0]):
-        at = mix(known[i]) & mask
+        at = mix(uint64(known[i])) & mask
         while slots[at] >= 0:
             at = (at + uint64(1)) & mask
         slots[at] = total
@@ -201,7 +196,7 @@ def relabel(known, ids):  # type: ignore[no-untyped-def]
         total += 1
     for i in range(ids.shape[0]):
         node = ids[i]
-        at = mix(node) & mask
+        at = mix(uint64(node)) & mask
         while slots[at] >= 0 and nodes[slots[at]] != node:
             at = (at + uint64(1)) & mask
         if slots[at] < 0:
@@ -352,7 +347,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     for i in range(n):
         if slots[i] < 0:
             node = ids[i]
-            at = mix(node) & mask
+            at = mix(uint64(node)) & mask
             while table[at] >= 0 and remote[table[at]] != node:
                 at = (at + uint64(1)) & mask
             if table[at] < 0:
@@ -364,7 +359,7 @@ def locate(ids, bounds, rank, cache_ids, cache_slots, base):  # type: ignore[no-
     place = np.empty(found, np.int64)
     cache_mask = uint64(cache_ids.shape[0] - 1)
     for j in range(found):
-        at = mix(remote[j]) & cache_mask
+        at = mix(uint64(remote[j])) & cache_mask
         while cache_ids[at] >= 0 and cache_ids[at] != remote[j]:
             at = (at + uint64(1)) & cache_mask
         if cache_ids[at] >= 0:
@@ -402,7 +397,7 @@ def hash_slots(ids, first):  # type: ignore[no-untyped-def]
     mask = uint64(size - 1)
     keys, slots = np.full(size, -1, np.int64), np.empty(size, np.int64)
     for i in range(ids.shape[0]):
-        at = mix(ids[i]) & mask
+        at = mix(uint64(ids[i])) & mask
         while keys[at] >= 0:
             at = (at + uint64(1)) & mask
         keys[at] = ids[i]

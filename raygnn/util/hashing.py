@@ -16,6 +16,8 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+# as numpy's words they are constants to numba, too, and cost it nothing to compile
+_ADD, _BY, _AND_BY, _30, _27, _31 = np.array([_GOLDEN, _FIRST, _SECOND, 30, 27, 31], np.uint64)
 
 
 def mix(value: Words) -> Words:
@@ -23,10 +25,10 @@ def mix(value: Words) -> Words:
 
     Modules of compiled loops compile this very function; it loads no numba for who has arrays.
     """
-    value = value + np.uint64(_GOLDEN)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(_FIRST)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(_SECOND)
-    return value ^ (value >> np.uint64(31))
+    value = value + _ADD
+    value = (value ^ (value >> _30)) * _BY
+    value = (value ^ (value >> _27)) * _AND_BY
+    return value ^ (value >> _31)
 
 
 def uniform(value: Words) -> np.ndarray[Any, np.dtype[np.float64]]:
