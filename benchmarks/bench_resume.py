@@ -90,12 +90,12 @@ def prepare(directory: Path) -> tuple[BatchMaker, Task, Any]:
     plane = NodePlane.open(job, Ranks.join(config, World(0, 1), torch.device("cpu")))
     task = plane.task()
     maker = plane.batches(task)
-    assert isinstance(maker.deal, TaskSeeds)
-    plan = VirtualPlan(1100 * FAR, BATCH, real=maker.deal.seeds.num)
+    assert isinstance(maker.seeds, TaskSeeds)
+    plan = VirtualPlan(1100 * FAR, BATCH, real=maker.seeds.seeds.num)
     assert plan.steps_per_epoch > FAR
     graph = dgl().rand_graph(100_000, 2_000_000)
     graph.ndata["feat"] = torch.randn(100_000, 64)
-    return replace(maker, deal=replace(maker.deal, plan=plan)), task, graph
+    return replace(maker, seeds=replace(maker.seeds, plan=plan)), task, graph
 
 
 def start(maker: BatchMaker, task: Task, step: int) -> float:

@@ -105,7 +105,7 @@ def maker(graph: Graph, dtype: torch.dtype, combine: str | None) -> BatchMaker:
     exchange, shard = Exchange(world), graph.shard
     tables = {DEFAULT_NTYPE: {FEATURES: graph.features.to(dtype)}}
     return BatchMaker(
-        deal=TaskSeeds(
+        seeds=TaskSeeds(
             SeedPlan(num_seeds=len(graph.train), global_batch=BATCH, seed=0, accumulate=1),
             NodeSeeds(DEFAULT_NTYPE, graph.train, graph.labels[graph.train]),
             world,

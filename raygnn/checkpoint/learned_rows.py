@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -133,11 +132,7 @@ class RowState:
         except OSError as error:
             reason = f"{error.strerror or error} (rank {self.control.world.rank})"
             said = {"failed": [error.errno, reason]}
-        text = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
-        size = self.control.world.size
-        received = self.control.counts(np.full((size, 1), len(text)))
-        pieces = self.control.pieces([[text]] * size, received)
-        heard = [json.loads(bytes(piece.numpy())) for (piece,) in pieces]
+        heard = self.control.gather_json(said)
         if failed := [each["failed"] for each in heard if "failed" in each]:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise OSError(*failed[0])

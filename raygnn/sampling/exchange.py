@@ -3,14 +3,17 @@
 They run on a group of their own, gloo's as a rule, so that they never meet the gradient reductions;
 every rank issues the same ones in the same order. With one rank nothing is sent. Tensors may lie on
 any device: each goes to the one that the group's backend needs by one explicit transfer.
+
+Rows that go to several ranks lie by rank: first those for rank 0, then those for rank 1, and so on.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,7 +35,7 @@ class World:
 
 
 class Exchange:
-    """All-to-all of rows over one process group.
+    """Collectives over one process group.
 
     Args:
         world: rank and size.
@@ -49,7 +52,9 @@ class Exchange:
         assert world.size == 1 or group is not None
         self.world = world
         self.group = group
-        self.device = _device_of(group)
+        self.device = torch.device("cpu")
+        if group is not None and dist.get_backend(group) == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.sent_bytes = 0
         self.messages = 0
         self.seconds = 0.0
@@ -74,57 +79,77 @@ class Exchange:
         self._all_to_all(out, values, None, None)
         return out.to("cpu").numpy()
 
-    def pieces(self, send: Sequence[Sequence[Tensor]], receive: np.ndarray) -> list[list[Tensor]]:
-        """One all-to-all of K tensors for each rank, whatever their dtypes: as bytes, so exact.
+    def columns(
+        self,
+        columns: Sequence[Tensor],
+        send: np.ndarray,
+        receive: np.ndarray,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """One all-to-all of K tensors, whatever their dtypes: as bytes, so exact.
 
         Args:
-            send: ``[W][K]`` tensors; the k-th has the same dtype and row shape for every rank,
-                and on every rank.
-            receive: ``[W, K]`` rows that come from each.
+            columns: K tensors, rows by the rank that they go to; the k-th has the same dtype and
+                row shape on every rank.
+            send, receive: int64 ``[W, K]`` rows to and from each rank.
+            out: where to put what comes, contiguous; None = memory of its own.
 
         Returns:
-            ``[W][K]`` tensors, from each rank, views of one buffer.
+            K tensors, rows by the rank that they come from.
         """
         if self.world.size == 1:
-            return [[tensor.to(self.device) for tensor in send[0]]]
-        widths = [_row_bytes(tensor) for tensor in send[0]]
-        sizes = [[len(t) * w for t, w in zip(row, widths)] for row in send]
-        packed = torch.cat([as_bytes(tensor) for row in send for tensor in row]).to(self.device)
-        arriving = [[int(n) * w for n, w in zip(row, widths)] for row in receive]
-        out = torch.empty(sum(map(sum, arriving)), dtype=torch.uint8, device=self.device)
-        self._all_to_all(out, packed, list(map(sum, arriving)), list(map(sum, sizes)))
-        found: list[list[Tensor]] = []
-        at = 0
-        for row in arriving:
-            found.append([])
-            for like, size in zip(send[0], row):
-                found[-1].append(_from_bytes(out[at : at + size], like))
-                at += size
-        return found
+            if out is not None:
+                return [room.copy_(column) for room, column in zip(out, columns)]
+            return [column.to(self.device) for column in columns]
+        if len(columns) == 1:
+            (column,) = columns
+            if out is None:
+                shape = int(receive.sum()), *column.shape[1:]
+                out = [torch.empty(shape, dtype=column.dtype, device=self.device)]
+            return [self.rows(column, send[:, 0].tolist(), receive[:, 0].tolist(), out[0])]
+        widths = np.array([row_bytes(column) for column in columns])
+        split = [column.split(rows) for column, rows in zip(columns, send.T.tolist())]
+        packed = torch.cat([_as_bytes(piece) for row in zip(*split) for piece in row])
+        arriving = receive * widths
+        buffer = torch.empty(int(arriving.sum()), dtype=torch.uint8, device=self.device)
+        self._all_to_all(
+            buffer,
+            packed.to(self.device),
+            arriving.sum(1).tolist(),
+            (send * widths).sum(1).tolist(),
+        )
+        pieces = buffer.split(arriving.ravel().tolist())
+        came = []
+        for k, column in enumerate(columns):
+            parts = [_from_bytes(piece, column) for piece in pieces[k :: len(columns)]]
+            if out is None or out[k].device == self.device:
+                came.append(torch.cat(parts, out=None if out is None else out[k]))
+            else:
+                came.append(out[k].copy_(torch.cat(parts)))
+        return came
 
     def rows(
         self, values: Tensor, send: Sequence[int], receive: Sequence[int], out: Tensor
     ) -> Tensor:
-        """Send ``values`` (rows grouped by destination rank) into every rank's ``out``.
+        """`columns` of one tensor, received right in ``out``.
 
         Args:
             values: ``[sum(send), …]``, any dtype.
-            send: rows for each rank.
-            receive: rows from each rank.
-            out: ``[sum(receive), …]`` contiguous, filled with what arrives, by source rank.
+            send, receive: rows to and from each rank.
+            out: ``[sum(receive), …]`` contiguous, on any device.
         """
         if self.world.size == 1:
             return out.copy_(values)
-        width = _row_bytes(values)
-        there = out.device == self.device
-        came = out if there else torch.empty_like(out, device=self.device)
+        width = row_bytes(values)
+        direct = out.device == self.device
+        came = out if direct else torch.empty_like(out, device=self.device)
         self._all_to_all(
-            as_bytes(came),
-            as_bytes(values.to(self.device)),
+            _as_bytes(came),
+            _as_bytes(values.to(self.device)),
             [int(n) * width for n in receive],
             [int(n) * width for n in send],
         )
-        return out if there else out.copy_(came)
+        return out if direct else out.copy_(came)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -158,10 +183,19 @@ class Exchange:
 
     def gather_rows(self, values: Tensor) -> Tensor:
         """All ranks' rows, rank after rank, on every rank. ``values``: ``[n_r, …]``."""
+        return torch.cat(self._gather_pieces(values))
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """What each rank gave, as JSON carries it, on every rank."""
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(piece.cpu().numpy().tobytes()) for piece in self._gather_pieces(text)]
+
+    def _gather_pieces(self, values: Tensor) -> tuple[Tensor, ...]:
         size = self.world.size
-        received = self.counts(np.full((size, 1), len(values)))
-        pieces = self.pieces([[values]] * size, received)
-        return torch.cat([piece for (piece,) in pieces])
+        send = np.full((size, 1), len(values))
+        receive = self.counts(send)
+        (rows,) = self.columns([torch.cat([values] * size)], send, receive)
+        return rows.split(receive[:, 0].tolist())
 
     def _all_to_all(
         self, out: Tensor, values: Tensor, receive: list[int] | None, send: list[int] | None
@@ -174,20 +208,15 @@ class Exchange:
         self.seconds += time.perf_counter() - begin
 
 
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    if group is not None and dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     """The elements' bytes, uint8 ``[n]``; a view where the tensor is contiguous."""
     if not tensor.numel():  # whose strides a view may refuse
         return tensor.new_empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _row_bytes(tensor: Tensor) -> int:
+def row_bytes(tensor: Tensor) -> int:
+    """Bytes of one row of an array ``[N, …]``."""
     return tensor.element_size() * int(np.prod(tensor.shape[1:], dtype=np.int64))
 
 
@@ -211,8 +240,35 @@ def as_ids(ids: Ids) -> np.ndarray:
     return np.ascontiguousarray(ids, np.int64)
 
 
+def owners(ids: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The ranks that own ``ids``: rank r owns ``bounds[r] … bounds[r+1]-1``."""
+    return np.searchsorted(bounds, ids, side="right") - 1
+
+
+def group_by_owner(ids: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A stable order of ``ids`` by their owners, and how many each rank owns, int64 ``[W]``."""
+    owner = owners(ids, bounds)
+    return np.argsort(owner, kind="stable"), np.bincount(owner, minlength=len(bounds) - 1)
+
+
+def inverse(order: np.ndarray) -> np.ndarray:
+    """The permutation that undoes ``order``."""
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return back
+
+
+def offsets(counts: np.ndarray) -> np.ndarray:
+    """Where each of some runs starts, and where the last one ends: int64 ``[n+1]``."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
 class FailureBroadcast:
-    """One flag for all ranks.
+    """How a rank that fails while it prepares batches tells the others, which wait for it.
+
+    The others wait in a collective that will never end. So a failure is written to the process
+    group's key-value store, which every rank can read at any time, and ranks that wait for a batch
+    look there.
 
     Args:
         store: a key-value store that all ranks share; None with one rank.
@@ -222,14 +278,14 @@ class FailureBroadcast:
         self._world = world
         self._store = store
 
-    def ring(self, error: BaseException) -> None:
+    def announce(self, error: BaseException) -> None:
         """Say that this rank's batches have come to an end, and why. The first rank is kept."""
         if self._store is None:
             return
         self._store.compare_set("cause", "", f"{self._world.rank}\n{error_text(error)}")
 
     def check(self) -> None:
-        """Raise if another rank has rung.
+        """Raise if another rank has announced a failure.
 
         Raises:
             TrainingError: naming that rank and the cause.
@@ -275,7 +331,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class RaggedByRank:
-    """Ragged grouped by the rank that they go to, or come from.
+    """Lists grouped by the rank that they go to, or come from.
 
     Attributes:
         cuts: int64 ``[W+1]``; rank r's are the lists ``cuts[r] … cuts[r+1]-1``.
@@ -286,46 +342,39 @@ class RaggedByRank:
 
 
 def exchange_ragged(
-    exchange: Exchange, parcels: Sequence[RaggedByRank], wire: np.dtype
+    exchange: Exchange, batches: Sequence[RaggedByRank], wire: np.dtype
 ) -> list[RaggedByRank]:
     """Send every rank its lists and return those that came. Two all-to-alls.
 
     Args:
-        parcels: the same number of them on every rank.
+        batches: the same number of them on every rank.
         wire: dtype of the ids on their way.
     """
-    size = exchange.world.size
-    num = len(parcels)
-    send: list[list[torch.Tensor]] = [[] for _ in range(size)]
-    counts = np.empty((size, 2 * num), np.int64)
-    for i, parcel in enumerate(parcels):
-        indptr, cuts = parcel.lists.indptr, parcel.cuts
-        sizes = np.diff(indptr).astype(wire)
-        ids = parcel.lists.ids.astype(wire, copy=False)
-        for r in range(size):
-            send[r].append(torch.from_numpy(sizes[cuts[r] : cuts[r + 1]]))
-            send[r].append(torch.from_numpy(ids[indptr[cuts[r]] : indptr[cuts[r + 1]]]))
-        counts[:, 2 * i] = np.diff(cuts)
-        counts[:, 2 * i + 1] = np.diff(indptr[cuts])
-    received = exchange.counts(counts)
-    came = exchange.pieces(send, received)
-    found = []
-    for i in range(num):
-        sizes, ids = (
-            torch.cat([row[2 * i + which] for row in came]).numpy().astype(np.int64, copy=False)
-            for which in range(2)
-        )
-        indptr = np.concatenate([[0], np.cumsum(sizes)])
-        cuts = np.concatenate([[0], np.cumsum(received[:, 2 * i])])
-        found.append(RaggedByRank(Ragged(indptr, ids), cuts))
-    return found
+    columns, counts = [], []
+    for batch in batches:
+        indptr, cuts = batch.lists.indptr, batch.cuts
+        columns.append(torch.from_numpy(np.diff(indptr).astype(wire)))
+        columns.append(torch.from_numpy(batch.lists.ids.astype(wire, copy=False)))
+        counts += [np.diff(cuts), np.diff(indptr[cuts])]
+    send = np.stack(counts, axis=1)
+    receive = exchange.counts(send)
+    came = [
+        column.cpu().numpy().astype(np.int64, copy=False)
+        for column in exchange.columns(columns, send, receive)
+    ]
+    return [
+        RaggedByRank(Ragged(offsets(sizes), ids), offsets(rows))
+        for sizes, ids, rows in zip(came[::2], came[1::2], receive.T[::2])
+    ]
 
 
 @dataclass(frozen=True)
 class RowRoutes:
-    """The ways of the rows of one batch. R rows come here, G rows of this rank go out.
+    """Which rank owns the rows of a batch's nodes, and which rows this rank is asked for.
 
-    On the wire rows lie by rank, then by node type, then in the order in which they were named.
+    Worked out once for a batch, where it is made: what then moves rows to and fro needs one
+    all-to-all each way. R rows come here, G rows of this rank go out. On the wire rows lie by rank,
+    then by node type, then in the order in which they were named.
 
     Attributes:
         num: node type → how many of its rows come.
@@ -347,35 +396,30 @@ class RowRoutes:
 def route_rows(
     ids: Mapping[str, Ids], bounds: Mapping[str, np.ndarray], exchange: Exchange
 ) -> RowRoutes:
-    """Tell the owners which rows are wanted. Collective.
+    """Tell the owners which rows are needed. Collective.
 
     Args:
         ids: node type → int64 ``[n]``, global ids, on any device.
         bounds: node type → int64 ``[W+1]``, see `raygnn.graph.staging.shard.Shard`.
     """
     size, rank = exchange.world.size, exchange.world.rank
-    found = {t: as_ids(each) for t, each in ids.items()}
-    owner = {t: np.searchsorted(bounds[t], each, side="right") - 1 for t, each in found.items()}
+    nodes = {t: as_ids(rows) for t, rows in ids.items()}
+    owner = {t: owners(rows, bounds[t]) for t, rows in nodes.items()}
     counts = np.stack([np.bincount(o, minlength=size) for o in owner.values()], axis=1)
-    wanted: list[Sequence[Tensor]] = [[] for _ in range(size)]
-    for t, each in found.items():
-        by_owner = each[np.argsort(owner[t], kind="stable")]
-        pieces = torch.from_numpy(by_owner).split(np.bincount(owner[t], minlength=size).tolist())
-        wanted = [[*row, piece] for row, piece in zip(wanted, pieces)]
+    columns = [
+        torch.from_numpy(rows[np.argsort(owner[t], kind="stable")]) for t, rows in nodes.items()
+    ]
     asked = exchange.counts(counts)
-    came = exchange.pieces(wanted, asked)
-    kinds = np.repeat(np.tile(np.arange(len(found)), size), asked.ravel())
+    came = dict(zip(nodes, exchange.columns(columns, counts, asked)))
+    kinds = np.repeat(np.tile(np.arange(len(nodes)), size), asked.ravel())
     order = np.argsort(np.concatenate(list(owner.values())), kind="stable")
     return RowRoutes(
-        num={t: len(each) for t, each in found.items()},
+        num={t: len(rows) for t, rows in nodes.items()},
         order=torch.from_numpy(order),
         receive=counts.sum(1).tolist(),
         send=asked.sum(1).tolist(),
-        given={
-            t: torch.cat([row[i] for row in came]) - int(bounds[t][rank])
-            for i, t in enumerate(found)
-        },
-        places={t: torch.from_numpy(np.flatnonzero(kinds == i)) for i, t in enumerate(found)},
+        given={t: rows - int(bounds[t][rank]) for t, rows in came.items()},
+        places={t: torch.from_numpy(np.flatnonzero(kinds == i)) for i, t in enumerate(nodes)},
     )
 
 
@@ -399,32 +443,22 @@ def count_nodes_once(
     Returns:
         node type → bool ``[n]``.
     """
-    size = exchange.world.size
-    orders, counts = {}, np.zeros((size, len(ids)), np.int64)
-    wanted: list[list[Tensor]] = [[] for _ in range(size)]
-    for number, (ntype, given) in enumerate(ids.items()):
+    columns, counts, orders = [], [], {}
+    for ntype, given in ids.items():
         nodes, reached = as_ids(given), np.diff([0, *hops[ntype]])
         depth = np.repeat(np.arange(len(reached), dtype=np.int8), reached)
-        owner = np.searchsorted(bounds[ntype], nodes, side="right") - 1
-        order = orders[ntype] = np.argsort(owner, kind="stable")
-        counts[:, number] = np.bincount(owner, minlength=size)
-        for column in (nodes, depth):
-            pieces = torch.from_numpy(column[order]).split(counts[:, number].tolist())
-            wanted = [[*row, piece] for row, piece in zip(wanted, pieces)]
-    asked = exchange.counts(counts)
-    came = exchange.pieces(wanted, np.repeat(asked, 2, axis=1))
-    answers: list[list[Tensor]] = [[] for _ in range(size)]
-    for number in range(len(ids)):
-        nodes, depth = (torch.cat([row[2 * number + c] for row in came]).numpy() for c in (0, 1))
+        orders[ntype], count = group_by_owner(nodes, bounds[ntype])
+        columns += [torch.from_numpy(column[orders[ntype]]) for column in (nodes, depth)]
+        counts.append(count)
+    send = np.stack(counts, axis=1)
+    asked = exchange.counts(send)
+    came = exchange.columns(columns, np.repeat(send, 2, axis=1), np.repeat(asked, 2, axis=1))
+    answers = []
+    for nodes, depth in zip(*[iter(column.numpy() for column in came)] * 2):
         order = np.lexsort((depth, nodes))  # stable, and rows came by rank
         ordered = nodes[order]
         first = np.zeros(len(nodes), bool)
         first[order] = np.r_[True, ordered[1:] != ordered[:-1]][: len(nodes)]
-        pieces = torch.from_numpy(first).split(asked[:, number].tolist())
-        answers = [[*row, piece] for row, piece in zip(answers, pieces)]
-    counted = {}
-    for ntype, rows in zip(ids, zip(*exchange.pieces(answers, counts))):
-        by_owner = torch.cat(rows)
-        counted[ntype] = torch.empty_like(by_owner)
-        counted[ntype][torch.from_numpy(orders[ntype])] = by_owner
-    return counted
+        answers.append(torch.from_numpy(first))
+    by_owner = exchange.columns(answers, asked, send)
+    return {t: rows[torch.from_numpy(inverse(orders[t]))] for t, rows in zip(ids, by_owner)}

@@ -27,7 +27,7 @@ from torch import Tensor
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling import kernels
-from raygnn.sampling.exchange import Exchange, Ids, as_ids
+from raygnn.sampling.exchange import Exchange, Ids, as_ids, row_bytes
 from raygnn.sampling.sampler import Draws, Frontier
 
 FEATURES = "features"
@@ -138,10 +138,7 @@ class FeatureStore:
 
     def row_bytes(self, ntype: str) -> int:
         """Bytes of one row, over all columns."""
-        return sum(
-            column.element_size() * int(np.prod(column.shape[1:], dtype=np.int64))
-            for column in self._tables[ntype].values()
-        )
+        return sum(map(row_bytes, self._tables[ntype].values()))
 
     def fill_cache(self, chosen: Mapping[str, Ids]) -> None:
         """Fetch rows and keep them; once in a store's life. Collective; any rank may choose none.
@@ -158,17 +155,12 @@ class FeatureStore:
         starts = dict(self._base)
         for number in range(-(-self.exchange.max(most) // _FILL_AT_ONCE)):
             piece = slice(number * _FILL_AT_ONCE, (number + 1) * _FILL_AT_ONCE)
-            wanted = {t: keep.get(t, nobody)[piece] for t in self._tables}
-            counts = np.zeros((self.exchange.world.size, len(wanted)), np.int64)
-            for column, (ntype, ids) in enumerate(wanted.items()):
-                found = kernels.locate(ids, self.bounds[ntype], *self._whose(ntype))
-                wanted[ntype], counts[:, column] = found[1], found[2]
-            self._fetch(wanted, counts)
-            for ntype, ids in wanted.items():
+            _, fetched, _, _ = self._place({t: keep.get(t, nobody)[piece] for t in self._tables})
+            for ntype, ids in fetched.items():
                 kept[ntype].append(ids)
                 self._base[ntype] += len(ids)
-        for ntype, lists in kept.items():
-            ids = np.concatenate([nobody, *lists])
+        for ntype, pieces in kept.items():
+            ids = np.concatenate([nobody, *pieces])
             self._cache[ntype] = kernels.hash_slots(ids, starts[ntype])
 
     def gather(self, ids: Mapping[str, Ids]) -> Rows:
@@ -177,7 +169,7 @@ class FeatureStore:
 
         Collective: every rank calls it, or `combine`, the same number of times.
         """
-        return self._rows(self._place({t: as_ids(each) for t, each in ids.items()}))
+        return self._rows(self._slots({t: as_ids(nodes) for t, nodes in ids.items()}))
 
     def combine(
         self, nodes: Mapping[str, Ids], draws: Draws, how: str
@@ -195,13 +187,13 @@ class FeatureStore:
         Returns:
             ``(rows, {edge type: [D, F]})``; 0 for a node without neighbours.
         """
-        nodes = {t: as_ids(each) for t, each in nodes.items()}
+        nodes = {t: as_ids(ids) for t, ids in nodes.items()}
         ids = {
-            t: np.concatenate([own, *(d.ids for e, d in draws.items() if e[0] == t)])
-            for t, own in nodes.items()
+            t: np.concatenate([targets, *(d.ids for e, d in draws.items() if e[0] == t)])
+            for t, targets in nodes.items()
         }
-        slots = self._place(ids)
-        used = {t: len(own) for t, own in nodes.items()}
+        slots = self._slots(ids)
+        used = {t: len(targets) for t, targets in nodes.items()}
         beside = self._beside(nodes, draws)
         combined = {}
         for etype, draw in draws.items():
@@ -217,8 +209,8 @@ class FeatureStore:
                 weight,
                 beside[etype[2]][1] if etype[2] in beside else None,
             )
-        own = {t: slots[t][: len(each)] for t, each in nodes.items()}
-        return self._rows(own, {t: halves[0] for t, halves in beside.items()}), combined
+        targets = {t: slots[t][: len(ids)] for t, ids in nodes.items()}
+        return self._rows(targets, {t: halves[0] for t, halves in beside.items()}), combined
 
     def _beside(self, nodes: Mapping[str, Ids], draws: Draws) -> dict[str, tuple[Tensor, Tensor]]:
         """Room for the features of nodes and, beside them, for what their neighbours give: one
@@ -227,7 +219,7 @@ class FeatureStore:
         Of node types that one edge type ends at, in fp32: in bf16 rows of zeros come behind, so
         that they are moved anyway.
         """
-        found = {}
+        halves = {}
         for ntype, ids in nodes.items() if self._lay_beside else ():
             into = [e for e in draws if e[2] == ntype]
             if len(into) != 1 or FEATURES not in self._tables[ntype]:
@@ -237,8 +229,8 @@ class FeatureStore:
                 continue
             shape = len(ids), own.shape[1] + other.shape[1]
             both = self._ring.take(f"{ntype}/beside", shape, own.dtype)
-            found[ntype] = both[:, : own.shape[1]], both[:, own.shape[1] :]
-        return found
+            halves[ntype] = both[:, : own.shape[1]], both[:, own.shape[1] :]
+        return halves
 
     def _rows(self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None) -> Rows:
         """``room``: node type → where its features go."""
@@ -247,70 +239,49 @@ class FeatureStore:
             rows[ntype] = {}
             for name, column in table.items():
                 if name == FEATURES and room and ntype in room:
-                    got = torch.index_select(column, 0, slots[ntype], out=room[ntype])
+                    gathered = torch.index_select(column, 0, slots[ntype], out=room[ntype])
                 else:
-                    got = self._ring.gather(f"{ntype}/{name}", column, slots[ntype])
-                rows[ntype][name] = got
+                    gathered = self._ring.gather(f"{ntype}/{name}", column, slots[ntype])
+                rows[ntype][name] = gathered
         return rows
 
-    def _whose(self, ntype: str) -> tuple[int, np.ndarray, np.ndarray, int]:
-        ids, slots = self._cache[ntype]
-        return self.exchange.world.rank, ids, slots, self._base[ntype]
-
-    def _place(self, ids: Frontier) -> dict[str, Tensor]:
+    def _slots(self, ids: Frontier) -> dict[str, Tensor]:
         """The slot of each id, after what is missing has been fetched."""
-        slots, wanted = {}, {}
-        counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
-        for column, ntype in enumerate(self._tables):
-            found = kernels.locate(ids[ntype], self.bounds[ntype], *self._whose(ntype))
-            slots[ntype], wanted[ntype] = torch.from_numpy(found[0]), found[1]
-            counts[:, column] = found[2]
-            self.remote += int(found[3])
-            self.hits += int(found[4])
-        self._fetch(wanted, counts)
+        slots, _, remote, hits = self._place(ids)
+        self.remote += remote
+        self.hits += hits
         return slots
 
-    def _fetch(self, wanted: Frontier, counts: np.ndarray) -> None:
-        """Receive the rows of ``wanted`` (by owner) from their owners, at the tables' base."""
+    def _place(self, ids: Frontier) -> tuple[dict[str, Tensor], Frontier, int, int]:
+        """Slots, the ids that had to be fetched, and how many were remote and in the cache."""
+        slots, missing, remote, hits = {}, {}, 0, 0
+        rank, size = self.exchange.world.rank, self.exchange.world.size
+        counts = np.zeros((size, len(self._tables)), np.int64)
+        for number, t in enumerate(self._tables):
+            located = kernels.locate(ids[t], self.bounds[t], rank, *self._cache[t], self._base[t])
+            slots[t], missing[t] = torch.from_numpy(located[0]), located[1]
+            counts[:, number] = located[2]
+            remote += int(located[3])
+            hits += int(located[4])
+        self._fetch(missing, counts)
+        return slots, missing, remote, hits
+
+    def _fetch(self, missing: Frontier, counts: np.ndarray) -> None:
+        """Receive the rows of ``missing`` (by owner) from their owners, at the tables' base."""
         exchange = self.exchange
-        size = exchange.world.size
-        if size == 1 or not any(self._tables.values()):  # of nodes without features
+        if exchange.world.size == 1 or not any(self._tables.values()):  # of nodes without features
             return
         asked = exchange.counts(counts)
-        ends = {t: np.concatenate([[0], np.cumsum(counts[:, i])]) for i, t in enumerate(wanted)}
-        ids = [
-            [torch.from_numpy(w[ends[t][r] : ends[t][r + 1]]) for t, w in wanted.items()]
-            for r in range(size)
-        ]
-        came = exchange.pieces(ids, asked)
-        index = {
-            t: torch.cat([row[i] for row in came]) - self._first[t] for i, t in enumerate(wanted)
-        }
-        answers = {
-            (t, name): self._answers.gather(f"{t}/{name}", column, index[t])
-            for t, table in self._tables.items()
-            for name, column in table.items()
-        }
-        rooms = {
-            (t, name): column[self._base[t] : self._base[t] + len(wanted[t])]
-            for t, table in self._tables.items()
-            for name, column in table.items()
-        }
-        if len(answers) == 1:  # received right where it is read
-            (((ntype, _), answer),), (room,) = answers.items(), rooms.values()
-            i = list(wanted).index(ntype)
-            exchange.rows(answer, asked[:, i].tolist(), counts[:, i].tolist(), room)
-            return
-        here = {t: np.concatenate([[0], np.cumsum(asked[:, i])]) for i, t in enumerate(wanted)}
-        send = [
-            [rows[here[t][r] : here[t][r + 1]] for (t, _), rows in answers.items()]
-            for r in range(size)
-        ]
-        numbers = [list(wanted).index(t) for t, _ in answers]
-        arrived = exchange.pieces(send, counts[:, numbers])
-        for r, pieces in enumerate(arrived):
-            for ((t, _), room), piece in zip(rooms.items(), pieces):
-                room[ends[t][r] : ends[t][r + 1]] = piece
+        came = exchange.columns([torch.from_numpy(ids) for ids in missing.values()], counts, asked)
+        index = {t: ids - self._first[t] for t, ids in zip(missing, came)}
+        numbers, answers, rooms = [], [], []
+        for number, (ntype, table) in enumerate(self._tables.items()):
+            base = self._base[ntype]
+            for name, column in table.items():
+                numbers.append(number)
+                answers.append(self._answers.gather(f"{ntype}/{name}", column, index[ntype]))
+                rooms.append(column[base : base + len(missing[ntype])])
+        exchange.columns(answers, asked[:, numbers], counts[:, numbers], rooms)
 
 
 def _add_up(
@@ -326,24 +297,23 @@ def _add_up(
         shape = len(indptr) - 1, table.shape[1]
         return table.new_zeros(shape) if out is None else out.zero_()
     given = None if weight is None else weight.index_select(0, slots).to(table.dtype)
-    offsets = torch.from_numpy(indptr)
-    if how == "max":
-        added = F.embedding_bag(slots, table, offsets, mode="max", include_last_offset=True)
-        return added if out is None else out.copy_(added)
     added = F.embedding_bag(
-        slots, table, offsets, mode="sum", per_sample_weights=given, include_last_offset=True
+        slots,
+        table,
+        torch.from_numpy(indptr),
+        mode="max" if how == "max" else "sum",
+        per_sample_weights=given,
+        include_last_offset=True,
     )
-    if how != "mean":
-        return added if out is None else out.copy_(added)
-    # faster than embedding_bag's own mean
-    count = torch.from_numpy(np.maximum(np.diff(indptr), 1).astype(np.float64))
-    if table.dtype == torch.bfloat16:
+    if how == "mean":  # faster than embedding_bag's own mean
+        count = torch.from_numpy(np.maximum(np.diff(indptr), 1).astype(np.float64))
+        if table.dtype != torch.bfloat16:
+            wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+            scale = count.reciprocal_().to(wide).unsqueeze(1)
+            return torch.mul(added, scale, out=added if out is None else out)
         bits = added.view(torch.int16).numpy().view(np.uint16)
         kernels.scale_rows(bits, count.reciprocal_().float().numpy())
-        return added if out is None else out.copy_(added)
-    wide = torch.float64 if table.dtype == torch.float64 else torch.float32
-    scale = count.reciprocal_().to(wide).unsqueeze(1)
-    return torch.mul(added, scale, out=added if out is None else out)
+    return added if out is None else out.copy_(added)
 
 
 SCALE = "_scale"
@@ -400,9 +370,9 @@ def choose_inputs(
     arrays: Mapping[str, Tensor], features: Sequence[str], categories: Iterable[str]
 ) -> Inputs:
     """Which of the wanted arrays a node type has, and of what kind they are."""
-    there = [name for name in features if name in arrays]
-    scaled = [n for n in there if arrays[n].dtype == torch.int8 and n + SCALE in arrays]
-    plain = [name for name in there if name not in scaled]
+    present = [name for name in features if name in arrays]
+    scaled = [n for n in present if arrays[n].dtype == torch.int8 and n + SCALE in arrays]
+    plain = [name for name in present if name not in scaled]
     return Inputs(tuple(plain), tuple(scaled), tuple(n for n in categories if n in arrays))
 
 
@@ -460,15 +430,14 @@ def _table(shard: Shard, ntype: str, inputs: Inputs, dtype: torch.dtype, residen
     room = total - shard.owned(ntype)
     table = {}
     if inputs.plain:
-        rows = shard.table(ntype, inputs.plain, dtype, room, resident=resident)
-        table[FEATURES] = _matrix(rows)
+        table[FEATURES] = _matrix(shard.table(ntype, inputs.plain, dtype, room, resident=resident))
     for name in inputs.scaled:
         rows = shard.table(ntype, [name], torch.int8, room, resident=resident)
-        table[_key("int8", name)] = _matrix(rows)
+        table[f"int8:{name}"] = _matrix(rows)
         scale = arrays[name + SCALE].flatten().to(dtype)
-        table[_key("scale", name)] = with_room(scale, total)
+        table[f"scale:{name}"] = with_room(scale, total)
     for name in inputs.categories:
-        table[_key("category", name)] = with_room(arrays[name].flatten().to(torch.int64), total)
+        table[f"category:{name}"] = with_room(arrays[name].flatten().to(torch.int64), total)
     return table
 
 
@@ -486,20 +455,16 @@ def assemble(
         columns = rows[ntype]
         parts = [columns[FEATURES]] if chosen.plain else []
         for name in chosen.scaled:
-            scale = columns[_key("scale", name)]
-            parts.append(columns[_key("int8", name)].to(scale.dtype) * scale.unsqueeze(1))
+            scale = columns[f"scale:{name}"]
+            parts.append(columns[f"int8:{name}"].to(scale.dtype) * scale.unsqueeze(1))
         if chosen.learned and LEARNED in columns:  # in training they come from elsewhere
             parts.append(columns[LEARNED].to(chosen.learned.dtype))
         if parts:
             x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         if chosen.categories:
-            categories[ntype] = {n: columns[_key("category", n)] for n in chosen.categories}
+            categories[ntype] = {n: columns[f"category:{n}"] for n in chosen.categories}
     return x, categories
 
 
 def _matrix(rows: Tensor) -> Tensor:
     return rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
-
-
-def _key(kind: str, name: str) -> str:
-    return f"{kind}:{name}"

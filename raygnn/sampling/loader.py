@@ -25,10 +25,10 @@ from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
 from raygnn.sampling.batch import Batch, Block, Share
 from raygnn.sampling.exchange import FailureBroadcast, RowRoutes, count_nodes_once, route_rows
-from raygnn.sampling.features import FeatureStore, Inputs, Rows, assemble, degree_column
+from raygnn.sampling.features import FeatureStore, Inputs, assemble, degree_column
 from raygnn.sampling.plan import Fanout, Steps
 from raygnn.sampling.sampler import Frontier, NeighborSampler
-from raygnn.sampling.seeds import AssignedSeeds, SeedAssigner
+from raygnn.sampling.seeds import SeedAssigner
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,7 +69,7 @@ class BatchMaker:
     """Makes batch ``(epoch, step)`` of one rank: plan, sample, exchange, gather. Collective.
 
     Attributes:
-        deal: which seeds, and where the blocks start.
+        seeds: which there are, and where the blocks start.
         fanouts: per hop, from the seeds outward.
         inputs: node type → which columns are the model's input.
         degree_etypes: edge types whose in-degrees the model wants.
@@ -81,7 +81,7 @@ class BatchMaker:
         note: told ``"sample"`` and ``"features"``.
     """
 
-    deal: SeedAssigner
+    seeds: SeedAssigner
     sampler: NeighborSampler
     store: FeatureStore
     fanouts: Sequence[Fanout]
@@ -95,11 +95,11 @@ class BatchMaker:
     @property
     def plan(self) -> Steps:
         """See `Maker`."""
-        return self.deal.plan
+        return self.seeds.plan
 
     def accumulating(self, batches: int) -> BatchMaker:
         """See `Maker`."""
-        return replace(self, deal=self.deal.accumulating(batches))
+        return replace(self, seeds=self.seeds.accumulating(batches))
 
     @property
     def learned(self) -> list[str]:
@@ -109,8 +109,24 @@ class BatchMaker:
     def __call__(self, epoch: int, step: int) -> Batch:
         begin, waited = time.perf_counter(), self.store.exchange.seconds
         self.note("sample", epoch=epoch, step=step)
-        dealt = self.deal(epoch, step)
-        blocks, rows, combined, routes, (sampled, asked) = self._blocks(dealt, epoch, step)
+        start = self.seeds(epoch, step)
+        given: dict[str, Any] = {"epoch": epoch, "step": step, "banned": start.banned}
+        routes: RowRoutes | None = None
+        combined: dict[EdgeType, Tensor] = {}
+        if self.combine is None:
+            blocks, frontier = self.sampler.sample(start.nodes, self.fanouts, **given)
+        else:
+            assert not self.learned
+            blocks, frontier, draws = self.sampler.sample_open(start.nodes, self.fanouts, **given)
+        blocks = self._with_counted(blocks, frontier)
+        sampled, asked = time.perf_counter(), self.store.exchange.seconds
+        self.note("features")
+        if self.combine is None:
+            if learned := {t: frontier[t] for t in self.learned}:
+                routes = route_rows(learned, self.store.bounds, self.store.exchange)
+            rows = self.store.gather(frontier)
+        else:
+            rows, combined = self.store.combine(frontier, draws, self.combine)
         x, categories = assemble(rows, self.inputs)
         end, fetched = time.perf_counter(), self.store.exchange.seconds
         return Batch(
@@ -127,35 +143,8 @@ class BatchMaker:
                 "features": end - sampled - (fetched - asked),
                 "exchange": fetched - waited,
             },
-            **dealt.fields,
+            **start.fields,
         )
-
-    def _blocks(
-        self, start: AssignedSeeds, epoch: int, step: int
-    ) -> tuple[list[Block], Rows, dict[EdgeType, Tensor], RowRoutes | None, tuple[float, float]]:
-        """Blocks, rows of the input nodes, combined rows, the ways of learned ones, and both clocks
-        as sampling was done."""
-        when = {"epoch": epoch, "step": step}
-        if self.combine is None:
-            blocks, inputs = self.sampler.sample(
-                start.nodes, self.fanouts, banned=start.banned, **when
-            )
-            blocks = self._with_counted(blocks, inputs)
-            sampled = time.perf_counter(), self.store.exchange.seconds
-            self.note("features")
-            routes = None
-            if learned := {t: inputs[t] for t in self.learned}:
-                routes = route_rows(learned, self.store.bounds, self.store.exchange)
-            return blocks, self.store.gather(inputs), {}, routes, sampled
-        assert not self.learned
-        blocks, nodes, draws = self.sampler.sample_open(
-            start.nodes, self.fanouts, banned=start.banned, **when
-        )
-        blocks = self._with_counted(blocks, nodes)
-        sampled = time.perf_counter(), self.store.exchange.seconds
-        self.note("features")
-        rows, combined = self.store.combine(nodes, draws, self.combine)
-        return blocks, rows, combined, None, sampled
 
     def _with_counted(self, blocks: list[Block], frontier: Frontier) -> list[Block]:
         """The blocks with `Block.counted`, where the model wants it. Collective.
@@ -240,22 +229,16 @@ class BatchLoader(Generic[S]):
             yield batch
 
     def _from(self, number: int) -> Generator[S, None, None]:
-        length = len(self)
-        last = self._limit
+        length, last = len(self), self._limit
         if not self._across:
             last = min(last, (number // length + 1) * length)
-        numbers = range(number, last)
 
         def made(number: int) -> S:
             batch = self._make(*divmod(number, length))
             return batch if self._pin is None else batch.pinned(self._pin)
 
         self._prefetcher = Prefetcher(
-            made,
-            numbers,
-            self._prefetch,
-            self._alarm,
-            self._note,
+            made, range(number, last), self._prefetch, self._alarm, self._note
         )
         yield from self._prefetcher
 
@@ -289,25 +272,26 @@ class BatchLoader(Generic[S]):
         Raises:
             InputError: it was counted in batches of another size, or over other seeds or orders.
         """
-        own = self.state_dict()
-        if state.get("data", own["data"]) != own["data"]:
+        here = self.state_dict()
+        if state.get("data", here["data"]) != here["data"]:
             raise InputError(
                 "the checkpoint was trained on other data, or on another split of them",
                 remedy="resume with the data that the run had; a dataset's own splits must be the "
                 "same each time it is made",
             )
         for name in self._make.plan.state:
-            if name == "order" and state.get(name) != own[name]:
+            if state.get(name) == here[name]:
+                continue
+            if name == "order":
                 raise InputError(
                     "the checkpoint is of a version that put so few seeds in another order",
                     remedy="go on with the version that began the run, or begin anew (--overwrite)",
                 )
-            if state.get(name) != own[name]:
-                raise InputError(
-                    f"the checkpoint has {name} {state[name]}, this run has {own[name]}",
-                    remedy="resume with the graph, train.seed, train.accumulate and "
-                    "sampling.batch_size × workers that the run had",
-                )
+            raise InputError(
+                f"the checkpoint has {name} {state[name]}, this run has {here[name]}",
+                remedy="resume with the graph, train.seed, train.accumulate and "
+                "sampling.batch_size × workers that the run had",
+            )
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]
 
@@ -415,7 +399,7 @@ class Prefetcher(Generic[T]):
             log.error("a batch could not be prepared", exc_info=error)
             if self._alarm is not None:
                 with contextlib.suppress(Exception):  # the others will time out
-                    self._alarm.ring(error)
+                    self._alarm.announce(error)
             put(_Failure(error))
         else:
             put(_End())

@@ -16,7 +16,17 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Adjacency, Block
-from raygnn.sampling.exchange import Exchange, Ids, Ragged, RaggedByRank, as_ids, exchange_ragged
+from raygnn.sampling.exchange import (
+    Exchange,
+    Ids,
+    Ragged,
+    RaggedByRank,
+    as_ids,
+    exchange_ragged,
+    group_by_owner,
+    inverse,
+    offsets,
+)
 from raygnn.sampling.plan import Fanout
 from raygnn.util.hashing import derive_key
 
@@ -234,12 +244,10 @@ class NeighborSampler:
 
     def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:
         """Draw where the rows are: four all-to-alls, whatever the number of edge types."""
-        size = self._exchange.world.size
         order, cuts = {}, {}
         for ntype, nodes in frontier.items():
-            owner = np.searchsorted(self._shard.bounds[ntype], nodes, side="right") - 1
-            order[ntype] = np.argsort(owner, kind="stable")
-            cuts[ntype] = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=size))])
+            order[ntype], counts = group_by_owner(nodes, self._shard.bounds[ntype])
+            cuts[ntype] = offsets(counts)
         questions = [
             RaggedByRank(Ragged.of_one(nodes[order[t]]), cuts[t]) for t, nodes in frontier.items()
         ]
@@ -247,21 +255,18 @@ class NeighborSampler:
         asked = exchange_ragged(self._exchange, questions, self._wire)
         here = dict(zip(frontier, asked))
         drawn = self._draw_here(
-            {t: parcel.lists.ids for t, parcel in here.items()},
+            {t: nodes.lists.ids for t, nodes in here.items()},
             fanout,
             key,
-            {e: parcel.lists for e, parcel in zip(bans, asked[len(here) :])},
+            {e: ban.lists for e, ban in zip(bans, asked[len(here) :])},
         )
         both = [*drawn.ids.items(), *drawn.relations.items()]
         answers = [RaggedByRank(lists, here[e[2]].cuts) for e, lists in both]
-        found = []
-        for (etype, _), answer in zip(both, exchange_ragged(self._exchange, answers, self._wire)):
-            back = np.empty(len(order[etype[2]]), np.int64)
-            back[order[etype[2]]] = np.arange(len(back))
-            found.append(answer.lists.take(back))
-        return Drawn(
-            dict(zip(drawn.ids, found)), dict(zip(drawn.relations, found[len(drawn.ids) :]))
-        )
+        came = exchange_ragged(self._exchange, answers, self._wire)
+        back = {t: inverse(order[t]) for t in order}
+        lists = [answer.lists.take(back[e[2]]) for (e, _), answer in zip(both, came)]
+        ids = dict(zip(drawn.ids, lists))
+        return Drawn(ids, dict(zip(drawn.relations, lists[len(ids) :])))
 
 
 def _weights(weight: np.ndarray) -> np.ndarray:

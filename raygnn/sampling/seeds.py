@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,30 +20,29 @@ from raygnn.graph.data import EdgeType
 from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Part
-from raygnn.sampling.exchange import Exchange, Ids, World, as_ids
+from raygnn.sampling.exchange import Exchange, Ids, World, as_ids, group_by_owner, inverse
 from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.plan import MultitaskPlan, SeedPlan, Steps, rank_share
 from raygnn.sampling.sampler import Banned
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 @dataclass(frozen=True)
-class Start:
+class BatchStart:
     """Where the blocks of one batch start.
 
     Attributes:
         nodes: node type → distinct ids, the last block's destinations.
-        y: targets of the seeds.
-        pairs, relation, instead: as `Batch` has them.
+        fields: what a `Batch` or a `Part` has of its seeds.
         banned: edges that no hop may draw.
-        etype: of the seeds, where these are edges.
+        etype: of the seeds, where these are edges of one type.
     """
 
     nodes: Mapping[str, np.ndarray]
-    y: Tensor
-    pairs: Tensor | None = None
+    fields: Mapping[str, Any]
     banned: Banned | None = None
-    relation: Tensor | None = None
-    instead: Mapping[str, Tensor] = field(default_factory=dict)
     etype: EdgeType | None = None
 
 
@@ -69,7 +68,7 @@ class SeedSlice:
 
 
 class Seeds(Protocol):
-    """Numbered seeds; the numbers are what a `SeedPlan` deals in."""
+    """Numbered seeds; the numbers are those of a `SeedPlan`."""
 
     num: int
 
@@ -77,8 +76,9 @@ class Seeds(Protocol):
         """What the seeds numbered ``index`` are called: contiguous per rank that owns them."""
         ...
 
-    def start(self, turn: SeedSlice) -> Start:
-        """Where a rank's batch starts. Collective."""
+    def start(self, piece: SeedSlice) -> BatchStart:
+        """Where a rank's batch starts, with ``y``, and ``pairs``, ``relation`` and ``instead`` of
+        edges. Collective."""
         ...
 
 
@@ -99,9 +99,9 @@ class NodeSeeds:
     def ids(self, index: Ids) -> np.ndarray:
         return self._ids[as_ids(index)]
 
-    def start(self, turn: SeedSlice) -> Start:
-        index = turn.index
-        return Start({self.ntype: self._ids[index]}, self.targets[torch.from_numpy(index)])
+    def start(self, piece: SeedSlice) -> BatchStart:
+        y = self.targets[torch.from_numpy(piece.index)]
+        return BatchStart({self.ntype: self._ids[piece.index]}, {"y": y})
 
 
 def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.ndarray:
@@ -199,27 +199,21 @@ class Edges:
         Returns:
             Sources and destinations int64 ``[2, n]``, and the named arrays' rows.
         """
-        exchange, size = self.exchange, self.exchange.world.size
         positions = as_ids(positions)
-        owner = np.searchsorted(self.bounds, positions, side="right") - 1
-        order = np.argsort(owner, kind="stable")
-        send = np.bincount(owner, minlength=size).reshape(size, 1)
-        ends = np.concatenate([[0], np.cumsum(send)])
-        asked = exchange.counts(send)
-        by_owner = torch.from_numpy(positions[order])
-        pieces = [[by_owner[ends[r] : ends[r + 1]]] for r in range(size)]
-        wanted = torch.cat([piece for (piece,) in exchange.pieces(pieces, asked)]).numpy()
-        at = wanted - self.first
-        here = [self.src[at], self.dst[at], *(self._data[name][at] for name in names)]
-        stops = np.concatenate([[0], np.cumsum(asked)])
-        answer = [
-            [torch.from_numpy(column[stops[r] : stops[r + 1]]) for column in here]
-            for r in range(size)
-        ]
-        came = exchange.pieces(answer, np.repeat(send, len(here), axis=1))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        columns = [torch.cat([row[c] for row in came])[back] for c in range(len(here))]
+        order, counts = group_by_owner(positions, self.bounds)
+        send = counts[:, None]
+        asked = self.exchange.counts(send)
+        given = [torch.from_numpy(positions[order])]
+        (wanted,) = self.exchange.columns(given, send, asked)
+        at = wanted.numpy() - self.first
+        arrays = [self.src, self.dst, *(self._data[name] for name in names)]
+        came = self.exchange.columns(
+            [torch.from_numpy(array[at]) for array in arrays],
+            np.repeat(asked, len(arrays), axis=1),
+            np.repeat(send, len(arrays), axis=1),
+        )
+        back = inverse(order)
+        columns = [column[back] for column in came]
         return torch.stack(columns[:2]).numpy(), columns[2:]
 
 
@@ -261,34 +255,32 @@ class EdgeSeeds:
         self._negatives = negatives
 
     def ids(self, index: Ids) -> np.ndarray:
-        found = as_ids(index)
-        return found if self._positions is None else self._positions[found]
+        numbers = as_ids(index)
+        return numbers if self._positions is None else self._positions[numbers]
 
-    def start(self, turn: SeedSlice) -> Start:
+    def start(self, piece: SeedSlice) -> BatchStart:
         negatives = self._negatives
         # of all ranks, so that a batch sees the same however many there are
         everyone = self._exclude is not None or (negatives is not None and negatives.in_batch)
-        positions = self.ids(turn.chosen if everyone else turn.index)
+        positions = self.ids(piece.chosen if everyone else piece.index)
         names = [name for name in (self._target, self._relation) if name is not None]
         ends, columns = self._edges.rows(positions, names)
         drawn: dict[str, np.ndarray] = {}
         if negatives is not None:
-            drawn = negatives.draw(turn.epoch, turn.step, dict(zip(ENDS, ends)))
+            drawn = negatives.draw(piece.epoch, piece.step, dict(zip(ENDS, ends)))
         banned = self._banned(*ends)
         if everyone:
-            ends = ends[:, turn.mine]
-            columns = [column[torch.from_numpy(turn.mine)] for column in columns]
+            ends = ends[:, piece.mine]
+            columns = [column[torch.from_numpy(piece.mine)] for column in columns]
         named = dict(zip(names, columns))
         nodes, pairs, instead = _nodes(self.etype, ends, drawn)
-        return Start(
-            nodes,
-            torch.ones(len(turn.mine)) if self._target is None else named[self._target],
-            pairs=torch.from_numpy(pairs),
-            banned=banned,
-            relation=None if self._relation is None else named[self._relation].long(),
-            instead={end: torch.from_numpy(local) for end, local in instead.items()},
-            etype=self.etype,
-        )
+        fields = {
+            "y": torch.ones(len(piece.mine)) if self._target is None else named[self._target],
+            "pairs": torch.from_numpy(pairs),
+            "relation": None if self._relation is None else named[self._relation].long(),
+            "instead": {end: torch.from_numpy(local) for end, local in instead.items()},
+        }
+        return BatchStart(nodes, fields, banned, self.etype)
 
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:
         if self._exclude is None:
@@ -311,8 +303,8 @@ def in_order(edges: Edges, own: np.ndarray) -> np.ndarray:
         torch.from_numpy(np.ascontiguousarray(edges.column(NUMBER)[own]))
     )
     positions = edges.exchange.gather_rows(torch.from_numpy(own + edges.first))
-    found: np.ndarray = positions[torch.argsort(keys)].numpy()
-    return found
+    ordered: np.ndarray = positions[torch.argsort(keys)].numpy()
+    return ordered
 
 
 def _nodes(
@@ -324,91 +316,73 @@ def _nodes(
     columns = {end: np.concatenate([ids, drawn.get(end, nobody)]) for end, ids in zip(ENDS, ends)}
     source, target = columns.values()
     if etype[0] == etype[2]:
-        nodes, both = kernels.relabel(nobody, np.concatenate([source, target]))
-        found, local = {etype[0]: nodes}, [both[: len(source)], both[len(source) :]]
+        ids, both = kernels.relabel(nobody, np.concatenate([source, target]))
+        nodes, local = {etype[0]: ids}, [both[: len(source)], both[len(source) :]]
     else:
         (first, one), (second, other) = (kernels.relabel(nobody, c) for c in (source, target))
-        found, local = {etype[0]: first, etype[2]: second}, [one, other]
+        nodes, local = {etype[0]: first, etype[2]: second}, [one, other]
     num = ends.shape[1]
     instead: dict[str, np.ndarray] = {
-        end: each[num:] for end, each in zip(ENDS, local) if end in drawn
+        end: numbers[num:] for end, numbers in zip(ENDS, local) if end in drawn
     }
-    return found, np.stack([each[:num] for each in local]), instead
+    return nodes, np.stack([numbers[:num] for numbers in local]), instead
 
 
 @dataclass(frozen=True)
-class AssignedSeeds:
-    """A rank's seeds in a step.
+class SeedAssigner:
+    """Which seeds a rank has in a step, and where its blocks start: of one task or of several."""
 
-    Attributes:
-        nodes, banned: see `Start`.
-        fields: what a `Batch` has of its seeds.
-    """
+    plan: Steps
 
-    nodes: Mapping[str, np.ndarray]
-    banned: Banned | None
-    fields: Mapping[str, Any]
-
-
-class SeedAssigner(Protocol):
-    """What deals seeds: `TaskSeeds` or `MultitaskSeeds`."""
-
-    @property
-    def plan(self) -> Steps: ...
-
-    def __call__(self, epoch: int, step: int) -> AssignedSeeds:
-        """Collective."""
-        ...
-
-    def accumulating(self, batches: int) -> SeedAssigner:
+    def accumulating(self, batches: int) -> Self:
         """The same, of whose batches so many make an optimizer step together."""
-        ...
+        plan = replace(self.plan, accumulate=batches)  # type: ignore[type-var]
+        return replace(self, plan=plan)
+
+    def __call__(self, epoch: int, step: int) -> BatchStart:
+        """Collective."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TaskSeeds:
+class TaskSeeds(SeedAssigner):
     """Of one task."""
 
     plan: SeedPlan
     seeds: Seeds
     world: World
 
-    def accumulating(self, batches: int) -> TaskSeeds:
-        """See `SeedAssigner`."""
-        return replace(self, plan=replace(self.plan, accumulate=batches))
+    def __call__(self, epoch: int, step: int) -> BatchStart:
+        return self.start(epoch, step, self.plan.seeds_in_window(step))
 
-    def __call__(self, epoch: int, step: int) -> AssignedSeeds:
-        chosen = self.plan.batch(epoch, step)
-        start, fields = self.start(chosen, epoch, step)
-        fields |= {"window": self.plan.seeds_in_window(step)}
-        return AssignedSeeds(start.nodes, start.banned, fields)
-
-    def start(self, chosen: np.ndarray, epoch: int, step: int) -> tuple[Start, dict[str, Any]]:
-        """Where this rank starts, and what a `Batch` or a `Part` has of its seeds, but ``window``.
+    def start(
+        self, epoch: int, step: int, window: int, of: tuple[int, int] | None = None
+    ) -> BatchStart:
+        """Where this rank starts.
 
         Args:
-            chosen: numbers of all ranks' seeds.
             epoch, step: of the run.
+            window: see `Share`.
+            of: epoch and step of the plan, where these are not those of the run.
         """
+        chosen = self.plan.batch(*(of or (epoch, step)))
         mine = rank_share(self.seeds.ids(chosen), self.world.rank, self.world.size)
         weight = torch.ones(max(1, len(mine)))
         if not len(mine):  # a short last batch: keep the step, without influence
             mine, weight = np.zeros(1, np.int64), torch.zeros(1)
-        turn = SeedSlice(chosen, mine, epoch, step)
-        start = self.seeds.start(turn)
-        return start, {
-            "seeds": torch.from_numpy(self.seeds.ids(turn.index)),
-            "y": start.y,
+        piece = SeedSlice(chosen, mine, epoch, step)
+        start = self.seeds.start(piece)
+        fields = {
+            "seeds": torch.from_numpy(self.seeds.ids(piece.index)),
             "weight": weight,
             "total": len(chosen),
-            "pairs": start.pairs,
-            "relation": start.relation,
-            "instead": dict(start.instead),
+            "window": window,
         }
+        return replace(start, fields={**start.fields, **fields})
 
 
 @dataclass(frozen=True)
-class MultitaskSeeds:
+class MultitaskSeeds(SeedAssigner):
     """Of several tasks: their seeds share one neighbourhood, in which nothing is drawn that one of
     them is to predict.
 
@@ -420,30 +394,25 @@ class MultitaskSeeds:
     tasks: Mapping[str, TaskSeeds]
     _empty: Tensor = field(default_factory=lambda: torch.empty(0), init=False)
 
-    def accumulating(self, batches: int) -> MultitaskSeeds:
-        """See `SeedAssigner`."""
-        return replace(self, plan=replace(self.plan, accumulate=batches))
-
-    def __call__(self, epoch: int, step: int) -> AssignedSeeds:
-        starts, fields = {}, {}
-        for name, deal in self.tasks.items():
-            chosen = deal.plan.batch(*self.plan.position(name, epoch, step))
-            starts[name], fields[name] = deal.start(chosen, epoch, step)
-            fields[name]["window"] = self.plan.seeds_in_window(name, epoch, step)
+    def __call__(self, epoch: int, step: int) -> BatchStart:
+        starts = {
+            name: task.start(
+                epoch,
+                step,
+                self.plan.seeds_in_window(name, epoch, step),
+                self.plan.position(name, epoch, step),
+            )
+            for name, task in self.tasks.items()
+        }
         nodes, numbers = _together({name: start.nodes for name, start in starts.items()})
-        parts = {}
-        for name, start in starts.items():
-            parts[name] = Part(**fields[name] | _renumbered(start, numbers[name]))
-        return AssignedSeeds(
-            nodes,
-            _all_banned(start.banned for start in starts.values()),
-            {
-                **dict.fromkeys(("seeds", "y", "weight"), self._empty),
-                "total": sum(part.total for part in parts.values()),
-                "window": sum(part.window for part in parts.values()),
-                "parts": parts,
-            },
-        )
+        parts = {name: _part(start, numbers[name]) for name, start in starts.items()}
+        fields = {
+            **dict.fromkeys(("seeds", "y", "weight"), self._empty),
+            "total": sum(part.total for part in parts.values()),
+            "window": sum(part.window for part in parts.values()),
+            "parts": parts,
+        }
+        return BatchStart(nodes, fields, _all_banned(start.banned for start in starts.values()))
 
 
 def _together(
@@ -454,29 +423,30 @@ def _together(
     numbers: dict[str, dict[str, np.ndarray]] = {name: {} for name in starts}
     for ntype in dict.fromkeys(ntype for start in starts.values() for ntype in start):
         pieces = {name: start[ntype] for name, start in starts.items() if ntype in start}
-        found = kernels.relabel(np.empty(0, np.int64), np.concatenate(list(pieces.values())))
-        nodes[ntype], local = found
+        ids = np.concatenate(list(pieces.values()))
+        nodes[ntype], local = kernels.relabel(ids[:0], ids)
         stops = np.cumsum([len(piece) for piece in pieces.values()])
         for name, piece in zip(pieces, np.split(local, stops[:-1])):
             numbers[name][ntype] = piece
     return nodes, numbers
 
 
-def _renumbered(start: Start, numbers: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """``nodes``, ``pairs`` and ``instead`` of a `Part`.
+def _part(start: BatchStart, numbers: Mapping[str, np.ndarray]) -> Part:
+    """A task's part of a batch.
 
     Args:
         numbers: node type → where the nodes of ``start`` are among those of all tasks.
     """
-    found = {ntype: torch.from_numpy(local) for ntype, local in numbers.items()}
-    if start.pairs is None:
-        (nodes,) = found.values()
-        return {"nodes": nodes}
-    assert start.etype is not None
-    ntypes = dict(zip(ENDS, (start.etype[0], start.etype[2])))
-    pairs = [found[t][rows] for t, rows in zip(ntypes.values(), start.pairs)]
-    instead = {end: found[ntypes[end]][rows] for end, rows in start.instead.items()}  # type: ignore[index]
-    return {"pairs": torch.stack(pairs), "instead": instead}
+    places = {ntype: torch.from_numpy(local) for ntype, local in numbers.items()}
+    fields = dict(start.fields)
+    if start.etype is None:
+        (fields["nodes"],) = places.values()
+        return Part(**fields)
+    ends = dict(zip(ENDS, (places[start.etype[0]], places[start.etype[2]])))
+    pairs = zip(ends.values(), fields["pairs"])
+    fields["pairs"] = torch.stack([end[rows] for end, rows in pairs])
+    fields["instead"] = {end: ends[end][rows] for end, rows in fields["instead"].items()}
+    return Part(**fields)
 
 
 def _all_banned(each: Iterator[Banned | None]) -> Banned | None:
@@ -487,5 +457,5 @@ def _all_banned(each: Iterator[Banned | None]) -> Banned | None:
     if not pairs:
         return None
     return Banned(
-        {e: tuple(np.concatenate(ends) for ends in zip(*found)) for e, found in pairs.items()}  # type: ignore[misc]
+        {e: tuple(np.concatenate(ends) for ends in zip(*both)) for e, both in pairs.items()}  # type: ignore[misc]
     )

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from raygnn.config.task import RANK_METRICS
 from raygnn.models.decoders import Decoder
+from raygnn.sampling.exchange import group_by_owner
 from raygnn.sampling.negatives import ENDS
 from raygnn.sampling.seeds import Edges
 
@@ -93,19 +94,14 @@ class Ranking:
     def _to_sources(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Source, target and relation of the edges whose sources are owned. Collective."""
         exchange, bounds = self._exchange, self._bounds["source"]
-        owner = np.searchsorted(bounds, self._edges.src, side="right") - 1
-        order = np.argsort(owner, kind="stable")
-        size = exchange.world.size
-        send = np.bincount(owner, minlength=size)
-        stops = np.concatenate([[0], np.cumsum(send)])
+        order, send = group_by_owner(self._edges.src, bounds)
         columns = [
             torch.from_numpy(column[order])
             for column in (self._edges.src, self._edges.dst, self._relation)
         ]
-        counts = np.repeat(send.reshape(size, 1), 3, axis=1)
-        pieces = [[c[stops[r] : stops[r + 1]] for c in columns] for r in range(size)]
-        came = exchange.pieces(pieces, exchange.counts(counts))
-        src, dst, kind = (torch.cat([row[i] for row in came]).numpy() for i in range(3))
+        counts = np.repeat(send[:, None], 3, axis=1)
+        came = exchange.columns(columns, counts, exchange.counts(counts))
+        src, dst, kind = (column.numpy() for column in came)
         return src, dst, kind
 
     @torch.no_grad()

@@ -64,8 +64,8 @@ def test_an_alarm_is_quiet_until_it_rings(tmp_path: Path) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 2)
     own, other = (FailureBroadcast(World(rank, 2), store) for rank in range(2))
     own.check()
-    other.ring(KeyError("x"))
+    other.announce(KeyError("x"))
     other.check()  # whoever rang raises what it met itself
-    own.ring(ValueError("late"))
+    own.announce(ValueError("late"))
     with pytest.raises(TrainingError, match=r"rank 1 could not .* KeyError"):
         own.check()

@@ -185,9 +185,12 @@ def _moved(exchange: Exchange, place: str) -> list[Any]:
     put, rank, size = PLACES[place], exchange.world.rank, exchange.world.size
     own = torch.arange(2 * size).reshape(size, 2) + 10 * rank
     before = Elsewhere.transfers
-    send = [[put(own[r]), put(own[r].float())] for r in range(size)]
-    pieces = exchange.pieces(send, np.full((size, 2), 2))
-    found = [[plain(each) for each in row] for row in pieces]
+    columns = [put(own.flatten()), put(own.flatten().float())]
+    counts = np.full((size, 2), 2)
+    found: list[Any] = [plain(column) for column in exchange.columns(columns, counts, counts)]
+    outs = [put(torch.empty(2 * size, dtype=column.dtype)) for column in columns]
+    exchange.columns(columns, counts, counts, outs)
+    assert [plain(out.cpu()) for out in outs] == found
     out = put(torch.empty(2 * size, dtype=torch.int64))
     exchange.rows(put(own.flatten()), [2] * size, [2] * size, out)
     found.append(out.cpu().tolist())
@@ -208,9 +211,9 @@ def test_gloo_gets_tensors_in_the_memory_of_the_cpu(size: int, place: str) -> No
         pytest.skip("there is no GPU")
     for rank, found in enumerate(run_ranks(size, _moved, place)):
         sources = [[2 * rank + 10 * r, 2 * rank + 1 + 10 * r] for r in range(size)]
-        *pieces, out, total, gathered, everyone = found
-        assert pieces == [[ids, [float(i) for i in ids]] for ids in sources]
-        assert out == [i for ids in sources for i in ids]
+        ids, numbers, out, total, gathered, everyone = found
+        assert ids == out == [i for ids in sources for i in ids]
+        assert numbers == [float(i) for i in ids]
         assert total == [sum(1.5 + r for r in range(size))]
         assert gathered == ([[r] for r in range(size)] if rank == 0 else None)
         assert everyone == [i for r in range(size) for i in range(r)]

@@ -51,7 +51,7 @@ def epoch(
     seeds = EdgeSeeds(edges, positions, exclude=exclude, reverse=reverse)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     make = BatchMaker(
-        deal=TaskSeeds(SeedPlan(seeds.num, 64, seed=3), seeds, exchange.world),
+        seeds=TaskSeeds(SeedPlan(seeds.num, 64, seed=3), seeds, exchange.world),
         sampler=(sampler := Noting(shard, exchange, seed=1)),
         store=build_store(shard, exchange, inputs, dtype=torch.float32),
         fanouts=resolve_fanouts([5, 5], shard.etypes),

@@ -73,10 +73,10 @@ def _windows(plane: Plane, task: Task, deal: Deal) -> Iterator[list[Share]]:
     """The batches of the first and of the last optimizer step of an epoch, which may be short."""
     batch, accumulate, seed, epoch = deal
     maker: Any = plane.batches(task)
-    one = maker.deal if isinstance(maker, BatchMaker) else maker
+    one = maker.seeds if isinstance(maker, BatchMaker) else maker
     size = min(batch, one.plan.num_seeds)
     one = replace(one, plan=replace(one.plan, global_batch=size, seed=seed, accumulate=accumulate))
-    maker = replace(maker, deal=one) if isinstance(maker, BatchMaker) else one
+    maker = replace(maker, seeds=one) if isinstance(maker, BatchMaker) else one
     for first in dict.fromkeys((0, maker.plan.steps_per_epoch - 1)):
         yield [maker(epoch, step) for step in maker.plan.window(first)]
 

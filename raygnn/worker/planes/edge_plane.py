@@ -158,8 +158,8 @@ class EdgePlane(PartitionPlane):
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
         assert isinstance(task.model, EdgeModel)
-        deal, own, share = self.seeds()
-        return self.make_batches(task.model.encoder, deal, own, share)
+        seeds, own, share = self.seeds()
+        return self.make_batches(task.model.encoder, seeds, own, share)
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """See `NodePlane`."""
@@ -184,7 +184,7 @@ class EdgePlane(PartitionPlane):
         nodes: dict[str, np.ndarray] = {}
         for end, ntype in self._ntypes.items():
             nodes[ntype] = np.union1d(nodes.get(ntype, ends[end][:0]), ends[end])
-        return self.dealer(seeds), nodes, 2 * self.batch_share
+        return self.assigned(seeds), nodes, 2 * self.batch_share
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""

@@ -76,15 +76,15 @@ class SeveralPlane(PartitionPlane):
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
         assert isinstance(task.model, Several)
-        deals, nodes, share = {}, dict[str, np.ndarray](), 0
+        tasks, nodes, share = {}, dict[str, np.ndarray](), 0
         for name, plane in self.planes.items():
-            deals[name], own, some = plane.seeds()
+            tasks[name], own, some = plane.seeds()
             share += some
             for ntype, ids in own.items():
                 nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
-        plans = {name: deal.plan for name, deal in deals.items()}
+        plans = {name: seeds.plan for name, seeds in tasks.items()}
         plan = MultitaskPlan(plans, self.config.train.accumulate)
-        return self.make_batches(task.model.encoder, MultitaskSeeds(plan, deals), nodes, share)
+        return self.make_batches(task.model.encoder, MultitaskSeeds(plan, tasks), nodes, share)
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""

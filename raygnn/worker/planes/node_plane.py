@@ -138,11 +138,11 @@ class NodePlane(PartitionPlane):
 
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
-        deal, own, share = self.seeds()
-        return self.make_batches(task.model, deal, own, share)
+        seeds, own, share = self.seeds()
+        return self.make_batches(task.model, seeds, own, share)
 
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
-        """What deals them, and ``own`` and ``share`` of `make_batches`. Collective.
+        """As ranks are assigned them, with ``own`` and ``share`` of `make_batches`. Collective.
 
         Raises:
             DataError: there are none.
@@ -151,7 +151,7 @@ class NodePlane(PartitionPlane):
         first = self.shard.first(self.ntype)
         ids = seeds.ids(np.arange(seeds.num))
         own = ids[(ids >= first) & (ids < first + self.shard.owned(self.ntype))]
-        return self.dealer(seeds), {self.ntype: own}, self.batch_share
+        return self.assigned(seeds), {self.ntype: own}, self.batch_share
 
     def count(self, split: str) -> int:
         """See `Plane`."""

@@ -232,8 +232,8 @@ class PartitionPlane:
             learned=learned,
         )
 
-    def dealer(self, seeds: Seeds) -> TaskSeeds:
-        """What deals the seeds of this task.
+    def assigned(self, seeds: Seeds) -> TaskSeeds:
+        """The seeds of this task, as ranks are assigned them.
 
         Raises:
             DataError: there are none.
@@ -248,7 +248,7 @@ class PartitionPlane:
         return TaskSeeds(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
 
     def make_batches(
-        self, model: nn.Module, deal: SeedAssigner, own: Mapping[str, np.ndarray], share: int
+        self, model: nn.Module, seeds: SeedAssigner, own: Mapping[str, np.ndarray], share: int
     ) -> BatchMaker:
         """What makes the training batches. Collective.
 
@@ -274,7 +274,7 @@ class PartitionPlane:
             store.fill_cache(choose(scores, bounds, rank, kept))
             log.info("cached %.0f %% in %.1f s", 100 * kept, time.perf_counter() - start)
         return BatchMaker(
-            deal=deal,
+            seeds=seeds,
             sampler=NeighborSampler(
                 self.shard,
                 self.ranks.data,
