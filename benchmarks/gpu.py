@@ -264,10 +264,10 @@ def limit(graph: Graph, dtype: torch.dtype, device: torch.device, steps: int) ->
     ready = []
     for number in range(WARMUP + min(steps, 20)):  # as many as fit beside the features
         epoch, step = divmod(number, per_epoch)
-        start = make.seeds.start(make.plan.batch(epoch, step))
+        start = make.seeds(epoch, step)
         blocks, nodes = make.sampler.sample(start.nodes, make.fanouts, epoch=epoch, step=step)
         ids = torch.from_numpy(nodes[DEFAULT_NTYPE]).to(device)
-        ready.append(([block.to(device) for block in blocks], ids, start.y.to(device)))
+        ready.append(([block.to(device) for block in blocks], ids, start.fields["y"].to(device)))
     parts = {"features": 0.0, "compute": 0.0}
     begin = mark = 0.0
     for number in range(WARMUP + steps):

@@ -88,20 +88,16 @@ class Adjacency:
         """The same as a DGL block of one type with ``num_src`` sources; built once."""
         graph = self.__dict__.get("_dgl")
         if graph is None:
-            # edge ids are spelled out: some of DGL's kernels refuse a CSC without them
-            edge = torch.arange(len(self.src), device=self.src.device)
-            csc = ("csc", (self.indptr, self.src, edge))
-            graph = dgl().create_block(csc, num_src, len(self.indptr) - 1)
+            graph = dgl().create_block(self.csc(), num_src, len(self.indptr) - 1)
             self.__dict__["_dgl"] = graph
         return graph
 
-    def to(self, device: torch.device) -> Adjacency:
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+    def csc(self) -> tuple[str, tuple[Tensor, Tensor, Tensor]]:
+        """As DGL takes it, with edge ids: some of its kernels refuse a CSC without them."""
+        return "csc", (self.indptr, self.src, torch.arange(len(self.src), device=self.src.device))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Adjacency:
-        """The same with each tensor replaced."""
-        relation = None if self.relation is None else function(self.relation)
-        return Adjacency(function(self.indptr), function(self.src), relation)
+    def to(self, device: torch.device) -> Adjacency:
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -119,21 +115,11 @@ class Block:
     counted: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Block:
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Block:
-        """The same with each tensor replaced."""
-        adj = {etype: a.map(function) for etype, a in self.adj.items()}
-        counted = {ntype: function(rows) for ntype, rows in self.counted.items()}
-        return Block(adj, self.num_src, self.num_dst, counted)
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def to_dgl(self) -> Any:
         """The same as a DGL block (MFG), for modules that are built from ``dgl.nn``."""
-        # edge ids are spelled out: some of DGL's kernels refuse a CSC without them
-        data: Any = {
-            etype: ("csc", (a.indptr, a.src, torch.arange(len(a.src), device=a.src.device)))
-            for etype, a in self.adj.items()
-        }
+        data: Any = {etype: adj.csc() for etype, adj in self.adj.items()}
         if list(self.num_src) == [DEFAULT_NTYPE] and len(data) == 1:
             (csc,) = data.values()
             return dgl().create_block(csc, self.num_src[DEFAULT_NTYPE], self.num_dst[DEFAULT_NTYPE])
@@ -169,16 +155,13 @@ class Share:
         """The same share on ``device``; ``seeds`` stay. Called by Lightning's transfer hook."""
         if device.type == "cpu":
             return self
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self, device: torch.device) -> Self:
         """The same share in memory that ``device``, a GPU, copies from while it computes; ``seeds``
         stay. Its allocator does not use that memory again before a copy is done."""
         with torch.cuda.device(device):  # a thread that names none would begin to use the first
-            return self._map(Tensor.pin_memory)
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        return _replaced(self, function)
+            return _mapped(self, Tensor.pin_memory)
 
 
 @dataclass(kw_only=True)
@@ -199,10 +182,6 @@ class Part:
     pairs: Tensor | None = None
     relation: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Part:
-        """The same with each tensor replaced but ``seeds``."""
-        return _replaced(self, function)
 
 
 @dataclass(kw_only=True)
@@ -292,23 +271,19 @@ class GraphBatch(Share):
         return graph
 
 
-_Seeded = TypeVar("_Seeded", bound="Share | Part")
+_Value = TypeVar("_Value")
 
 
-def _replaced(value: _Seeded, function: Callable[[Tensor], Tensor]) -> _Seeded:
-    """The same with each tensor replaced but ``seeds``, which stay where they are."""
-    values = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "seeds"}
-    return replace(value, **{name: _mapped(inner, function) for name, inner in values.items()})
-
-
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A nesting with each tensor replaced."""
+def _mapped(value: _Value, function: Callable[[Tensor], Tensor]) -> _Value:
+    """A nesting with each tensor replaced but ``seeds`` and ``routes``, which stay."""
+    mapped: Any = value
     if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, (Block, Part)):
-        return value.map(function)
-    if isinstance(value, dict):
-        return {key: _mapped(inner, function) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(inner, function) for inner in value)
-    return value
+        mapped = function(value)
+    elif isinstance(value, (Adjacency, Block, Part, Share)):
+        names = [f.name for f in fields(value) if f.name not in ("seeds", "routes")]
+        mapped = replace(value, **{name: _mapped(getattr(value, name), function) for name in names})
+    elif isinstance(value, dict):
+        mapped = {key: _mapped(inner, function) for key, inner in value.items()}
+    elif isinstance(value, (list, tuple)):
+        mapped = type(value)(_mapped(inner, function) for inner in value)
+    return mapped

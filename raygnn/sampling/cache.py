@@ -57,11 +57,11 @@ def inclusion(
 
 def degrees(shard: Shard) -> Scores:
     """How many of the edges that this rank holds come from each node: the baseline."""
-    found = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
+    counts = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
     for etype in shard.etypes:
         sources = shard.own_sources(etype)
-        found[etype[0]] += np.bincount(sources, minlength=len(found[etype[0]]))
-    return found
+        counts[etype[0]] += np.bincount(sources, minlength=len(counts[etype[0]]))
+    return counts
 
 
 def choose(scores: Scores, bounds: Mapping[str, np.ndarray], rank: int, share: float) -> Scores:

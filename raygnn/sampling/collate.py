@@ -7,10 +7,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,10 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import SCALE, Inputs
 from raygnn.sampling.loader import Note, silent
 from raygnn.sampling.plan import SeedPlan, rank_share
+
+log = logging.getLogger("raygnn")
+
+K = TypeVar("K", bound=Hashable)
 
 _COMPARED = 8  # graphs that the one is chosen from that others must be like
 _TRIES = 100  # graphs looked at for one that can be had
@@ -58,28 +62,26 @@ class Collate:
         Raises:
             DataError: naming the graph and the array.
         """
-        for what, own, wanted in (
+        for kind, types, expected in (
             ("node types", set(sample.num_nodes), set(self.pattern.num_nodes)),
             ("edge types", set(sample.edges), set(self.pattern.edges)),
         ):
-            if own != wanted:
-                told = f"has {what} {sorted(own)}, {self._others} have {sorted(wanted)}"
-                raise _unlike(number, told)
+            if types != expected:
+                text = f"has {kind} {sorted(types)}, {self._others} have {sorted(expected)}"
+                raise _unlike(number, text)
         for ntype, num in sample.num_nodes.items():
-            wanted_nodes = self._wanted(ntype)
-            found_nodes = sample.node_data.get(ntype, {})
-            self._check_arrays(number, ntype, found_nodes, wanted_nodes, num)
+            arrays = sample.node_data.get(ntype, {})
+            self._check_arrays(number, ntype, arrays, self._read(ntype), num)
             for name, count in self.categories.get(ntype, {}).items():
                 _check_range(number, f"{ntype}/{name}", self._nodes(sample, ntype, name), count)
         for etype, ends in sample.edges.items():
-            named = self.pattern.edge_data.get(etype, {}) if self.whole else {}
-            found = sample.edge_data.get(etype, {})
-            self._check_arrays(number, etype_str(etype), found, named, len(ends[0]))
-        y = self._target(sample)
-        if y.shape != _target(self.pattern).shape:
-            expected = list(_target(self.pattern).shape)
-            told = f"has a target of shape {list(y.shape)}, {self._others} {expected}"
-            raise _unlike(number, told)
+            likes = self.pattern.edge_data.get(etype, {}) if self.whole else {}
+            arrays = sample.edge_data.get(etype, {})
+            self._check_arrays(number, etype_str(etype), arrays, likes, len(ends[0]))
+        y, shape = self._target(sample), _target(self.pattern).shape
+        if y.shape != shape:
+            text = f"has a target of shape {list(y.shape)}, {self._others} {list(shape)}"
+            raise _unlike(number, text)
         if self.classes is None:
             if not bool((torch.isfinite(y.double()) | (y.isnan() & self.asked)).all()):
                 raise _unlike(number, f"has the target {y.tolist()}, which is not finite")
@@ -92,10 +94,7 @@ class Collate:
         """A graph to fill a batch with: one node of each type, no edges, zeros."""
 
         def zeros(arrays: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-            return {
-                name: rows_of.new_zeros((rows, *rows_of.shape[1:]))
-                for name, rows_of in arrays.items()
-            }
+            return {n: array.new_zeros((rows, *array.shape[1:])) for n, array in arrays.items()}
 
         pattern, nothing = self.pattern, torch.empty(0, dtype=torch.int64)
         return Sample(
@@ -131,8 +130,8 @@ class Collate:
             "edges": edges,
             "x": x,
             "categories": categories,
-            "node_data": self._all_nodes(samples) if self.whole else {},
-            "edge_data": self._all_edges(samples) if self.whole else {},
+            "node_data": self._all(self.pattern.node_data, samples, self._nodes),
+            "edge_data": self._all(self.pattern.edge_data, samples, _edges),
             "y": y.float() if self.classes is None else y.long(),
         }
 
@@ -156,28 +155,28 @@ class Collate:
         self,
         number: int,
         kind: str,
-        found: Mapping[str, Tensor],
-        wanted: Mapping[str, Tensor],
+        arrays: Mapping[str, Tensor],
+        likes: Mapping[str, Tensor],
         rows: int,
     ) -> None:
-        for name, like in wanted.items():
-            array = found.get(name)
+        for name, like in likes.items():
+            array = arrays.get(name)
             if array is None and not rows:
                 continue
             if array is None:
-                there = ", ".join(sorted(found)) or "none"
-                raise _unlike(number, f"has no array {name!r} of {kind}; there are: {there}")
+                names = ", ".join(sorted(arrays)) or "none"
+                raise _unlike(number, f"has no array {name!r} of {kind}; there are: {names}")
             if tuple(array.shape) != (rows, *like.shape[1:]):
                 shape, expected = list(array.shape), [rows, *like.shape[1:]]
                 raise _unlike(number, f"has {kind}/{name} of shape {shape}, expected {expected}")
             if array.is_complex():
-                told = f"has {kind}/{name} of {array.dtype}, which nothing here reads"
-                raise _unlike(number, told)
-            dtypes = f"of {array.dtype}, {self._others} {like.dtype}"
-            if array.is_floating_point() != like.is_floating_point():
-                raise _unlike(number, f"has {kind}/{name} {dtypes}")
+                text = f"has {kind}/{name} of {array.dtype}, which nothing here reads"
+                raise _unlike(number, text)
+            differs = array.is_floating_point() != like.is_floating_point()
             if self.whole and not like.is_floating_point() and array.dtype != like.dtype:
-                # whole numbers are never converted, and ranks must have the same
+                differs = True  # whole numbers are never converted, and ranks must have the same
+            if differs:
+                dtypes = f"of {array.dtype}, {self._others} {like.dtype}"
                 raise _unlike(number, f"has {kind}/{name} {dtypes}")
 
     def _nodes(self, sample: Sample, ntype: str, name: str) -> Tensor:
@@ -185,7 +184,8 @@ class Collate:
         rows = sample.node_data.get(ntype, {}).get(name)
         return self.pattern.node_data[ntype][name][:0] if rows is None else rows
 
-    def _wanted(self, ntype: str) -> Mapping[str, Tensor]:
+    def _read(self, ntype: str) -> Mapping[str, Tensor]:
+        """The pattern's arrays of nodes that a graph must have."""
         named = self.pattern.node_data.get(ntype, {})
         if self.whole:
             return named
@@ -217,22 +217,21 @@ class Collate:
         scale = self._column(ntype, name + SCALE, samples)
         return self._column(ntype, name, samples).flatten(1) * scale.flatten(1)
 
-    def _all_nodes(self, samples: Sequence[Sample]) -> dict[str, dict[str, Tensor]]:
-        return {
-            ntype: {
-                name: _join(_to_compute([self._nodes(s, ntype, name) for s in samples], self.dtype))
-                for name in named
-            }
-            for ntype, named in self.pattern.node_data.items()
-        }
+    def _all(
+        self,
+        pattern: Mapping[K, Mapping[str, Tensor]],
+        samples: Sequence[Sample],
+        rows: Callable[[Sample, K, str], Tensor],
+    ) -> dict[K, dict[str, Tensor]]:
+        """All arrays, where a user's own module wants them; whole numbers, masks and ids as they
+        are."""
 
-    def _all_edges(self, samples: Sequence[Sample]) -> dict[EdgeType, dict[str, Tensor]]:
+        def converted(array: Tensor) -> Tensor:
+            return array.to(self.dtype) if array.is_floating_point() else array
+
         return {
-            etype: {
-                name: _join(_to_compute([s.edge_data[etype][name] for s in samples], self.dtype))
-                for name in named
-            }
-            for etype, named in self.pattern.edge_data.items()
+            kind: {n: _join([converted(rows(s, kind, n)) for s in samples]) for n in named}
+            for kind, named in (pattern.items() if self.whole else ())
         }
 
 
@@ -263,24 +262,24 @@ def find_pattern(samples: Samples, numbers: np.ndarray, skip: bool) -> Sample:
         RaygnnError: one can not, where nothing is to be left out.
     """
     last: RaygnnError | None = None
-    found: list[Sample] = []
+    first: list[Sample] = []
     for number in numbers[:_TRIES].tolist():
         try:
-            found.append(get(samples, number))
+            first.append(get(samples, number))
         except RaygnnError as error:
             if not skip:
                 raise
             last = error
-        if len(found) == _COMPARED:
+        if len(first) == _COMPARED:
             break
-    if not found:
+    if not first:
         raise DataError(
             f"none of the first {min(_TRIES, len(numbers))} graphs to train on can be had",
             remedy="mend the dataset",
         ) from last
-    shapes = [_shape(sample) for sample in found]
+    shapes = [_shape(sample) for sample in first]
     usual, _ = Counter(shapes).most_common(1)[0]
-    return found[shapes.index(usual)]
+    return first[shapes.index(usual)]
 
 
 def _shape(sample: Sample) -> str:
@@ -300,9 +299,8 @@ def _join(rows: Sequence[Tensor]) -> Tensor:
     return rows[0].clone() if len(rows) == 1 else torch.cat(list(rows))
 
 
-def _to_compute(rows: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Floating-point tensors as ``dtype``; whole numbers, masks and ids as they are."""
-    return [each.to(dtype) if each.is_floating_point() else each for each in rows]
+def _edges(sample: Sample, etype: EdgeType, name: str) -> Tensor:
+    return sample.edge_data[etype][name]
 
 
 def _target(sample: Sample) -> Tensor:
@@ -311,22 +309,19 @@ def _target(sample: Sample) -> Tensor:
     return sample.y
 
 
-def _check_range(number: int, what: str, values: Tensor, count: int) -> None:
+def _check_range(number: int, name: str, values: Tensor, count: int) -> None:
     if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < count:
         low, high = int(values.min()), int(values.max())
-        told = f"{low}" if low == high else f"{low} to {high}"
-        raise _unlike(number, f"has {what} {told}, expected 0 to {count - 1}")
+        span = f"{low}" if low == high else f"{low} to {high}"
+        raise _unlike(number, f"has {name} {span}, expected 0 to {count - 1}")
 
 
-def _unlike(number: int, what: str) -> DataError:
+def _unlike(number: int, text: str) -> DataError:
     return DataError(
-        f"graph {number} {what}",
+        f"graph {number} {text}",
         where=f"graph {number} of the dataset",
         remedy="make all graphs alike, or leave such ones out with guard.on_bad_sample: skip",
     )
-
-
-log = logging.getLogger("raygnn")
 
 
 @dataclass
@@ -367,22 +362,18 @@ class GraphBatchMaker:
         chosen = self.numbers[self.plan.batch(epoch, step)]
         # as they were permuted, not by number: a rank shall not have neighbours of one class
         mine = chosen[rank_share(np.arange(len(chosen)), world.rank, world.size)]
-        numbers, found, bad = self._get(mine)
+        numbers, samples, bad = self._get(mine)
         left_out = self._agree(bad) if self.skip else 0
         loaded, waited = time.perf_counter(), self.exchange.seconds - waited
         self.note("features")
         return self._joined(
             numbers,
-            found,
+            samples,
             total=len(chosen) - left_out,
             window=self.plan.seeds_in_window(step),
             epoch=epoch,
             step=step,
-            seconds={
-                "sample": loaded - begin - waited,
-                "features": -loaded,
-                "exchange": waited,
-            },
+            seconds={"sample": loaded - begin - waited, "features": -loaded, "exchange": waited},
         )
 
     def accumulating(self, batches: int) -> GraphBatchMaker:
@@ -401,13 +392,13 @@ class GraphBatchMaker:
 
     def join(self, numbers: np.ndarray) -> GraphBatch:
         """A batch of the graphs of these numbers, for evaluation. Not collective."""
-        kept, found, _ = self._get(numbers)
+        kept, samples, _ = self._get(numbers)
         total = len(kept)
-        return self._joined(kept, found, total=total, window=max(1, total), epoch=0, step=0)
+        return self._joined(kept, samples, total=total, window=max(1, total), epoch=0, step=0)
 
     def _get(self, numbers: np.ndarray) -> tuple[list[int], list[Sample], list[int]]:
         """The graphs that could be had, and the numbers of those that could not."""
-        kept, found, bad = [], [], []
+        kept, samples, bad = [], [], []
         for number in numbers.tolist():
             try:
                 with self._lock:  # evaluation and preparation are two threads
@@ -420,14 +411,14 @@ class GraphBatchMaker:
                 bad.append(number)
                 continue
             kept.append(number)
-            found.append(sample)
-        return kept, found, bad
+            samples.append(sample)
+        return kept, samples, bad
 
-    def _joined(self, numbers: list[int], found: list[Sample], **facts: Any) -> GraphBatch:
-        weight = torch.ones(max(1, len(found)))
-        if not found:  # keep the step, without influence
-            numbers, found, weight = [0], [self.collate.padding()], torch.zeros(1)
-        parts = self.collate(found)
+    def _joined(self, numbers: list[int], samples: list[Sample], **facts: Any) -> GraphBatch:
+        weight = torch.ones(max(1, len(samples)))
+        if not samples:  # keep the step, without influence
+            numbers, samples, weight = [0], [self.collate.padding()], torch.zeros(1)
+        parts = self.collate(samples)
         if facts.get("seconds"):
             facts["seconds"]["features"] += time.perf_counter()
         return GraphBatch(seeds=torch.tensor(numbers), weight=weight, **parts, **facts)

@@ -218,25 +218,25 @@ def _resolve(hop: int | Mapping[str, int], etypes: Sequence[EdgeType], number: i
         return dict.fromkeys(etypes, hop)
     names = {name: [e for e in etypes if name in (etype_str(e), e[1])] for name in hop}
     where = f"sampling.fanout[{number}]"
-    known = ", ".join(map(etype_str, etypes))
+    existing = ", ".join(map(etype_str, etypes))
     for name, meant in names.items():
         if name != _OTHERS and not meant:
             raise ConfigError(
-                f"{name!r} is no edge type of this graph; there are: {known}",
+                f"{name!r} is no edge type of this graph; there are: {existing}",
                 where=where,
                 remedy="name one of them, or its relation",
             )
-    found: dict[EdgeType, int] = {}
+    numbers: dict[EdgeType, int] = {}
     # the whole name of a type is said of it alone, its relation perhaps of several
     for name in sorted(names, key=lambda name: ":" in name):
-        found |= dict.fromkeys(names[name], hop[name])
+        numbers |= dict.fromkeys(names[name], hop[name])
     for etype in etypes:
-        if etype not in found:
+        if etype not in numbers:
             if _OTHERS not in hop:
                 raise ConfigError(
                     f"has no number for the edge type {etype_str(etype)}",
                     where=where,
                     remedy=f"add it, or {_OTHERS!r} for all that are not named",
                 )
-            found[etype] = hop[_OTHERS]
-    return {etype: found[etype] for etype in etypes}
+            numbers[etype] = hop[_OTHERS]
+    return {etype: numbers[etype] for etype in etypes}

@@ -59,8 +59,8 @@ class Banned:
     pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = {e: (as_ids(src), as_ids(dst)) for e, (src, dst) in self.pairs.items()}
-        object.__setattr__(self, "pairs", found)  # once, however many hops there are
+        pairs = {e: (as_ids(src), as_ids(dst)) for e, (src, dst) in self.pairs.items()}
+        object.__setattr__(self, "pairs", pairs)  # once, however many hops there are
 
     def of(self, etype: EdgeType, nodes: np.ndarray) -> Ragged:
         """The banned sources of each of ``nodes`` (distinct)."""
@@ -230,16 +230,16 @@ class NeighborSampler:
             keyed = np.uint64(derive_key(key, number))
             given = (index, rows.keys[index], fanout[etype], self._replace, keyed)
             if not len(weight) and etype not in bans:
-                found = kernels.sample_rows(rows.indptr, rows.src, relation, *given)
+                drawn = kernels.sample_rows(rows.indptr, rows.src, relation, *given)
             else:
                 ban = bans.get(etype, Ragged.empty(len(chosen)))
-                found = kernels.draw_rows(
+                drawn = kernels.draw_rows(
                     rows.indptr, rows.src, relation, weight, *given, ban.indptr, ban.ids
                 )
-            indptr, ids_drawn, relations_drawn = found
-            ids[etype] = Ragged(indptr, ids_drawn)
+            indptr, sources, edge_relations = drawn
+            ids[etype] = Ragged(indptr, sources)
             if etype in self._relations:
-                relations[etype] = Ragged(indptr, relations_drawn)
+                relations[etype] = Ragged(indptr, edge_relations)
         return Drawn(ids, relations)
 
     def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:

@@ -138,8 +138,8 @@ def banned(exchange: Exchange, meta: PartitionMeta) -> tuple[Any, Any]:
     seeds = EdgeSeeds(Edges(shard, exchange, BUYS), exclude="reverse")
     start = seeds.start(SeedSlice(np.arange(8), np.arange(8), 0, 0))
     assert start.banned is not None
-    assert start.pairs is not None
-    nodes = [start.nodes[t][start.pairs[i].numpy()] for i, t in enumerate((USER, ITEM))]
+    pairs = start.fields["pairs"].numpy()
+    nodes = [start.nodes[t][pairs[i]] for i, t in enumerate((USER, ITEM))]
     return start.banned.pairs, nodes
 
 
