@@ -195,13 +195,19 @@ class MetricsTail:
 
 def newest(path: Path) -> Record | None:
     """The last record of a file of any length, as far as it is among its last lines."""
+    lines = last_lines(path, _MOST_AT_ONCE)
+    return parse(lines[-1]) if lines else None
+
+
+def last_lines(path: Path, most: int) -> list[bytes]:
+    """The whole lines in the last ``most`` bytes of a file, the first of which may be cut; none of
+    a file that cannot be read."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_AT_ONCE))
-            lines = file.read(_MOST_AT_ONCE).rpartition(b"\n")[0].rsplit(b"\n", 1)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most).rpartition(b"\n")[0].splitlines()
     except OSError:
-        return None
-    return parse(lines[-1])
+        return []
 
 
 def read_metrics(path: Path) -> list[Record]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raygnn.errors import DataError
-from raygnn.runs.metrics_files import RANKS, Record, number, parse
+from raygnn.runs.metrics_files import RANKS, Record, last_lines, number, parse
 from raygnn.runs.run_directory import (
     EVENTS,
     LOGGERS,
@@ -103,8 +101,8 @@ def read_some(path: Path, most: int, special: Sequence[bytes] = ()) -> list[Reco
     except OSError:
         pass
     lines = dict(sorted([*usual.kept, *apart.kept, last]))
-    found = (parse(line) for line in lines.values())
-    return [record for record in found if record and _is_step(record.get("step"))]
+    records = (parse(line) for line in lines.values())
+    return [record for record in records if record and type(record.get("step")) is int]
 
 
 class _Some:
@@ -127,34 +125,20 @@ class _Some:
             self._size = sum(len(kept) for _, kept in self.kept)
 
 
-def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _events(logs: Path) -> list[dict[str, Any]]:
-    """What was told, and what ranks left word of that nobody was there to tell."""
-    told = _lines(logs / TOLD)
-    known = {event["text"] for event in told}
-    others = [e for name in (EVENTS, SCALING, LOGGERS) for e in _lines(logs / name)]
-    told += [event for event in others if event["text"] not in known]
-    return sorted(told, key=lambda event: (math.isnan(event["time"]), event["time"]))[
-        -_MOST_EVENTS:
-    ]
+    """What the command reported, and events of the ranks that no command was there to report."""
+    events = _lines(logs / TOLD)
+    reported = {event["text"] for event in events}
+    for name in (EVENTS, SCALING, LOGGERS):
+        events += [event for event in _lines(logs / name) if event["text"] not in reported]
+    events.sort(key=lambda event: (math.isnan(event["time"]), event["time"]))
+    return events[-_MOST_EVENTS:]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST))
-            content = file.read(_MOST)
-    except OSError:
-        return []
-    found = []
-    for line in content.splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and isinstance(value.get("text"), str):
-            found.append({"time": number(value.get("time")), "text": value["text"]})
-    return found
+    records = (parse(line) for line in last_lines(path, _MOST))
+    return [
+        {"time": number(record.get("time")), "text": record["text"]}
+        for record in records
+        if record and isinstance(record.get("text"), str)
+    ]
