@@ -1,4 +1,4 @@
-"""Writes ``docs/findings.md``: what each check of preflight looks at, why, and what to do.
+"""Writes the end of ``docs/failures.md``: what each check of preflight sees, why, and what to do.
 
 What it looks at is the check's own docstring; the rest is here. Run ``python docs/findings.py``
 when one of them has changed; a test compares them.
@@ -12,25 +12,8 @@ from typing import NamedTuple
 from raygnn.config.rules import BINDING
 from raygnn.preflight.report import described
 
-FILE = Path(__file__).with_name("findings.md")
-
-HEAD = """\
-# What each preflight finding means
-
-<!-- Written by docs/findings.py from the checks and from what it says of them. -->
-
-`raygnn check`, and `raygnn train` before it starts, ask every node what it has and compare. Each
-finding names its check, the nodes and a remedy:
-
-```
-error [storage_visible]: storage /mnt/runs does not exist there
-  → set storage to a directory that every node mounts and may write
-```
-
-An `error` refuses the job with exit code 3, a `warn` or an `info` does not. Where a job may live
-with what a check finds, `--set cluster.allow='[CHECK]'` turns its errors into notes;
-[config.md](config.md#checks) has the list in short. All of it is in the run's `preflight.json`.
-"""
+FILE = Path(__file__).with_name("failures.md")
+MARK = "<!-- From here on written by docs/findings.py. -->\n"
 
 
 class About(NamedTuple):
@@ -228,7 +211,7 @@ ABOUT = {
     "network_bandwidth": About(
         "Gradients and features go over it in each step.",
         "Send less: `comm.compression`, `train.accumulate`, `sampling.cache`. `raygnn tune` "
-        "measures what helps; [communication.md](communication.md) explains it.",
+        "measures what helps; [performance.md](performance.md) explains it.",
     ),
     "name_free": About(
         "`raygnn train` would refuse the name.",
@@ -240,11 +223,11 @@ _LOOKS = {"name_free": "No run of this name is there already; only `raygnn check
 
 
 def markdown() -> str:
-    """The text of the page: a section for each check, in the order of the checks."""
-    blocks = [HEAD.rstrip()]
+    """The text of the page, with a section for each check, in the order of the checks."""
+    blocks = [FILE.read_text(encoding="utf-8").partition(MARK)[0] + MARK.rstrip()]
     for name, looks in {**described(), **_LOOKS}.items():
         about = ABOUT[name]
-        blocks.append(f"## `{name}`")
+        blocks.append(f"### `{name}`")
         blocks.append(looks)
         blocks.append(f"- **Why.** {about.why}\n- **What to do.** {about.do}")
         if name in BINDING:

@@ -47,8 +47,8 @@ class JumpingSage(nn.Module):
             ``[B, out_features]``, a row per seed.
         """
         seeds = blocks[-1].num_dst_nodes()
-        h, found = x, []
+        h, outputs = x, []
         for layer, block in zip(self.layers, blocks):
             h = F.relu(layer(block, self.dropout(h)))
-            found.append(h[:seeds])
-        return self.output(torch.cat(found, dim=1))
+            outputs.append(h[:seeds])
+        return self.output(torch.cat(outputs, dim=1))

@@ -80,7 +80,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 def test_pages_in_a_browser(address: str, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
-        for page in ("index", "findings", "quick-start"):
+        for page in ("index", "failures", "quick-start"):
             browser.call("Page.navigate", url=f"{address}/{page}.html")
             browser.wait(f"document.readyState == 'complete' && /{page}/.test(location.pathname)")
             assert browser.ask("document.querySelectorAll('h1').length") == 1
@@ -91,17 +91,17 @@ def test_pages_in_a_browser(address: str, tmp_path: Path) -> None:
 def test_findings_are_up_to_date() -> None:
     """The page has a section for every check that there is, and for no other."""
     made = runpy.run_path(str(DOCS / "findings.py"))
-    page = (DOCS / "findings.md").read_text()
+    page = (DOCS / "failures.md").read_text()
     assert made["markdown"]() == page, "run python docs/findings.py"
-    sections = re.findall(r"^## `(\w+)`$", page, re.MULTILINE)
+    sections = re.findall(r"^### `(\w+)`$", page, re.MULTILINE)
     assert len(sections) == len(set(sections))
     assert set(sections) == {*ALLOWABLE, *BINDING} == made["ABOUT"].keys()
 
 
 def test_every_finding_in_the_code_has_a_section() -> None:
     """As the code spells them: by the checks' names, and those made outside of preflight."""
-    page = (DOCS / "findings.md").read_text()
-    sections = set(re.findall(r"^## `(\w+)`$", page, re.MULTILINE))
+    page = (DOCS / "failures.md").read_text()
+    sections = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
     emitted = {check.__name__ for check in CHECKS} | {
         node.args[0].value
         for path in SOURCES
@@ -128,7 +128,9 @@ def literals() -> set[str]:
 
 
 def test_messages_of_ours_are_in_the_code() -> None:
-    ours, _, others = (DOCS / "troubleshooting.md").read_text().partition("## What others say")
+    page = (DOCS / "failures.md").read_text().partition("## Errors by their text")[2]
+    ours, _, others = page.partition("### What others say")
+    others = others.partition("\n## ")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", ours, re.MULTILINE)
     assert len(quoted) + len(re.findall(r"^\| `", others, re.MULTILINE)) > 45
     found = literals()

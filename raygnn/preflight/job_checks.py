@@ -338,7 +338,7 @@ def memory_plan(job: Job, workers: int) -> dict[str, float]:
 
 
 def weight_bytes(job: Job, workers: int) -> float:
-    """Of a worker's weights, gradients and optimizer state, in a step; see docs/sharding.md. Of
+    """Of a worker's weights, gradients and optimizer state, in a step; see docs/performance.md. Of
     the weights alone where nothing is trained."""
     config, train = job.config, job.config.train
     weights = parameters(config, job.partition) * (2 if config.precision == "bf16" else 4)

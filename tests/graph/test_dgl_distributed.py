@@ -86,7 +86,7 @@ def test_standalone(typed: bool, tmp_path: Path) -> None:
 
 
 def test_the_script_of_the_page(tmp_path: Path) -> None:
-    (script,) = blocks("py bridge", CHECKOUT / "docs" / "dgl-distributed.md")
+    (script,) = blocks("py bridge", CHECKOUT / "docs" / "coming-from.md")
     (tmp_path / "script.py").write_text(script)
     graph = PlantedGraph(format="planted", nodes=400, degree=6, classes=4, features=8, train=0.5)
     data = load_graph(graph)

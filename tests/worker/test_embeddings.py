@@ -235,7 +235,7 @@ def test_predictions_are_those_of_the_run(make_job: JobFactory) -> None:
 
 def test_what_the_page_says(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration is one, and its lines of Python read the files."""
-    page = CHECKOUT / "docs" / "embeddings.md"
+    page = CHECKOUT / "docs" / "models.md"
     (section,) = map(yaml.safe_load, blocks("yaml", page))
     config = make_job(graph={"typed": True}, **section)
     assert config.model.embedding is not None
