@@ -83,11 +83,10 @@ def versions_supported(job: Job) -> Iterator[Finding]:
 def versions_uniform(job: Job) -> Iterator[Finding]:
     """Nodes have the same versions of Python (minor) and of packages and native libraries."""
     names = sorted({name for node in job.holding for name in node.versions})
-    # Python's patch releases understand each other; everything else has to be the same.
-    minor = {node.node: ".".join(node.python.split(".")[:2]) for node in job.holding}
-    values: dict[str, dict[str, str | None]] = {"python": {**minor}}
-    values |= {name: {n.node: n.versions.get(name) for n in job.holding} for name in names}
-    for name, versions in values.items():
+    for name in ("python", *names):
+        versions = {node.node: node.versions.get(name) for node in job.holding}
+        if name == "python":  # patch releases understand each other; all else has to be the same
+            versions = {node.node: ".".join(node.python.split(".")[:2]) for node in job.holding}
         remedy = f"install the same {name} everywhere"
         yield from _differ(job, "versions_uniform", name, versions, remedy)
 

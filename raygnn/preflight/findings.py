@@ -143,8 +143,7 @@ def run_checks(job: Job, checks: Iterable[Check]) -> tuple[Finding, ...]:
     for check in checks:
         for finding in check(job):
             if check.__name__ in allowed and finding.severity == "error":
-                finding = replace(finding, severity="info", what=f"{finding.what} (allowed)")
-                finding = replace(finding, remedy="")
+                finding = info(f"{finding.what} (allowed)", "", finding.nodes, **finding.values)
             findings.append(replace(finding, check=check.__name__))
     return by_severity(findings)
 
