@@ -6,7 +6,7 @@ import multiprocessing
 import pickle
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -49,6 +49,15 @@ def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         # the cause rather than "connection closed by peer", which is what the others die of
         raise RuntimeError(min(failures, key=lambda text: "by peer" in text))
     return [value for _, value in results]
+
+
+def run_each(size: int, function: Callable[..., Any], arguments: Sequence[Any]) -> list[list[Any]]:
+    """`run_ranks` for each of several tuples of arguments, by one process group for all."""
+    return [list(values) for values in zip(*run_ranks(size, _each, function, arguments))]
+
+
+def _each(exchange: Exchange, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    return [function(exchange, *args) for args in arguments]
 
 
 def _receive(pipe: Connection) -> tuple[bool, Any]:

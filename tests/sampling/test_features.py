@@ -27,7 +27,7 @@ from raygnn.sampling.features import (
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from tests.graphs import ITEM, TAG, USER, everyones, partitioned, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 
 
 def mixed_graph() -> GraphData:
@@ -46,6 +46,8 @@ def mixed_graph() -> GraphData:
     return data
 
 
+# and how closely sums agree in each
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float64: 1e-6}
 WANTED = ("feat", "half", "count", "small"), ("brand",)
 
 
@@ -90,12 +92,14 @@ def gather(
     return found, store.remote, store.hits, exchange.messages - before
 
 
-@pytest.mark.parametrize("cache", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_gather_from_every_rank(cache: float, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_gather_from_every_rank(tmp_path: Path) -> None:
     data = mixed_graph()
     meta = partitioned(data, tmp_path, 2)
-    for found, remote, hits, messages in run_ranks(3, gather, meta, cache, dtype):
+    cases = [(meta, cache, dtype) for cache in (0.0, 0.3, 1.0) for dtype in DTYPES]
+    gathered = zip(cases, run_each(3, gather, cases))
+    for (_, cache, dtype), (found, remote, hits, messages) in (
+        (case, rank) for case, ranks in gathered for rank in ranks
+    ):
         for ids, x, categories in found:
             assert set(x) == {ITEM, USER}
             for ntype, rows in x.items():
@@ -155,14 +159,13 @@ def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "max", "weighted"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_combining_is_gathering_and_adding(how: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_combining_is_gathering_and_adding(how: str, tmp_path: Path) -> None:
     meta = partitioned(typed_graph(), tmp_path, 2)
-    close = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float64: 1e-6}[dtype]
-    for pairs in run_ranks(2, combine, meta, how, dtype):
-        for combined, wanted, kind in pairs:
+    for dtype, ranks in zip(DTYPES, run_each(2, combine, [(meta, how, d) for d in DTYPES])):
+        for combined, separate, kind in (triple for rank in ranks for triple in rank):
             assert kind == dtype
-            assert torch.allclose(combined, wanted, atol=close, rtol=close)
+            close = DTYPES[dtype]
+            assert torch.allclose(combined, separate, atol=close, rtol=close)
 
 
 def test_the_cache_keeps_what_it_was_given_across_fills(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
 from tests.graphs import ITEM, TYPED, everyones, partitioned, random_graph, shard_of, typed_graph
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 
 Drawn = dict[EdgeType, set[tuple[int, int, int]]]  # (hop, original source, original destination)
 
@@ -74,19 +74,28 @@ def full_neighborhood(data: GraphData, ntype: str, seeds: np.ndarray, hops: int)
     return drawn
 
 
+def everywhere(
+    workers: int, data: GraphData, directory: Path, placements: Any, *given: Any
+) -> list[list[Drawn]]:
+    """What `sample` draws for each ``(parts, method)`` of a partition, with either topology."""
+    metas = [partitioned(data, directory, *placement) for placement in placements]
+    arguments = [(meta, replicated, *given) for meta in metas for replicated in (True, False)]
+    return run_each(workers, sample, arguments)
+
+
 GRAPHS = {"homogeneous": (random_graph, "_N"), "typed": (typed_graph, ITEM)}
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("replicated", [True, False])
-def test_all_neighbors(kind: str, replicated: bool, tmp_path: Path) -> None:
+def test_all_neighbors(kind: str, tmp_path: Path) -> None:
     make, ntype = GRAPHS[kind]
     data = make()
     meta = partitioned(data, tmp_path, 3)
     seeds = np.array([0, 7, 33])
     expected = full_neighborhood(data, ntype, seeds, 2)
-    for drawn in run_ranks(2, sample, meta, replicated, ntype, seeds, [-1, -1]):
-        assert drawn == expected
+    given = (ntype, seeds, [-1, -1])
+    for ranks in run_each(2, sample, [(meta, True, *given), (meta, False, *given)]):
+        assert ranks == [expected, expected]
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -95,17 +104,12 @@ def test_the_same_whoever_samples(kind: str, replace: bool, tmp_path: Path) -> N
     """Any partition, number of workers and topology draws the same neighbourhoods."""
     make, ntype = GRAPHS[kind]
     data = make()
-    seeds = np.array([3, 4, 50, 99])
-    fanouts = [3, 2]
-    (expected,) = run_ranks(
-        1, sample, partitioned(data, tmp_path, 1), True, ntype, seeds, fanouts, replace
-    )
+    given = (ntype, np.array([3, 4, 50, 99]), [3, 2], replace)
+    (expected,) = run_ranks(1, sample, partitioned(data, tmp_path, 1), True, *given)
     assert any(expected.values())
-    for parts, workers, method in ((2, 2, "metis"), (3, 2, "random"), (2, 3, "random")):
-        meta = partitioned(data, tmp_path, parts, method)
-        for replicated in (True, False):
-            results = run_ranks(workers, sample, meta, replicated, ntype, seeds, fanouts, replace)
-            assert all(drawn == expected for drawn in results), (parts, workers, replicated)
+    for workers, placements in ((2, ((2, "metis"), (3, "random"))), (3, ((2, "random"),))):
+        for ranks in everywhere(workers, data, tmp_path, placements, *given):
+            assert ranks == [expected] * workers
 
 
 def _lopsided(exchange: Exchange, meta: PartitionMeta) -> int:
@@ -155,11 +159,8 @@ def test_weights_and_bans_draw_the_same_whoever_samples(
         drawn = {(src, dst) for _, src, dst in expected[etype]}
         assert drawn <= yes
     assert any(expected.values())
-    for parts, workers, method in ((2, 2, "metis"), (3, 2, "random")):
-        meta = partitioned(data, tmp_path, parts, method)
-        for replicated in (True, False):
-            results = run_ranks(workers, sample, meta, replicated, *given)
-            assert all(drawn == expected for drawn in results), (parts, workers, replicated)
+    for ranks in everywhere(2, data, tmp_path, ((2, "metis"), (3, "random")), *given):
+        assert ranks == [expected, expected]
 
 
 @pytest.mark.parametrize("replicated", [True, False])
@@ -271,11 +272,10 @@ def test_blocks_carry_the_relations_of_their_edges(
     assert {edge[1] for edge in expected} == set(etypes)
     assert len(set(expected)) == len(expected)  # no edge is drawn twice in a hop
     for parts, workers in ((2, 2), (2, 3)):
-        meta = partitioned(data, tmp_path, parts)
-        for replicated in (True, False):
-            args = (meta, replicated, ntype, fanouts, weighted)
-            for found in run_ranks(workers, draw_relations, *args):
-                assert sorted(found) == sorted(expected), (workers, replicated)
+        meta, given = partitioned(data, tmp_path, parts), (ntype, fanouts, weighted)
+        arguments = [(meta, True, *given), (meta, False, *given)]
+        for ranks in run_each(workers, draw_relations, arguments):
+            assert [sorted(edges) for edges in ranks] == [sorted(expected)] * workers
 
 
 def test_relations_that_nobody_asks_for_are_not_carried(tmp_path: Path) -> None:
