@@ -32,7 +32,7 @@ from machine import load, table
 from torch import Tensor
 
 from raygnn.config.graph import PlantedGraph
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.sources import planted
 from raygnn.graph.staging.shard import Rows, Shard
@@ -95,7 +95,7 @@ def generate(nodes: int) -> Graph:
 def network(graph: Graph, dtype: torch.dtype) -> Network:
     torch.manual_seed(0)
     width = graph.features.shape[1]
-    config = ModelConfig(kind="sage", hidden=HIDDEN, layers=len(FANOUT), dropout=0.0)
+    config = read_model(kind="sage", hidden=HIDDEN, layers=len(FANOUT), dropout=0.0)
     schema = Schema({DEFAULT_NTYPE: width}, [DEFAULT_ETYPE], DEFAULT_NTYPE, graph.classes)
     return cast("Network", build_model(config, schema)).to(dtype)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from raygnn.config.rules import BINDING
+from raygnn.config.execution import BINDING
 from raygnn.preflight.report import described
 
 FILE = Path(__file__).with_name("failures.md")

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from raygnn.config.rules import BINDING
+from raygnn.config.execution import BINDING
 from raygnn.config.schema import json_schema
 from raygnn.preflight.report import described
 
@@ -55,24 +55,77 @@ def markdown() -> str:
     plain = {key: field for key, field in top.items() if key not in {**sections, **named}}
     blocks = [HEAD, "## Top level", _table(plain, schema.get("required", []), {})]
     for key, names in sections.items():
-        blocks.append(f"## {key}")
-        blocks += [top[key]["description"]] if len(names) > 1 else []
+        meaning = top[key].get("description") or definitions[names[0]]["description"]
+        blocks += [f"## {key}", meaning]
+        if key != "graph":
+            kinds, required = _kinds([definitions[name] for name in names])
+            blocks.append(
+                _table(_flat(kinds, definitions), required, top[key].get("default") or {})
+            )
+            continue
         for name in names:
             definition = definitions[name]
-            defaults = top[key].get("default") or {}
-            if len(names) > 1:
-                formats = definition["properties"]["format"]
-                blocks.append(f"### {key}: {formats['const']}")
+            blocks.append(f"### {key}: {definition['properties']['format']['const']}")
             blocks.append(definition["description"])
-            required = definition.get("required", [])
             properties = _flat(definition["properties"], definitions)
-            blocks.append(_table(properties, required, defaults))
-    for key, name in named.items():
-        alone = definitions["TaskConfig"]["properties"]
-        own = {k: v for k, v in definitions[name]["properties"].items() if k not in alone}
+            blocks.append(_table(properties, definition.get("required", []), {}))
+    for key, names in named.items():
+        alone = {k for name in sections["task"] for k in definitions[name]["properties"]}
+        merged, _ = _kinds([definitions[name] for name in names])
+        own = {k: v for k, v in merged.items() if k.split("\0")[0] not in alone}
         blocks += [f"## {key}", top[key]["description"], _table(own, [], {})]
     blocks += [CHECKS, _checks()]
     return "\n\n".join(block.rstrip() for block in blocks) + "\n"
+
+
+def _kinds(definitions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """The keys of a section in one table, and those that are needed in every kind of it. A key
+    that is not alike in all kinds is there once for each form, with the kinds that have it."""
+    if len(definitions) == 1:
+        return definitions[0]["properties"], definitions[0].get("required", [])
+    names = list(dict.fromkeys(key for d in definitions for key in d["properties"]))
+    merged: dict[str, Any] = {}
+    for key in names:
+        forms: dict[str, list[dict[str, Any]]] = {}
+        for definition in definitions:
+            if key in definition["properties"]:
+                forms.setdefault(json.dumps(definition["properties"][key]), []).append(definition)
+        if key in _KINDS:
+            fields = [json.loads(form) for form in forms]
+            merged[key] = {**fields[0], "enum": [kind for f in fields for kind in _constants(f)]}
+            merged[key].pop("const", None)
+            continue
+        for number, (form, having) in enumerate(forms.items()):
+            field = json.loads(form)
+            if len(having) < len(definitions):
+                kinds = [kind for d in having for kind in _constants(_kind_field(d))]
+                others = [d for d in definitions if key not in d["properties"]]
+                without = [kind for d in others for kind in _constants(_kind_field(d))]
+                only = (
+                    f"not {', '.join(without)}" if len(without) < len(kinds) else ", ".join(kinds)
+                )
+                if len(forms) > 1:
+                    only = ", ".join(kinds)
+                field["description"] = f"({only}) {field.get('description', '')}"
+            merged[key + "\0" * number] = field
+    every = [key for key in names if all(key in d.get("required", []) for d in definitions)]
+    return merged, every
+
+
+_KINDS = ("kind", "compression")
+
+
+def _kind_field(definition: dict[str, Any]) -> dict[str, Any]:
+    field: dict[str, Any] = next(
+        field for key, field in definition["properties"].items() if key in _KINDS
+    )
+    return field
+
+
+def _constants(field: dict[str, Any]) -> list[str]:
+    if "const" in field:
+        return [field["const"]]
+    return field.get("enum") or ["package.module:Class"]
 
 
 def _flat(properties: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -102,13 +155,11 @@ def _sections(field: dict[str, Any]) -> list[str]:
     return [option["$ref"].rpartition("/")[2] for option in options if "$ref" in option]
 
 
-def _named(field: dict[str, Any]) -> str | None:
-    """The definition of the sections that a field has under names of the user's own."""
-    for option in (field, *field.get("anyOf", ())):
-        inner = option.get("additionalProperties")
-        if isinstance(inner, dict) and "$ref" in inner:
-            return str(inner["$ref"].rpartition("/")[2])
-    return None
+def _named(field: dict[str, Any]) -> list[str]:
+    """The definitions of the sections that a field has under names of the user's own."""
+    options = (field, *field.get("anyOf", ()))
+    inner = [option.get("additionalProperties") for option in options]
+    return [name for one in inner if isinstance(one, dict) for name in _sections(one)]
 
 
 def _table(properties: dict[str, Any], required: list[str], defaults: dict[str, Any]) -> str:
@@ -119,7 +170,7 @@ def _table(properties: dict[str, Any], required: list[str], defaults: dict[str, 
         needed = key in required or ("." in key and "default" not in field)
         shown = "needed" if needed else f"`{json.dumps(default)}`"
         meaning = field.get("description", "").replace("|", "\\|").replace("<", "&lt;")
-        rows.append(f"| `{key}` | {_value(field)} | {shown} | {meaning} |")
+        rows.append(f"| `{key.rstrip(chr(0))}` | {_value(field)} | {shown} | {meaning} |")
     return "\n".join(rows)
 
 
@@ -139,7 +190,7 @@ def _value(field: dict[str, Any]) -> str:
         return f"list of {_value(field['items'])}" if "items" in field else "list"
     if kind in ("integer", "number"):
         return _range(field, "whole number" if kind == "integer" else "number")
-    if "pattern" in field:
+    if "dhms" in field.get("pattern", ""):
         return "duration"
     names = {"string": "text", "boolean": "true or false", "object": "mapping", "null": "null"}
     return "path" if field.get("format") == "path" else names.get(kind or "", "value")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raygnn.config.graph import PlantedGraph
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.sources import planted
@@ -166,7 +166,7 @@ def test_topology_takes_what_the_staged_files_take(tmp_path: Path) -> None:
 
 
 def test_parameters_are_those_of_the_model() -> None:
-    model = ModelConfig(kind="sage", hidden=16, layers=2)
+    model = read_model(kind="sage", hidden=16, layers=2)
     schema = Schema({N: 32}, [DEFAULT_ETYPE], N, 5)
     built = sum(p.numel() for p in build_model(model, schema).parameters())
     assert parameters(graph(), job()) == built

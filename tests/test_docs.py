@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from raygnn.config.rules import ALLOWABLE, BINDING
+from raygnn.config.execution import ALLOWABLE, BINDING
 from raygnn.preflight.report import CHECKS
 from tests.browser import Browser
 from tests.pages import CHECKOUT

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from raygnn.config.places import HIDDEN
+from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.values import (
     LARGEST,
     Address,
@@ -17,6 +21,75 @@ from raygnn.config.values import (
     Place,
     Section,
     Workers,
+    by_kind,
+    classes_of,
+    from_seconds,
+)
+from raygnn.config.yaml_text import KeyPath
+
+DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
+
+# What only `DistributedDataParallel` is told.
+_DDP_ONLY = (
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "overlap",
+    "compression",
+    "find_unused_parameters",
+    "static_graph",
+)
+
+_COMPRESSION = (
+    "What is exchanged of gradients: all bits, half of them, or (powersgd) "
+    "products of thin matrices, where what is left out is added to the next ones."
+)
+
+# The checks of `raygnn.preflight.checks`, which this layer does not know; a test compares them.
+# What they find is either no error, or one that this job may live with.
+ALLOWABLE = (
+    "nodes_answer",
+    "versions_supported",
+    "versions_uniform",
+    "code_uniform",
+    "hardware_uniform",
+    "environment_uniform",
+    "cpus_are_there",
+    "shared_memory",
+    "host_name_resolves",
+    "debug_level_safe",
+    "clocks_agree",
+    "open_files",
+    "network_reach",
+    "network_latency",
+    "network_bandwidth",
+    "bf16_is_there",
+    "gpus_are_there",
+    "gpus_are_free",
+    "model_runs",
+    "storage_visible",
+    "partition_visible",
+    "parts_agree",
+    "fold_is_unseen",
+    "splits_agree",
+    "batch_size_fits",
+    "edge_arrays_read",
+    "memory_fits",
+    "disk_space",
+    "cache_space",
+    "parts_and_workers",
+)
+
+# Of what these find the job would surely fail, or wait for ever.
+BINDING = (
+    "interfaces_there",
+    "resources_fit",
+    "devices_suit",
+    "arrays_usable",
+    "inputs_exist",
+    "embeddings_usable",
+    "nodes_to_train_on",
+    "cache_usable",
+    "name_free",
 )
 
 
@@ -39,13 +112,11 @@ class StagingConfig(Section):
     )
 
 
-class CommConfig(Section):
-    """Communication between the workers."""
-
+class _Comm(Section):
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="Process group; auto = nccl with GPUs, else gloo."
     )
-    timeout: Duration = Field(
+    timeout: Annotated[Duration, from_seconds(1, "ranks need as long to meet")] = Field(
         Duration(1800.0), description="Longest wait for a collective, such as 30m."
     )
     bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
@@ -57,15 +128,7 @@ class CommConfig(Section):
         True,
         description="Exchange gradients while the backward pass goes on; false = all at its end.",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        "none",
-        description="What is exchanged of gradients: all bits, half of them, or (powersgd) "
-        "products of thin matrices, where what is left out is added to the next ones.",
-    )
-    powersgd_rank: Count = Field(4, description="Width of these matrices.")
-    powersgd_start: int = Field(
-        10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
-    )
+    compression: str = Field("none", description=_COMPRESSION)
     shard: Literal["none", "optimizer", "full"] = Field(
         "none",
         description="What is shared out between the workers, where each has all of it otherwise: "
@@ -86,6 +149,89 @@ class CommConfig(Section):
         description="On all ranks what an investigation needs: collectives compared before they "
         "run, NCCL's log in a file per rank, CUDA errors where they happen (slow).",
     )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        for name, value in self.env.items():
+            yield from _variable_problems((*at, "env", name), value)
+        if self.static_graph and self.find_unused_parameters:
+            yield Problem(
+                (*at, "static_graph"),
+                "static_graph and find_unused_parameters are both true, and rule each other out",
+                "keep one of the two; neither is needed if every parameter gets a gradient",
+            )
+        if self.shard == "full":
+            yield from self.unused(
+                at,
+                *_DDP_ONLY,
+                why="comm.shard is full, which exchanges gradients in its own way",
+                instead="set comm.shard to optimizer or none",
+            )
+
+
+class PlainComm(_Comm):
+    """Communication between the workers."""
+
+    compression: Literal["none", "fp16", "bf16"] = Field("none", description=_COMPRESSION)
+
+
+class PowerSgdComm(_Comm):
+    """Communication between the workers, with gradients as products of thin matrices."""
+
+    compression: Literal["powersgd"] = Field(description=_COMPRESSION)
+    powersgd_rank: Count = Field(4, description="Width of these matrices.")
+    powersgd_start: int = Field(
+        10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
+    )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        yield from super().problems(at)
+        if self.find_unused_parameters:
+            yield Problem(
+                (*at, "find_unused_parameters"),
+                "torch throws the exchanged gradient of an unused parameter away, and powersgd "
+                "would lose what it had left out of it",
+                "set comm.compression to bf16 or none",
+            )
+        if self.shard == "optimizer":
+            yield Problem(
+                (*at, "compression"),
+                "powersgd keeps the errors of all gradients on every worker, and so undoes what "
+                "comm.shard optimizer saves",
+                "set comm.compression to bf16 or none, or comm.shard to none",
+            )
+
+
+CommConfig: TypeAlias = Annotated[
+    PlainComm | PowerSgdComm,
+    Field(discriminator="compression"),
+    by_kind("compression", lambda: COMMS, "none"),
+]
+COMMS = classes_of(CommConfig, "compression")
+
+
+def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
+    """What is wrong with a variable that is known here."""
+    name = at[-1]
+    if value == HIDDEN:
+        yield Problem(
+            at,
+            f"{HIDDEN} stands for a value that a run's config.yaml does not keep",
+            f"give the value, with --set comm.env.{name}=… or in your own file",
+        )
+    elif name == "OMP_NUM_THREADS" and not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
+        yield Problem(
+            at,
+            f"expected a whole number from 1, got {show(value)}",
+            "correct it or leave it out: it is cluster.cpus_per_worker then",
+        )
+    elif name == "TORCH_DISTRIBUTED_DEBUG" and value.upper() not in DEBUG_LEVELS:
+        yield Problem(
+            at,
+            f"torch knows no such level, {show(value)}; there are: {', '.join(DEBUG_LEVELS)}",
+            "remove it, and set comm.debug to true for what an investigation needs",
+        )
 
 
 class ClusterConfig(Section):
@@ -119,6 +265,41 @@ class ClusterConfig(Section):
     num_cpus: Count | None = Field(
         None, description="CPUs of the Ray that is started here; null = all."
     )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        yield from self._allowed((*at, "allow"))
+        if self.num_cpus is None:
+            return
+        if self.address not in ("auto", "local"):
+            why = f"cluster.address is {self.address}, which runs already"
+            yield from self.unused(at, "num_cpus", why=why, instead="set cluster.address to local")
+        workers = self.limits[0] if self.limits else 1
+        if workers * self.cpus_per_worker > self.num_cpus:
+            yield Problem(
+                (*at, "num_cpus"),
+                f"{self.num_cpus} CPUs are too few for {workers} × {self.cpus_per_worker} "
+                "(cluster.workers × cluster.cpus_per_worker)",
+                "raise cluster.num_cpus, or lower one of the others",
+            )
+
+    def _allowed(self, at: KeyPath) -> Iterator[Problem]:
+        names = dict.fromkeys(self.allow)
+        if unknown := [name for name in names if name not in (*ALLOWABLE, *BINDING)]:
+            near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
+            checks = f"checks are: {', '.join(sorted(ALLOWABLE))}"
+            yield Problem(
+                at,
+                f"there is no check {', '.join(map(show, unknown))}",
+                f"did you mean {', '.join(dict.fromkeys(near))}?" if near else checks,
+            )
+        if binding := [name for name in names if name in BINDING]:
+            yield Problem(
+                at,
+                f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
+                "for ever",
+                "remove it, and mend what the check says",
+            )
 
     @property
     def limits(self) -> tuple[int, int] | None:
@@ -166,7 +347,9 @@ class FaultConfig(Section):
         "without it: where it starts and where it ends. In between, records wait and checkpoints "
         "are left out. Slow storage is waited for as long as it takes some bytes in this time.",
     )
-    heartbeat: Duration = Field(
+    heartbeat: Annotated[
+        Duration, from_seconds(5, "a rank that is well may be silent for a second or two")
+    ] = Field(
         Duration(60.0),
         description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "
         "whatever it computes; one that gives none for so long is frozen (stopped, swapping, stuck "

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from raygnn.config.execution import COMMS
 from raygnn.config.graph import FORMATS
+from raygnn.config.model import MODELS
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import (
     KeyPath,
@@ -28,8 +31,8 @@ from raygnn.config.problems import (
 )
 from raygnn.config.rules import contradictions, garbled_paths, missing_paths
 from raygnn.config.schema import SECTIONS, Config
-from raygnn.config.task import OneOfTasks
-from raygnn.config.values import MODEL_FAMILIES, NO_LAYERS
+from raygnn.config.task import SEVERAL_TASKS, TASKS
+from raygnn.config.values import Section, members, sections_in
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, read_yaml
 from raygnn.errors import ConfigError
 
@@ -335,7 +338,7 @@ def _config(document: Document) -> Config:
     try:
         config = Config.model_validate(given)
     except ValidationError as error:
-        raise document.error(schema_problems(error)) from None
+        raise document.error(_schema_problems(error)) from None
     config._file = document.file
     return config
 
@@ -369,11 +372,70 @@ def _key(name: str, label: str) -> tuple[str, ...]:
     return parts
 
 
+# Sections whose values may be secrets.
 _SECRETIVE = (("comm", "env"), ("logging", "mlflow"), ("logging", "wandb"))
+
 _NO_EDGE_FEATURES = {"edge_features", "edge_feats", "edge_attr", "edge_dim"}
 
+# The key that says what keys a section has, and the classes by its value.
+_UNIONS: tuple[tuple[str, Mapping[str, type[Section]]], ...] = (
+    ("format", FORMATS),
+    ("kind", MODELS),
+    ("kind", TASKS),
+    ("kind", SEVERAL_TASKS),
+    ("compression", COMMS),
+)
 
-def schema_problems(error: ValidationError) -> list[Problem]:
+
+@dataclass
+class _Place:
+    """Where pydantic found something: the key without the kinds that it puts in between."""
+
+    key: KeyPath
+    section: type[Section]
+    field: FieldInfo | None
+    union: tuple[str, Mapping[str, type[Section]]] | None
+    kind: str = ""
+
+
+def _place(loc: KeyPath) -> _Place:
+    place = _Place((), Config, None, None)
+    annotation: Any = Config
+    for part in loc:
+        sections = sections_in(annotation)
+        if part == "[key]":  # pydantic's name for a mapping's key that is wrong
+            break
+        if len(sections) > 1:
+            place.union = _union(sections)
+            place.kind = str(part)
+            annotation = place.union[1][place.kind]
+            continue
+        place.key += (part,)
+        if sections:
+            place.section = sections[0]
+            place.field = place.section.model_fields.get(str(part))
+            annotation = place.field.annotation if place.field else None
+            place.union = (
+                place.union if place.union and sections[0] in place.union[1].values() else None
+            )
+        else:
+            annotation = _item(annotation)
+    if len(sections := sections_in(annotation)) > 1:
+        place.union = _union(sections)
+    return place
+
+
+def _union(sections: Sequence[type[Section]]) -> tuple[str, Mapping[str, type[Section]]]:
+    return next(union for union in _UNIONS if sections[0] in union[1].values())
+
+
+def _item(annotation: Any) -> Any:
+    """What the values of a mapping may be; None of anything else."""
+    values = [get_args(m)[1] for m in members(annotation) if get_origin(m) is dict]
+    return values[0] if values else None
+
+
+def _schema_problems(error: ValidationError) -> list[Problem]:
     """What pydantic found, in our words; a key that was only misspelt is not also missing."""
     details = error.errors(include_url=False)
     problems = [_problem(detail) for detail in details]
@@ -386,24 +448,20 @@ def schema_problems(error: ValidationError) -> list[Problem]:
 
 
 def _problem(detail: ErrorDetails) -> Problem:
-    kind, value, key = detail["type"], detail["input"], detail["loc"]
-    if kind == "union_tag_not_found":
-        return Problem(
-            ("graph", "format"), "'format' is missing", f"give one of {', '.join(FORMATS)}"
-        )
-    if kind == "union_tag_invalid":
-        form = detail["ctx"]["tag"]
-        return Problem(("graph", "format"), f"unknown format {show(form)}", one_of(form, FORMATS))
-
-    if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
-        key = key[:-1]
-    section, depth = _section(key)
-    fields = section.model_fields
-    field = fields.get(str(key[depth])) if len(key) > depth else None
-    if key[0] == "graph" and len(key) > 1:  # ("graph", format, key, …)
-        key = ("graph", *key[2:])
+    kind, value, place = detail["type"], detail["input"], _place(detail["loc"])
+    key, field = place.key, place.field
+    if kind.startswith("union_tag") and place.union and isinstance(value, dict):
+        name, sections = place.union
+        if value.get(name) is None:
+            what, remedy = f"{name!r} is missing", f"give one of {', '.join(sections)}"
+        else:
+            what = f"unknown {name} {show(value[name])}"
+            remedy = one_of(value[name], sections)
+        return Problem((*key, name), what, remedy)
+    if kind.startswith("union_tag"):
+        return wrong_value(key, {**detail, "type": "dict_type"}, field)
     if kind == "extra_forbidden":
-        return Problem(key, f"unknown key {show(key[-1])}", _for_unknown(str(key[-1]), key, fields))
+        return _unknown(place, value)
     if kind == "missing":
         return missing_key(key, field)
     if kind == "invalid_key":
@@ -411,8 +469,7 @@ def _problem(detail: ErrorDetails) -> Problem:
     if key[:2] in _SECRETIVE and detail["loc"][-1] != "[key]" and _hidden(key, value):
         what = f"{wanted(detail)}, got {HIDDEN}"
         return Problem(key, what, f"correct it: {field and field.description}")
-    kinds = (*MODEL_FAMILIES, NO_LAYERS) if key == ("model", "kind") else ()
-    return wrong_value(key, detail, field, kinds)
+    return wrong_value(key, detail, field)
 
 
 def _hidden(key: KeyPath, value: Any) -> bool:
@@ -421,37 +478,31 @@ def _hidden(key: KeyPath, value: Any) -> bool:
     return len(key) == 2 or is_secret(str(key[2]), text)
 
 
-def _section(key: KeyPath) -> tuple[type[BaseModel], int]:
-    """The innermost model that the key belongs to, and the place of its own key in the path."""
-    if key[0] == "graph" and len(key) > 1:
-        return FORMATS[str(key[1])], 2
-    if len(key) == 1 or (key[0] not in SECTIONS and (key[0] != "tasks" or len(key) == 2)):
-        return Config, 0
-    section: type[BaseModel] = SECTIONS.get(str(key[0]), OneOfTasks)
-    depth = 1 if section is not OneOfTasks else 2  # ("tasks", name, key, …)
-    field = section.model_fields.get(str(key[depth]))
-    options = (field.annotation, *get_args(field.annotation)) if field else ()
-    for inner in options if len(key) > depth + 1 else ():
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            return inner, depth + 1
-    return section, depth
-
-
-def _for_unknown(word: str, key: KeyPath, known: Iterable[str]) -> str:
-    """Where the key belongs: a near name in its section, else the same name in another."""
+def _unknown(place: _Place, value: Any) -> Problem:
+    """A key of another kind of the section, or of none; the remedy says where it belongs: to a
+    near name in it, or the same name in another section."""
+    word, key, fields = str(place.key[-1]), place.key, place.section.model_fields
+    name, sections = place.union or ("", dict[str, type[Section]]())
+    if kinds := [kind for kind, section in sections.items() if word in section.model_fields]:
+        name = dotted((*key[:-1], name))
+        return Problem(
+            key,
+            f"unknown key {show(word)} ({show(value)}): {name} is {place.kind}",
+            f"remove {dotted(key)}: it is a key of {name} {', '.join(kinds)}",
+        )
+    problem = unknown_key(key, fields)
     if word.casefold() in _NO_EDGE_FEATURES:
-        return (
+        remedy = (
             "remove it: no model reads features of edges yet; sampling.edge_weight draws "
             "neighbours by an array of edges"
         )
-    here = unknown_key(key, known).remedy
-    if nearest(word, known):
-        return here
-    others = [form for form, section in FORMATS.items() if word in section.model_fields]
-    if key[0] == "graph" and others:
-        return f"remove it: only the formats {', '.join(others)} have it, unlike this one"
-    places = [("", Config.model_fields), *((n + ".", s.model_fields) for n, s in SECTIONS.items())]
-    for prefix, names in places:
-        if (ours := our_name(word)) in names:
-            return f"did you mean {prefix}{ours}? known here: {', '.join(known)}"
-    return here
+        return replace(problem, remedy=remedy)
+    if nearest(word, fields):
+        return problem
+    places: list[tuple[str, list[type[Section]]]] = [("", [Config])]
+    places += [(f"{name}.", classes) for name, classes in SECTIONS.items()]
+    for prefix, classes in places:
+        if any((ours := our_name(word)) in section.model_fields for section in classes):
+            remedy = f"did you mean {prefix}{ours}? known here: {', '.join(fields)}"
+            return replace(problem, remedy=remedy)
+    return problem

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
+from raygnn.config.problems import Problem
 from raygnn.config.values import (
-    NO_LAYERS,
+    USER_CLASS,
     Count,
+    DifferentNames,
     JsonValues,
-    ModelKind,
     Names,
     Section,
     Text,
-    to_tuple,
+    UserClass,
+    by_kind,
+    class_problems,
+    classes_of,
+    tag_of,
+)
+from raygnn.config.yaml_text import KeyPath
+
+DecoderKind: TypeAlias = Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"]
+NO_LAYERS = "none"  # the model.kind without message passing
+
+_KIND = (
+    "gcn, sage, gat, gatv2, gin, rgcn, hgt, han, none (no message passing: a node is what its "
+    "features and learned rows say), or package.module:Class of your own torch.nn.Module."
 )
 
 
@@ -22,12 +37,10 @@ class EmbeddingConfig(Section):
     """A row of numbers for each node, which training learns."""
 
     dim: Count = Field(description="Width of a learned row.")
-    ntypes: Annotated[tuple[Text, ...], BeforeValidator(to_tuple), Field(min_length=1)] | None = (
-        Field(
-            None,
-            description="Node types that have learned rows, joined to their features if they have "
-            "some; null = those without features.",
-        )
+    ntypes: DifferentNames | None = Field(
+        None,
+        description="Node types that have learned rows, joined to their features if they have "
+        "some; null = those without features.",
     )
     optimizer: Literal["adam", "adagrad"] = Field(
         "adam",
@@ -67,53 +80,16 @@ class EmbeddingConfig(Section):
         return not has_inputs if self.ntypes is None else ntype in self.ntypes
 
 
-DecoderKind: TypeAlias = Literal["dot", "mlp", "distmult", "complex", "rotate", "transe"]
+class _FixedWidth:
+    """What decoders and heads read of a network whose width is not set here."""
+
+    hidden: ClassVar[int] = 64
+    dropout: ClassVar[float] = 0.5
+    categories: ClassVar[dict[str, int]] = {}
 
 
-class ModelConfig(Section):
-    """The network."""
-
-    kind: ModelKind = Field(
-        description="gcn, sage, gat, gatv2, gin, rgcn, hgt, han, none (no message passing: a node "
-        "is what its features and learned rows say), or package.module:Class of your own "
-        "torch.nn.Module."
-    )
-    hidden: Count = Field(
-        64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
-    )
-    layers: int = Field(2, ge=1, le=64, description="Number of message-passing layers.")
-    dropout: float = Field(0.5, ge=0, lt=1, description="Share of a layer's inputs dropped.")
-    input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None,
-        description="Share of the input features dropped; null = dropout. With 0, gcn, sage and "
-        "gin combine the features of the first layer's neighbours without copying them out.",
-    )
-    kernels: Literal["auto", "torch", "dgl"] = Field(
-        "auto",
-        description="Message passing in plain torch or by DGL's kernels; auto = the faster one "
-        "that the device has.",
-    )
-    heads: int = Field(
-        8,
-        ge=1,
-        le=1024,
-        description="Attention heads of a hidden layer (gat, gatv2, han), or of each layer (hgt).",
-    )
-    out_heads: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="Attention heads of the last layer, averaged (gat, gatv2, han; nodes).",
-    )
-    attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Share of attention weights dropped (gat, gatv2, han); null = dropout."
-    )
-    residual: bool = Field(False, description="Add a layer's input to its output.")
-    norm: Literal["none", "layer", "batch"] = Field(
-        "none",
-        description="Normalisation after each hidden layer, and within gin's; batch: by the nodes "
-        "of all workers.",
-    )
+class _Model(Section):
+    kind: str = Field(description=_KIND)
     features: Names = Field(
         "feat",
         description="Name of the node array that is the input, or a list of names; a node type "
@@ -121,17 +97,6 @@ class ModelConfig(Section):
     )
     embedding: EmbeddingConfig | None = Field(
         None, description="Rows that are learned for nodes, see below; null = none."
-    )
-    categories: dict[Text, Count] = Field(
-        {},
-        description="Node arrays of whole numbers that stand for categories: name → width of "
-        "their learned embedding, which is joined to the other features.",
-    )
-    activation: Literal["relu", "elu"] | None = Field(
-        None, description="Activation of hidden layers; null = as usual for the kind."
-    )
-    aggregator: Literal["mean", "sum", "max"] = Field(
-        "mean", description="How neighbours are combined (sage)."
     )
     decoder: DecoderKind | None = Field(
         None,
@@ -144,17 +109,75 @@ class ModelConfig(Section):
         description="Edge array that holds each edge's relation; null = `relation` if there is "
         "one, else the edge type alone.",
     )
-    regularizer: Literal["basis", "block", "none"] = Field(
-        "basis",
-        description="What a relation's weights are made of (rgcn): basis = a sum of a few "
-        "matrices that relations share, block = a few blocks on the diagonal, none = a matrix of "
-        "its own.",
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The input arrays, categories left out."""
+        return (self.features,) if isinstance(self.features, str) else self.features
+
+    @property
+    def depth(self) -> int:
+        """Message-passing layers that there are."""
+        return 0
+
+
+class NoLayersConfig(_FixedWidth, _Model):
+    """No network: nodes are what their features and learned rows say."""
+
+    kind: Literal["none"] = Field(description=_KIND)
+
+
+class _Layers(_Model):
+    layers: int = Field(2, ge=1, le=64, description="Number of message-passing layers.")
+
+    @property
+    def depth(self) -> int:
+        return self.layers
+
+
+class UserModelConfig(_FixedWidth, _Layers):
+    """A class of your own."""
+
+    kind: UserClass = Field(description=_KIND)
+    args: JsonValues = Field(
+        {}, description="Keyword arguments for your own class (package.module:Class)."
     )
-    bases: Count = Field(8, description="How many matrices are shared, or how many blocks (rgcn).")
-    mean_over: Literal["relation", "all"] = Field(
-        "relation",
-        description="Neighbours are averaged for each relation, or over all relations of an edge "
-        "type (rgcn).",
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        return class_problems(self.kind, (*at, "kind"))
+
+
+class FamilyConfig(_Layers):
+    """What the families of networks have in common."""
+
+    hidden: Count = Field(
+        64, description="Width of a hidden layer; for gat, gatv2, hgt and han over all heads."
+    )
+    dropout: float = Field(0.5, ge=0, lt=1, description="Share of a layer's inputs dropped.")
+    input_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None,
+        description="Share of the input features dropped; null = dropout. With 0, gcn, sage and "
+        "gin combine the features of the first layer's neighbours without copying them out.",
+    )
+    kernels: Literal["auto", "torch", "dgl"] = Field(
+        "auto",
+        description="Message passing in plain torch or by DGL's kernels; auto = the faster one "
+        "that the device has.",
+    )
+    residual: bool = Field(False, description="Add a layer's input to its output.")
+    norm: Literal["none", "layer", "batch"] = Field(
+        "none",
+        description="Normalisation after each hidden layer, and within gin's; batch: by the nodes "
+        "of all workers.",
+    )
+    categories: dict[Text, Count] = Field(
+        {},
+        description="Node arrays of whole numbers that stand for categories: name → width of "
+        "their learned embedding, which is joined to the other features.",
+    )
+    activation: Literal["relu", "elu"] | None = Field(
+        None, description="Activation of hidden layers; null = as usual for the kind."
     )
     readout: Literal["sum", "mean", "max"] | None = Field(
         None,
@@ -166,21 +189,134 @@ class ModelConfig(Section):
         description="Keep only the layers' inputs for the backward pass, which computes the rest "
         "again: less memory, more time, the same gradients.",
     )
-    args: JsonValues = Field(
-        {}, description="Keyword arguments for your own class (package.module:Class)."
-    )
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The input arrays, categories left out."""
-        return (self.features,) if isinstance(self.features, str) else self.features
-
-    @property
-    def depth(self) -> int:
-        """Message-passing layers that there are."""
-        return 0 if self.kind == NO_LAYERS else self.layers
 
     @property
     def first_dropout(self) -> float:
         """Share of the input features dropped."""
         return self.dropout if self.input_dropout is None else self.input_dropout
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        for name in sorted(set(self.feature_names) & set(self.categories)):
+            yield Problem(
+                (*at, "categories"),
+                f"{name} is in model.features and in model.categories",
+                "keep it in one of them: categories are embedded, features are taken as numbers",
+            )
+
+
+class PlainConfig(FamilyConfig):
+    """A family without keys of its own."""
+
+    kind: Literal["gcn", "gin"] = Field(description=_KIND)
+
+
+class SageConfig(FamilyConfig):
+    """GraphSAGE."""
+
+    kind: Literal["sage"] = Field(description=_KIND)
+    aggregator: Literal["mean", "sum", "max"] = Field(
+        "mean", description="How neighbours are combined."
+    )
+
+
+class _Heads(FamilyConfig):
+    heads: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="Attention heads of a hidden layer, or (hgt) of each layer.",
+    )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        yield from super().problems(at)
+        if self.hidden % self.heads:
+            yield Problem(
+                (*at, "hidden"),
+                f"hidden {self.hidden} does not divide into {self.heads} heads",
+                "make model.hidden a multiple of model.heads: it is the width over all heads",
+            )
+
+
+class HgtConfig(_Heads):
+    """The heterogeneous graph transformer."""
+
+    kind: Literal["hgt"] = Field(description=_KIND)
+
+
+class AttentionConfig(_Heads):
+    """The families with attention between neighbours."""
+
+    kind: Literal["gat", "gatv2", "han"] = Field(description=_KIND)
+    out_heads: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Attention heads of the last layer, averaged; not in tasks on whole graphs.",
+    )
+    attn_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="Share of attention weights dropped; null = dropout."
+    )
+
+
+class RgcnConfig(FamilyConfig):
+    """The relational GCN."""
+
+    kind: Literal["rgcn"] = Field(description=_KIND)
+    regularizer: Literal["basis", "block", "none"] = Field(
+        "basis",
+        description="What a relation's weights are made of: basis = a sum of a few "
+        "matrices that relations share, block = a few blocks on the diagonal, none = a matrix of "
+        "its own.",
+    )
+    bases: Count = Field(8, description="How many matrices are shared, or how many blocks.")
+    mean_over: Literal["relation", "all"] = Field(
+        "relation",
+        description="Neighbours are averaged for each relation, or over all relations of an edge "
+        "type.",
+    )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        yield from super().problems(at)
+        if self.regularizer == "none":
+            why = "with model.regularizer none each relation has a matrix of its own"
+            yield from self.unused(
+                at, "bases", why=why, instead="set model.regularizer to basis or block"
+            )
+
+
+ModelConfig: TypeAlias = Annotated[
+    Annotated[PlainConfig, Tag("gcn")]
+    | Annotated[SageConfig, Tag("sage")]
+    | Annotated[AttentionConfig, Tag("gat")]
+    | Annotated[AttentionConfig, Tag("gatv2")]
+    | Annotated[PlainConfig, Tag("gin")]
+    | Annotated[RgcnConfig, Tag("rgcn")]
+    | Annotated[HgtConfig, Tag("hgt")]
+    | Annotated[AttentionConfig, Tag("han")]
+    | Annotated[NoLayersConfig, Tag(NO_LAYERS)]
+    | Annotated[UserModelConfig, Tag(USER_CLASS)],
+    Discriminator(lambda value: _tag(value)),
+    by_kind("kind", lambda: MODELS),
+]
+MODELS: dict[str, type[Section]] = {**classes_of(ModelConfig, "kind"), USER_CLASS: UserModelConfig}
+MODEL_FAMILIES = tuple(
+    kind for kind, section in MODELS.items() if issubclass(section, FamilyConfig)
+)
+
+
+def read_model(**keys: Any) -> ModelConfig:
+    """The section with these keys.
+
+    Raises:
+        pydantic.ValidationError: a key or a value is wrong.
+    """
+    model: ModelConfig = TypeAdapter(ModelConfig).validate_python(keys)
+    return model
+
+
+def _tag(value: Any) -> str | None:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return None if kind is None else tag_of(kind)

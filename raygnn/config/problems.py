@@ -148,12 +148,10 @@ def missing_key(key: KeyPath, field: FieldInfo | None) -> Problem:
     return Problem(key, f"{show(key[-1])} is missing", f"add {key[-1]}: {meaning}")
 
 
-def wrong_value(
-    key: KeyPath, detail: ErrorDetails, field: FieldInfo | None, choices: Iterable[str] = ()
-) -> Problem:
-    """A value that is not what its key takes; ``choices`` are words that it may be meant for."""
+def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:
+    """A value that is not what its key takes."""
     what = f"{wanted(detail)}, got {show(detail['input'])}"
-    return Problem(key, what, _for_value(detail, field, choices))
+    return Problem(key, what, _for_value(detail, field))
 
 
 def wanted(detail: ErrorDetails) -> str:
@@ -166,7 +164,7 @@ def one_of(word: Any, known: Iterable[str]) -> str:
     return f"did you mean {close}? " * bool(close) + f"known: {', '.join(known)}"
 
 
-def _for_value(detail: ErrorDetails, field: FieldInfo | None, choices: Iterable[str]) -> str:
+def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
     """The likely slip if there is one, else the key's meaning and default."""
     kind, value = detail["type"], detail["input"]
     if kind == "string_type" and isinstance(value, (bool, int, float)):
@@ -181,7 +179,7 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None, choices: Iterable[
         return "write false"
     if field is None:
         return "correct the value"
-    if close := nearest(value, choices or _choices(field.annotation) * (kind == "literal_error")):
+    if close := nearest(value, _choices(field.annotation) * (kind == "literal_error")):
         return f"did you mean {close}?"
     if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
         return f"correct it: {field.description}"

@@ -1,4 +1,4 @@
-"""What several keys, or a key and the machine, must agree on before anything starts."""
+"""What sections, or keys and the machine, must agree on; and what a resume may change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raygnn.config import (
-    comm_rules,
-    embedding_rules,
-    logging_rules,
-    model_rules,
-    task_rules,
-    train_rules,
-)
 from raygnn.config.graph import (
     DglGraph,
     ManyGraphs,
@@ -25,109 +17,28 @@ from raygnn.config.graph import (
     PlantedGraph,
     TablesGraph,
     TriplesGraph,
-    labelled_nodes,
 )
-from raygnn.config.graph_rules import many_graphs
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig
 from raygnn.config.places import unreachable
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.schema import Config, SamplingConfig
-from raygnn.config.values import NO_LAYERS
+from raygnn.config.schema import Config
+from raygnn.config.task import DISTANCES, RELATIONAL, LinkPrediction, NodeClassification
+from raygnn.config.yaml_text import KeyPath
 
-# What they find is either no error, or one that this job may live with.
-ALLOWABLE = (
-    "nodes_answer",
-    "versions_supported",
-    "versions_uniform",
-    "code_uniform",
-    "hardware_uniform",
-    "environment_uniform",
-    "cpus_are_there",
-    "shared_memory",
-    "host_name_resolves",
-    "debug_level_safe",
-    "clocks_agree",
-    "open_files",
-    "network_reach",
-    "network_latency",
-    "network_bandwidth",
-    "bf16_is_there",
-    "gpus_are_there",
-    "gpus_are_free",
-    "model_runs",
-    "storage_visible",
-    "partition_visible",
-    "parts_agree",
-    "fold_is_unseen",
-    "splits_agree",
-    "batch_size_fits",
-    "edge_arrays_read",
-    "memory_fits",
-    "disk_space",
-    "cache_space",
-    "parts_and_workers",
-)
-
-# Of what these find the job would surely fail, or wait for ever.
-BINDING = (
-    "interfaces_there",
-    "resources_fit",
-    "devices_suit",
-    "arrays_usable",
-    "inputs_exist",
-    "embeddings_usable",
-    "nodes_to_train_on",
-    "cache_usable",
-    "name_free",
-)
+COMPLEX = ("complex", "rotate")  # decoders whose vectors are of complex numbers
 
 
 def contradictions(config: Config) -> list[Problem]:
-    """Every pair of keys that cannot both be meant."""
+    """All that cannot be meant, or that nothing would read."""
     return [
+        *(problem for at, section in config.sections() for problem in section.problems(at)),
+        *config.problems(),
         *_graph(config),
-        *task_rules.tasks(config),
+        *(_task(config) if config.tasks is None else _tasks(config)),
         *_network(config),
-        *(_whole(config) if config.task.of_graphs else _sampling(config.sampling, config.model)),
-        *train_rules.optimisation(config.train),
+        *_embedding(config),
         *_resources(config),
-        *comm_rules.communication(config),
-        *comm_rules.sharding(config),
-        *embedding_rules.embeddings(config),
-        *allowed(config),
-        *comm_rules.sizes(config),
-        *logging_rules.loggers(config),
     ]
-
-
-def allowed(config: Config) -> Iterator[Problem]:
-    """``cluster.allow`` names checks, and none whose errors are the job's end anyway."""
-    names = dict.fromkeys(config.cluster.allow)
-    unknown = [name for name in names if name not in (*ALLOWABLE, *BINDING)]
-    if unknown:
-        near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
-        listed = f"checks are: {', '.join(sorted(ALLOWABLE))}"
-        yield Problem(
-            ("cluster", "allow"),
-            f"there is no check {', '.join(map(show, unknown))}",
-            f"did you mean {', '.join(dict.fromkeys(near))}?" if near else listed,
-        )
-    binding = [name for name in names if name in BINDING]
-    if binding:
-        yield Problem(
-            ("cluster", "allow"),
-            f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
-            "for ever",
-            "remove it, and mend what the check says",
-        )
-
-
-def _network(config: Config) -> Iterator[Problem]:
-    """Problems of ``model``; of several tasks, those that all of them have with it."""
-    first, *others = (list(model_rules.network(c.model, c.task)) for c in config.by_task.values())
-    for problem in first:
-        if all(problem.key in {p.key for p in other} for other in others):
-            yield problem
 
 
 def _graph(config: Config) -> Iterator[Problem]:
@@ -139,11 +50,13 @@ def _graph(config: Config) -> Iterator[Problem]:
                 "neither graph nor partition.path is given, so there is no input",
                 "add a graph section, or name an existing partition with partition.path",
             )
-        return
-    if isinstance(graph, ManyGraphs):
-        yield from many_graphs(graph)
-    if isinstance(graph, PlantedGraph):
-        yield from _planted(graph, config)
+    elif isinstance(graph, PlantedGraph):
+        if partition.parts != "auto" and partition.parts > graph.nodes:
+            yield Problem(
+                ("partition", "parts"),
+                f"{partition.parts} parts of {graph.nodes} nodes would leave empty ones",
+                "lower partition.parts",
+            )
     elif graph.path is not None and graph.path == partition.path:
         yield Problem(
             ("partition", "path"),
@@ -152,85 +65,175 @@ def _graph(config: Config) -> Iterator[Problem]:
         )
 
 
-def _planted(graph: PlantedGraph, config: Config) -> Iterator[Problem]:
-    if graph.train + graph.val >= 1:
+def _task(config: Config) -> Iterator[Problem]:
+    task, graph = config.task, config.graph
+    if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
         yield Problem(
-            ("graph", "val"),
-            f"train {graph.train:g} + val {graph.val:g} leaves no nodes to test on",
-            "lower graph.train or graph.val until they sum to less than 1",
+            ("task", "kind"),
+            f"{task.kind} is of many graphs, and graph.format {graph.format} is one",
+            "set graph.format to graphs, or task.kind to node_classification",
         )
-    items = labelled_nodes(graph)
-    nodes = f"{items} nodes with labels (four fifths)" if graph.typed else f"{items} nodes"
-    if graph.classes > items:
-        yield Problem(
-            ("graph", "classes"),
-            f"{graph.classes} classes are more than {nodes}",
-            "raise graph.nodes or lower graph.classes",
-        )
-    if graph.degree > items / 2:
-        yield Problem(
-            ("graph", "degree"),
-            f"a mean degree of {graph.degree:g} is more than half of {nodes}",
-            "lower graph.degree or raise graph.nodes",
-        )
-    if int(graph.train * items) < 1:
-        yield Problem(
-            ("graph", "train"),
-            f"a share of {graph.train:g} of {nodes} leaves none to train on",
-            "raise graph.train or graph.nodes",
-        )
-    parts = config.partition.parts
-    if parts != "auto" and parts > graph.nodes:
-        yield Problem(
-            ("partition", "parts"),
-            f"{parts} parts of {graph.nodes} nodes would leave empty ones",
-            "lower partition.parts",
-        )
-
-
-def _whole(config: Config) -> Iterator[Problem]:
-    """Whole graphs are not sampled."""
-    for key in ("fanout", "replace", "edge_weight", "topology", "cache", "cache_policy"):
-        value, default = getattr(config.sampling, key), SamplingConfig.model_fields[key].default
-        if value != default:
+    if not task.of_graphs:
+        if isinstance(graph, ManyGraphs):
             yield Problem(
-                ("sampling", key),
-                f"{key} {show(value)} would be ignored: task.kind {config.task.kind} takes graphs "
-                "whole",
-                f"remove sampling.{key}",
+                ("task", "kind"),
+                f"{task.kind} is of the {task.seeds} of one graph, and graph.format graphs gives "
+                "many",
+                "set task.kind to graph_classification or graph_regression",
             )
-
-
-def _sampling(sampling: SamplingConfig, model: ModelConfig) -> Iterator[Problem]:
-    layers = model.layers
-    if model.kind != NO_LAYERS and len(sampling.fanout) != layers:
+        if config.guard.on_bad_sample == "skip":
+            yield Problem(
+                ("guard", "on_bad_sample"),
+                f"skip would be ignored: task.kind is {task.kind}, whose samples are {task.seeds}",
+                "remove guard.on_bad_sample",
+            )
+    if config.model.decoder is not None and not task.of_edges:
         yield Problem(
-            ("sampling", "fanout"),
-            f"{len(sampling.fanout)} fanouts {show(sampling.fanout)} for {layers} model.layers",
-            f"give one number per layer, such as {show([10] * min(layers, 5))}, "
-            "or change model.layers",
+            ("model", "decoder"),
+            f"decoder {config.model.decoder} would be ignored: task.kind is {task.kind}",
+            "remove model.decoder, or set task.kind to edge_classification, edge_regression or "
+            "link_prediction",
         )
-    numbers = {
-        number
-        for hop in sampling.fanout
-        for number in (hop.values() if isinstance(hop, dict) else (hop,))
-    }
-    if sampling.replace and -1 in numbers:
+    yield from _decoder(config, ("task",), ("model", "decoder"))
+
+
+def _tasks(config: Config) -> Iterator[Problem]:
+    assert config.tasks is not None
+    if config.task != NodeClassification():
         yield Problem(
-            ("sampling", "replace"),
-            f"replace is true, but sampling.fanout {show(sampling.fanout)} takes all (-1) once",
-            "set sampling.replace to false, or give every layer a number of neighbours",
+            ("task",),
+            "task would be ignored: there are tasks",
+            "move it into tasks, under a name of its own, or remove tasks",
+        )
+    if isinstance(config.graph, ManyGraphs):
+        yield Problem(
+            ("tasks",),
+            "tasks are of the nodes and edges of one graph, and graph.format graphs gives many",
+            "give one task (task), or one graph",
+        )
+    if isinstance(config.model, NoLayersConfig):
+        yield Problem(
+            ("model", "kind"),
+            "none has no layers, and tasks share a network",
+            "choose another model.kind, or give one task (task)",
+        )
+    if config.model.decoder is not None and not any(t.of_edges for t in config.tasks.values()):
+        yield Problem(
+            ("model", "decoder"),
+            f"decoder {config.model.decoder} would be ignored: none of the tasks is of edges",
+            "remove model.decoder",
+        )
+    if config.guard.on_bad_sample == "skip":
+        yield Problem(
+            ("guard", "on_bad_sample"),
+            "skip would be ignored: the samples of tasks are nodes and edges",
+            "remove guard.on_bad_sample",
+        )
+    for name, task in config.tasks.items():
+        at = "tasks", name
+        own = getattr(task, "decoder", None)
+        yield from _decoder(config.of(name), at, (*at, "decoder") if own else ("model", "decoder"))
+
+
+def _decoder(config: Config, task_at: KeyPath, at: KeyPath) -> Iterator[Problem]:
+    """What the decoder of a task on edges does not agree with.
+
+    Args:
+        config: as it is for this task alone; task_at, at: where the task and the decoder stand.
+    """
+    task, model, decoder = config.task, config.model, config.model.decoder
+    name, task_name = ".".join(map(str, at)), ".".join(map(str, task_at))
+    if isinstance(task, LinkPrediction) and not (
+        task.loss == "margin" or (decoder in DISTANCES and task.loss in ("bce", "self_adversarial"))
+    ):
+        yield from task.unused(
+            task_at,
+            "margin",
+            why=f"{task_name}.loss is {task.chosen_loss} and {name} {show(decoder)}; it is of the "
+            "loss margin, and of bce and self_adversarial with the decoders rotate and transe",
+        )
+    if decoder is None or not task.of_edges:
+        return
+    if not task.of_links and decoder != "mlp":
+        yield Problem(
+            at,
+            f"{decoder} gives one score for an edge, and {task.kind} needs classes or numbers",
+            f"set {name} to mlp, or leave it out",
+        )
+    elif model.relation is not None and decoder not in RELATIONAL and model.kind != "rgcn":
+        yield Problem(
+            at,
+            f"{decoder} does not read the relation that model.relation {model.relation} names",
+            f"set {name} to one of {', '.join(RELATIONAL)}, or remove model.relation",
+        )
+    elif decoder in COMPLEX and _width(config) % 2:
+        yield Problem(
+            at,
+            f"{decoder} reads pairs of numbers, and the nodes' vectors are odd",
+            "make model.hidden, or without layers model.embedding.dim, even",
+        )
+
+
+def _width(config: Config) -> int:
+    """Of the nodes' vectors, as far as the configuration says it."""
+    model = config.model
+    if isinstance(model, NoLayersConfig) and model.embedding is not None:
+        return model.embedding.dim
+    return model.hidden
+
+
+def _network(config: Config) -> Iterator[Problem]:
+    """What of ``model`` only some tasks read."""
+    model, task, at = config.model, config.task, ("model",)
+    kinds = {c.task.unit for c in config.by_task.values()}
+    if isinstance(model, NoLayersConfig) and task.of_graphs:
+        yield Problem(
+            ("model", "kind"),
+            f"none is of nodes, and task.kind is {task.kind}",
+            "choose another model.kind, or another task.kind",
+        )
+    if isinstance(model, FamilyConfig) and not task.of_graphs:
+        why = f"only tasks on whole graphs read it, and task.kind is {task.kind}"
+        yield from model.unused(at, "readout", why=why, instead="choose another task.kind")
+    if isinstance(model, AttentionConfig) and task.of_graphs:
+        why = f"every layer is hidden in tasks on whole graphs, and task.kind is {task.kind}"
+        yield from model.unused(at, "out_heads", why=why, instead="choose another task.kind")
+    if task.of_graphs:
+        why = "in tasks on whole graphs an edge's relation is its type"
+        yield from model.unused(at, "relation", why=why, instead="give each an edge type")
+    elif model.kind != "rgcn" and kinds == {"node"}:
+        why = f"only rgcn weighs edges by it, and model.kind is {model.kind}"
+        yield from model.unused(at, "relation", why=why, instead="choose another model.kind")
+
+
+def _embedding(config: Config) -> Iterator[Problem]:
+    if config.model.embedding is None:
+        return
+    if config.task.of_graphs:
+        yield Problem(
+            ("model", "embedding"),
+            f"embedding would be ignored: task.kind is {config.task.kind}, whose graphs have other "
+            "nodes each",
+            "remove model.embedding, or learn rows of categories (model.categories)",
+        )
+    if config.train.ema is not None:
+        yield Problem(
+            ("train", "ema"),
+            "an average of all weights would move every learned row in every step, and a step of "
+            "model.embedding moves only those that its batch reads",
+            "remove train.ema, or model.embedding",
+        )
+    if config.comm.shard == "full":
+        yield Problem(
+            ("comm", "shard"),
+            "full clips and checks gradients in its own way, which does not know of "
+            "model.embedding",
+            "set comm.shard to optimizer or none: learned rows are sharded in any case",
         )
 
 
 def _resources(config: Config) -> Iterator[Problem]:
-    comm, cluster = config.comm, config.cluster
-    if comm.static_graph and comm.find_unused_parameters:
-        yield Problem(
-            ("comm", "static_graph"),
-            "static_graph and find_unused_parameters are both true, and rule each other out",
-            "keep one of the two; neither is needed if every parameter gets a gradient",
-        )
+    comm, gpus = config.comm, config.cluster.gpus_per_worker
     if comm.static_graph and config.train.accumulate > 1:
         yield Problem(
             ("comm", "static_graph"),
@@ -238,42 +241,30 @@ def _resources(config: Config) -> Iterator[Problem]:
             f"{config.train.accumulate}",
             "remove comm.static_graph, or set train.accumulate to 1",
         )
-    yield from comm_rules.compression(config)
-    gpus = f"cluster.gpus_per_worker is {cluster.gpus_per_worker}"
-    if comm.backend == "nccl" and not cluster.gpus_per_worker:
+    if comm.shard == "full" and config.train.ema is not None:
+        yield Problem(
+            ("train", "ema"),
+            "an average of weights is kept whole on every worker, which comm.shard full has not",
+            "remove train.ema, or set comm.shard to optimizer or none",
+        )
+    if comm.shard == "full" and gpus and comm.backend == "gloo":
         yield Problem(
             ("comm", "backend"),
-            f"nccl works between GPUs, but {gpus}",
+            "gloo does not move what comm.shard full keeps on GPUs",
+            "set comm.backend to auto",
+        )
+    if comm.backend == "nccl" and not gpus:
+        yield Problem(
+            ("comm", "backend"),
+            f"nccl works between GPUs, but cluster.gpus_per_worker is {gpus}",
             "set comm.backend to auto, or give each worker a GPU",
         )
-    if config.sampling.pin_memory is True and not cluster.gpus_per_worker:
+    if config.sampling.pin_memory is True and not gpus:
         yield Problem(
             ("sampling", "pin_memory"),
-            f"pin_memory is true, but memory is pinned for GPUs, and {gpus}",
+            "pin_memory is true, but memory is pinned for GPUs, and cluster.gpus_per_worker is "
+            f"{gpus}",
             "set sampling.pin_memory to auto, or give each worker a GPU",
-        )
-    if config.precision == "fp16-mixed" and not cluster.gpus_per_worker:
-        yield Problem(
-            ("precision",),
-            f"fp16-mixed needs GPUs, but {gpus}",
-            "set precision to bf16-mixed or fp32, or give each worker a GPU",
-        )
-    if cluster.num_cpus is None:
-        return
-    if cluster.address not in ("auto", "local"):
-        yield Problem(
-            ("cluster", "num_cpus"),
-            f"num_cpus {cluster.num_cpus} would be ignored: cluster.address is {cluster.address}, "
-            "which runs already",
-            "remove cluster.num_cpus, or set cluster.address to local",
-        )
-    workers = cluster.limits[0] if cluster.limits else 1
-    if workers * cluster.cpus_per_worker > cluster.num_cpus:
-        yield Problem(
-            ("cluster", "num_cpus"),
-            f"{cluster.num_cpus} CPUs are too few for {workers} × {cluster.cpus_per_worker} "
-            "(cluster.workers × cluster.cpus_per_worker)",
-            "raise cluster.num_cpus, or lower one of the others",
         )
 
 

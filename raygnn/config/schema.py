@@ -7,25 +7,27 @@ strict: neither ``"3"`` nor ``3.0`` nor ``true`` is a whole number, while ``3`` 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
-from raygnn.config.execution import ClusterConfig, CommConfig, FaultConfig, StagingConfig
+from raygnn.config.execution import ClusterConfig, CommConfig, FaultConfig, PlainComm, StagingConfig
 from raygnn.config.graph import GraphConfig
 from raygnn.config.model import ModelConfig
 from raygnn.config.places import HIDDEN, is_secret
-from raygnn.config.task import TaskConfig, Tasks
+from raygnn.config.problems import Problem, show
+from raygnn.config.task import EdgesOfTasks, NodeClassification, TaskConfig, Tasks
 from raygnn.config.values import (
     LARGEST,
-    AutoCount,
     AutoFlag,
     AutoFraction,
+    AutoParts,
     Bounds,
     Count,
     Duration,
-    Fanouts,
     Fraction,
     JsonValues,
     Place,
@@ -35,14 +37,36 @@ from raygnn.config.values import (
     Storage,
     Stretch,
     Text,
+    must,
+    or_say,
+    sections_in,
     to_tuple,
 )
+from raygnn.config.yaml_text import KeyPath
+
+Fanout: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-1, le=LARGEST), must(bool, "a number other than 0")],
+    or_say("-1 (all neighbours) or a whole number from 1"),
+]
+EdgeFanouts: TypeAlias = Annotated[
+    dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=-1, le=LARGEST)]],
+    Field(min_length=1),
+]
+HopFanout: TypeAlias = Annotated[
+    Fanout | EdgeFanouts,
+    or_say(
+        "-1 (all neighbours), a whole number from 1, or such a number (or 0) for each edge type"
+    ),
+]
+Fanouts: TypeAlias = Annotated[
+    tuple[HopFanout, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=64)
+]
 
 
 class PartitionConfig(Section):
     """How the graph is divided between the workers."""
 
-    parts: AutoCount = Field("auto", description="Number of parts; auto = one for each worker.")
+    parts: AutoParts = Field("auto", description="Number of parts; auto = one for each worker.")
     method: Literal["metis", "random"] = Field(
         "metis", description="metis keeps neighbours together; random is quick."
     )
@@ -98,6 +122,29 @@ class SamplingConfig(Section):
         description="Put batches into memory that a GPU copies from while it computes; auto = "
         "with GPUs.",
     )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout]
+        if self.replace and any(-1 in numbers for numbers in hops):
+            yield Problem(
+                (*at, "replace"),
+                f"replace is true, but sampling.fanout {show(self.fanout)} takes all (-1) once",
+                "set sampling.replace to false, or give every layer a number of neighbours",
+            )
+
+
+# Keys of a schedule that only some kinds read.
+_OF_SCHEDULES = {
+    "every": ("step", "cyclic"),
+    "gamma": ("step", "cyclic"),
+    "factor": ("plateau",),
+    "patience": ("plateau",),
+    "threshold": ("plateau",),
+    "floor": ("cosine", "plateau", "cyclic"),
+    "mode": ("cyclic",),
+    "momentum": ("one_cycle", "cyclic"),
+}
 
 
 class ScheduleConfig(Section):
@@ -158,6 +205,20 @@ class ScheduleConfig(Section):
     def _from_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        for key, kinds in _OF_SCHEDULES.items():
+            if self.kind not in kinds:
+                why = f"only {' and '.join(kinds)} read it, and train.schedule.kind is {self.kind}"
+                yield from self.unused(
+                    at, key, why=why, instead="choose another train.schedule.kind"
+                )
+        if self.kind == "cyclic" and self.mode != "exp_range":
+            why = f"train.schedule.mode is {self.mode}"
+            yield from self.unused(
+                at, "gamma", why=why, instead="set train.schedule.mode to exp_range"
+            )
+
 
 class TrainConfig(Section):
     """The optimisation."""
@@ -200,6 +261,18 @@ class TrainConfig(Section):
         "best", description="Which weights are tested: the best on validation, or the last."
     )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, batches and sampling.")
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        if self.optimizer != "sgd":
+            why = f"train.optimizer is {self.optimizer}"
+            yield from self.unused(at, "momentum", why=why, instead="set train.optimizer to sgd")
+        if self.patience is None:
+            why = "train.patience is null"
+            yield from self.unused(at, "min_delta", why=why, instead="set train.patience")
+        if self.schedule.momentum is not None:
+            why = f"train.schedule.momentum is {show(self.schedule.momentum)}"
+            yield from self.unused(at, "momentum", why=why, instead="train.schedule.momentum")
 
 
 class GuardConfig(Section):
@@ -247,10 +320,25 @@ class GuardConfig(Section):
 LoggerName: TypeAlias = Literal["tensorboard", "csv", "mlflow", "wandb"]
 
 
+# What a logger is given by us: where the run lies, and what it goes on with after a resume.
+_SET_BY_US = {
+    "mlflow": ("save_dir", "run_id"),
+    "wandb": ("save_dir", "dir", "id", "version", "resume", "experiment"),
+}
+_VARIABLES = {
+    "mlflow": "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,",
+    "wandb": "WANDB_API_KEY",
+}
+
+
 class LoggingConfig(Section):
     """Where the records of a training go besides the run directory."""
 
-    loggers: Annotated[tuple[LoggerName, ...], BeforeValidator(to_tuple)] = Field(
+    loggers: Annotated[
+        tuple[LoggerName, ...],
+        BeforeValidator(to_tuple),
+        must(lambda names: len(names) == len(set(names)), "loggers that are named once each"),
+    ] = Field(
         ("tensorboard", "csv"),
         description="Loggers that get every record: tensorboard and csv write to `loggers/` in the "
         "run directory; mlflow and wandb need their package, and have a process each. None that "
@@ -273,6 +361,42 @@ class LoggingConfig(Section):
         "docs/watching.md says where Ray has them.",
     )
 
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        for name, ours in _SET_BY_US.items():
+            arguments: Mapping[str, Any] = getattr(self, name)
+            if arguments and name not in self.loggers:
+                yield Problem(
+                    (*at, name),
+                    f"these arguments are for a logger that logging.loggers does not name: {name}",
+                    f"add {name} to logging.loggers, or remove them",
+                )
+            for key, value in arguments.items():
+                if key in ours:
+                    yield Problem(
+                        (*at, name, key),
+                        f"{key} is set by raygnn, so that a resumed run goes on where it was",
+                        "remove it",
+                    )
+                elif secret := _secret(key, value):
+                    yield Problem(
+                        (*at, name, key),
+                        f"{secret} looks like a secret, which a run's config.yaml would keep",
+                        f"remove it, and set {_VARIABLES[name]} in the environment of the command",
+                    )
+
+
+def _secret(key: str, value: Any) -> str | None:
+    """What of an argument is a secret, by its name or as a URI with a user in it."""
+    if is_secret(key):
+        return show(key)
+    if isinstance(value, dict):
+        found = (_secret(str(inner), item) for inner, item in value.items())
+        return next((secret for secret in found if secret), None)
+    if isinstance(value, list):
+        return next((secret for item in value if (secret := _secret(key, item))), None)
+    return f"a value of {show(key)}" if is_secret("", json.dumps(value)) else None
+
 
 class Config(Section):
     """A job. Get one from :func:`raygnn.load_config`."""
@@ -281,13 +405,15 @@ class Config(Section):
     storage: Storage = Field(
         "runs", description="Directory that every node sees, relative to where the command runs."
     )
-    graph: Annotated[GraphConfig, Field(discriminator="format")] | None = Field(
+    graph: GraphConfig | None = Field(
         None, description="The input graph; may be left out when partition.path exists."
     )
     partition: PartitionConfig = Field(
         PartitionConfig(), description="How the graph is divided between the workers."
     )
-    task: TaskConfig = Field(TaskConfig(), description="What is predicted and how it is measured.")
+    task: TaskConfig = Field(
+        NodeClassification(), description="What is predicted and how it is measured."
+    )
     tasks: Tasks | None = Field(
         None,
         description="Several tasks on one graph in place of `task`: name → what `task` has, and "
@@ -309,7 +435,7 @@ class Config(Section):
         description="That all ranks do the same: what they compare, and what happens to odd "
         "batches. `guard: deep` is short for `guard: {mode: deep}`.",
     )
-    comm: CommConfig = Field(CommConfig(), description="Communication between the workers.")
+    comm: CommConfig = Field(PlainComm(), description="Communication between the workers.")
     cluster: ClusterConfig = Field(ClusterConfig(), description="Where the job runs.")
     fault: FaultConfig = Field(FaultConfig(), description="What happens when something fails.")
     logging: LoggingConfig = Field(
@@ -330,6 +456,66 @@ class Config(Section):
         """Whether a model is trained: a job that asks one needs neither targets nor splits."""
         return self._trains
 
+    def problems(self, at: KeyPath = ()) -> Iterator[Problem]:
+        """What the number of layers, the precision and GPUs do not agree on."""
+        yield from self._sampling()
+        yield from self._precision()
+
+    def _sampling(self) -> Iterator[Problem]:
+        sampling, model = self.sampling, self.model
+        if self.task.of_graphs:
+            yield from sampling.unused(
+                ("sampling",),
+                *("fanout", "replace", "edge_weight", "topology", "cache", "cache_policy"),
+                why=f"task.kind {self.task.kind} takes graphs whole",
+            )
+        elif not model.depth:
+            yield from sampling.unused(
+                ("sampling",),
+                *("fanout", "replace", "edge_weight"),
+                why="model.kind is none, which has no layers and draws no neighbours",
+                instead="choose another model.kind",
+            )
+        elif len(sampling.fanout) != model.depth:
+            yield Problem(
+                ("sampling", "fanout"),
+                f"{len(sampling.fanout)} fanouts {show(sampling.fanout)} for {model.depth} "
+                "model.layers",
+                f"give one number per layer, such as {show([10] * min(model.depth, 5))}, "
+                "or change model.layers",
+            )
+
+    def _precision(self) -> Iterator[Problem]:
+        comm, gpus = self.comm, self.cluster.gpus_per_worker
+        if self.precision == "bf16" and comm.compression in ("bf16", "fp16"):
+            yield Problem(
+                ("comm", "compression"),
+                f"{comm.compression} saves nothing: with precision bf16 gradients have 16 bits",
+                "remove comm.compression, or set it to powersgd",
+            )
+        if self.precision != "fp16-mixed":
+            return
+        if not gpus:
+            yield Problem(
+                ("precision",),
+                f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}",
+                "set precision to bf16-mixed or fp32, or give each worker a GPU",
+            )
+        if comm.compression == "powersgd":
+            yield Problem(
+                ("comm", "compression"),
+                "powersgd adds what it left out of gradients to later ones, which with fp16-mixed "
+                "have another scale",
+                "set comm.compression to fp16 or none, or precision to bf16-mixed",
+            )
+        if comm.shard == "full":
+            yield Problem(
+                ("precision",),
+                "fp16-mixed scales the loss by what each worker sees of the gradients, which with "
+                "comm.shard full is only its own share",
+                "set precision to bf16-mixed or bf16, or comm.shard to optimizer or none",
+            )
+
     def asking(self) -> Config:
         """The same, for a job that asks a trained model."""
         found = self.model_copy()
@@ -346,11 +532,11 @@ class Config(Section):
         """The configuration as it is for one of `tasks` alone; "" = as it is."""
         if self.tasks is None:
             return self
-        one = self.tasks[name]
-        keys = {key: getattr(one, key) for key in TaskConfig.model_fields}
-        decoder = one.decoder or (self.model.decoder if one.of_edges else None)
+        task = self.tasks[name]
+        decoder = task.decoder if isinstance(task, EdgesOfTasks) else None
+        if task.of_edges:
+            decoder = decoder or self.model.decoder
         model = self.model.model_copy(update={"decoder": decoder})
-        task = TaskConfig.model_construct(one.model_fields_set & keys.keys(), **keys)
         return self.model_copy(update={"task": task, "tasks": None, "model": model})
 
     @property
@@ -373,6 +559,19 @@ class Config(Section):
         """``<storage>/<name>``."""
         return Path(self.storage) / self.name
 
+    def sections(self) -> Iterator[tuple[KeyPath, Section]]:
+        """All sections, each with its place."""
+        pending: list[tuple[KeyPath, Any]] = [((), self)]
+        while pending:
+            at, value = pending.pop(0)
+            if isinstance(value, Section):
+                if at:
+                    yield at, value
+                keys = type(value).model_fields
+                pending += [((*at, key), getattr(value, key)) for key in keys]
+            elif at == ("tasks",):
+                pending += [((*at, name), task) for name, task in (value or {}).items()]
+
     def to_dict(self) -> dict[str, Any]:
         """Every key with its value as JSON types; ``load_config`` reads it back as an equal job."""
         return self.model_dump(mode="json")
@@ -390,19 +589,12 @@ def metric_name(task: str, metric: str) -> str:
     return f"{task}/{metric}" if task else metric
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "partition": PartitionConfig,
-    "task": TaskConfig,
-    "model": ModelConfig,
-    "sampling": SamplingConfig,
-    "staging": StagingConfig,
-    "train": TrainConfig,
-    "guard": GuardConfig,
-    "comm": CommConfig,
-    "cluster": ClusterConfig,
-    "fault": FaultConfig,
-    "logging": LoggingConfig,
+SECTIONS = {
+    key: sections
+    for key, field in Config.model_fields.items()
+    if (sections := sections_in(field.annotation)) and key != "graph"
 }
+"""Key → the classes that its section may have; ``graph`` aside, which overrides replace."""
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from raygnn.config.model import DecoderKind
-from raygnn.config.values import Count, Fraction, Section, TaskName, Text
-
-NODE_KINDS = ("node_classification", "node_regression")
-EDGE_KINDS = ("edge_classification", "edge_regression", "link_prediction")
-GRAPH_KINDS = ("graph_classification", "graph_regression")
-
-CLASS_METRICS = ("accuracy", "f1", "roc_auc")
-NUMBER_METRICS = ("mae", "rmse", "r2")
-RANK_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
-
-NUMBER_LOSSES = ("mse", "l1")
-LINK_LOSSES = ("bce", "softmax", "margin", "self_adversarial")
+from raygnn.config.problems import Problem, dotted
+from raygnn.config.values import Count, Fraction, Section, TaskName, Text, by_kind, classes_of
+from raygnn.config.yaml_text import KeyPath
 
 DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
 RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
+
+ClassMetric: TypeAlias = Literal["accuracy", "f1", "roc_auc"]
+NumberMetric: TypeAlias = Literal["mae", "rmse", "r2"]
+RankMetric: TypeAlias = Literal["mrr", "hits@1", "hits@3", "hits@10"]
+
+_KIND = (
+    "What is predicted: classes or numbers of nodes, of edges, or of whole graphs (graph.format: "
+    "graphs), or which edges there are."
+)
 
 
 class SplitConfig(Section):
@@ -30,6 +31,16 @@ class SplitConfig(Section):
     val: Fraction = Field(0.1, lt=1, description="Share of the edges to validate on.")
     test: Fraction = Field(0.1, lt=1, description="Share of the edges to test on.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        if self.val + self.test >= 1:
+            name = dotted(at)
+            yield Problem(
+                (*at, "val"),
+                f"val {self.val:g} + test {self.test:g} leaves no edges to train on",
+                f"lower {name}.val or {name}.test until they sum to less than 1",
+            )
 
 
 class NegativesConfig(Section):
@@ -50,53 +61,88 @@ class NegativesConfig(Section):
         "both", description="Which ends of an edge are replaced."
     )
 
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        if self.kind == "in_batch":
+            yield from self.unused(
+                at,
+                "number",
+                why="of a step's edges all ends are taken (in_batch)",
+                instead=f"set {dotted(at)}.kind to uniform",
+            )
 
-class TaskConfig(Section):
-    """What is predicted and how it is measured."""
 
-    kind: Literal[
-        "node_classification",
-        "node_regression",
-        "edge_classification",
-        "edge_regression",
-        "link_prediction",
-        "graph_classification",
-        "graph_regression",
-    ] = Field(
-        "node_classification",
-        description="What is predicted: classes or numbers of nodes, of edges, or of whole graphs "
-        "(graph.format: graphs), or which edges there are.",
-    )
+class _Task(Section):
+    kind: str = Field(description=_KIND)
+    metric: str | None = None
+
+    unit: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
+
+    @property
+    def of_graphs(self) -> bool:
+        """Whether whole graphs are the seeds."""
+        return self.unit == "graph"
+
+    @property
+    def of_edges(self) -> bool:
+        """Whether edges are the seeds."""
+        return self.unit == "edge"
+
+    @property
+    def of_links(self) -> bool:
+        """Whether it is predicted which edges there are."""
+        return self.kind == "link_prediction"
+
+    @property
+    def seeds(self) -> str:
+        """What is predicted for, in the plural."""
+        return f"{self.unit}s"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether classes are predicted, rather than numbers or links."""
+        return self.kind.endswith("_classification")
+
+    @property
+    def chosen_metric(self) -> str:
+        """The metric that selects the best weights."""
+        return self.metric or self.metrics[0]
+
+
+class _Classes(_Task):
     target: Text = Field("label", description="Name of the array that holds the labels.")
-    metric: (
-        Literal[
-            "accuracy",
-            "f1",
-            "roc_auc",
-            "mae",
-            "rmse",
-            "r2",
-            "mrr",
-            "hits@1",
-            "hits@3",
-            "hits@10",
-        ]
-        | None
-    ) = Field(
-        None,
-        description="Metric that selects the best weights: accuracy, f1 or roc_auc of classes, "
-        "mae, rmse or r2 of numbers, mrr, hits@1, hits@3 or hits@10 of links; null = accuracy, "
-        "mae or mrr.",
+    metric: ClassMetric | None = Field(
+        None, description="Metric that selects the best weights; null = accuracy."
     )
-    loss: Literal["mse", "l1", "bce", "softmax", "margin", "self_adversarial"] | None = Field(
-        None,
-        description="Loss of numbers: mse or l1; of links: bce (binary cross entropy), softmax "
-        "(cross entropy of the edge among those that are not there), margin or self_adversarial "
-        "(as of RotatE); null = mse, or softmax. That of classes is the cross entropy.",
+
+    metrics = get_args(ClassMetric)
+
+
+class _Numbers(_Task):
+    target: Text = Field("label", description="Name of the array that holds the labels.")
+    metric: NumberMetric | None = Field(
+        None, description="Metric that selects the best weights; null = mae."
     )
+    loss: Literal["mse", "l1"] | None = Field(None, description="mse or l1; null = mse.")
+
+    metrics = get_args(NumberMetric)
+
+    @property
+    def chosen_loss(self) -> str:
+        """The loss."""
+        return self.loss or "mse"
+
+
+class _Nodes(_Task):
+    unit = "node"
     ntype: Text | None = Field(
         None, description="Node type to predict for; null = the only one that has the target."
     )
+
+
+class _Edges(_Task):
+    unit = "edge"
     etype: Text | None = Field(
         None,
         description="Edge type to predict for, by its relation or as source:relation:target; "
@@ -119,13 +165,59 @@ class TaskConfig(Section):
         "one that was made so (graph.reverse, or a table's reverse), else task.etype itself, if it "
         "joins nodes of one type.",
     )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        if self.exclude != "reverse":
+            name = dotted((*at, "exclude"))
+            yield from self.unused(
+                at, "reverse", why=f"{name} is {self.exclude}", instead=f"set {name} to reverse"
+            )
+
+
+class NodeClassification(_Classes, _Nodes):
+    """Classes of nodes."""
+
+    kind: Literal["node_classification"] = Field("node_classification", description=_KIND)
+
+
+class NodeRegression(_Numbers, _Nodes):
+    """Numbers of nodes."""
+
+    kind: Literal["node_regression"] = Field(description=_KIND)
+
+
+class EdgeClassification(_Classes, _Edges):
+    """Classes of edges."""
+
+    kind: Literal["edge_classification"] = Field(description=_KIND)
+
+
+class EdgeRegression(_Numbers, _Edges):
+    """Numbers of edges."""
+
+    kind: Literal["edge_regression"] = Field(description=_KIND)
+
+
+class LinkPrediction(_Edges):
+    """Which edges there are."""
+
+    kind: Literal["link_prediction"] = Field(description=_KIND)
+    metric: RankMetric | None = Field(
+        None, description="Metric that selects the best weights; null = mrr."
+    )
+    loss: Literal["bce", "softmax", "margin", "self_adversarial"] | None = Field(
+        None,
+        description="bce (binary cross entropy), softmax (cross entropy of the edge among those "
+        "that are not there), margin or self_adversarial (as of RotatE); null = softmax.",
+    )
     negatives: NegativesConfig = Field(
         NegativesConfig(),
         description="The edges that are not there, which those that are must be told from.",
     )
     margin: Annotated[float, Field(ge=0, le=10**6)] | None = Field(
         None,
-        description="Of links: how far an edge's score is to be above those of others (margin; "
+        description="How far an edge's score is to be above those of others (margin; "
         "null = 1), or what is added to the scores of rotate and transe, which are distances below "
         "0 (bce, self_adversarial; null = 9).",
     )
@@ -135,58 +227,65 @@ class TaskConfig(Section):
         "(self_adversarial); null = 1.",
     )
 
-    @property
-    def of_graphs(self) -> bool:
-        """Whether whole graphs are the seeds."""
-        return self.kind in GRAPH_KINDS
-
-    @property
-    def of_edges(self) -> bool:
-        """Whether edges are the seeds."""
-        return self.kind in EDGE_KINDS
-
-    @property
-    def of_links(self) -> bool:
-        """Whether it is predicted which edges there are."""
-        return self.kind == "link_prediction"
-
-    @property
-    def unit(self) -> str:
-        """What is predicted for."""
-        return "graph" if self.of_graphs else "edge" if self.of_edges else "node"
-
-    @property
-    def seeds(self) -> str:
-        """The same in the plural."""
-        return f"{self.unit}s"
-
-    @property
-    def classifies(self) -> bool:
-        """Whether classes are predicted, rather than numbers or links."""
-        return self.kind.endswith("_classification")
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Those that suit the kind."""
-        if self.of_links:
-            return RANK_METRICS
-        return CLASS_METRICS if self.classifies else NUMBER_METRICS
-
-    @property
-    def chosen_metric(self) -> str:
-        """The metric that selects the best weights."""
-        return self.metric or {RANK_METRICS: "mrr", CLASS_METRICS: "accuracy"}.get(
-            self.metrics, "mae"
-        )
+    metrics = get_args(RankMetric)
+    target: ClassVar[str] = ""  # no array holds what is predicted
 
     @property
     def chosen_loss(self) -> str:
-        """The loss, of what is no class."""
-        return self.loss or ("softmax" if self.of_links else "mse")
+        """The loss."""
+        return self.loss or "softmax"
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        yield from super().problems(at)
+        if self.loss != "self_adversarial":
+            name = dotted((*at, "loss"))
+            yield from self.unused(
+                at,
+                "temperature",
+                why=f"{name} is {self.chosen_loss}",
+                instead=f"set {name} to self_adversarial",
+            )
 
 
-class OneOfTasks(TaskConfig):
-    """One task of several: what ``task`` has, and what it is beside the others."""
+class _Graphs(_Task):
+    unit = "graph"
+
+
+class GraphClassification(_Classes, _Graphs):
+    """Classes of whole graphs."""
+
+    kind: Literal["graph_classification"] = Field(description=_KIND)
+
+
+class GraphRegression(_Numbers, _Graphs):
+    """Numbers of whole graphs."""
+
+    kind: Literal["graph_regression"] = Field(description=_KIND)
+
+
+NodeTaskConfig: TypeAlias = NodeClassification | NodeRegression
+EdgeTaskConfig: TypeAlias = EdgeClassification | EdgeRegression | LinkPrediction
+TaskConfig: TypeAlias = Annotated[
+    NodeTaskConfig | EdgeTaskConfig | GraphClassification | GraphRegression,
+    Field(discriminator="kind"),
+    by_kind("kind", lambda: TASKS, "node_classification"),
+]
+TASKS = classes_of(TaskConfig, "kind")
+
+
+def read_task(**keys: Any) -> TaskConfig:
+    """The section with these keys.
+
+    Raises:
+        pydantic.ValidationError: a key or a value is wrong.
+    """
+    task: TaskConfig = TypeAdapter(TaskConfig).validate_python(keys)
+    return task
+
+
+class OneOfTasks(Section):
+    """What a task is beside the others."""
 
     weight: float = Field(
         1.0, gt=0, le=10**6, description="What its loss counts for in the sum of all."
@@ -197,9 +296,44 @@ class OneOfTasks(TaskConfig):
         le=10**6,
         description="Its seeds of a step, as a multiple of `sampling.batch_size`.",
     )
+
+
+class EdgesOfTasks(OneOfTasks):
+    """The same, of edges."""
+
     decoder: DecoderKind | None = Field(
         None, description="Of edges: how their ends are compared; null = `model.decoder`."
     )
 
 
-Tasks: TypeAlias = Annotated[dict[TaskName, OneOfTasks], Field(min_length=1, max_length=64)]
+class NodeClassificationOfTasks(NodeClassification, OneOfTasks):
+    """Classes of nodes, beside other tasks."""
+
+
+class NodeRegressionOfTasks(NodeRegression, OneOfTasks):
+    """Numbers of nodes, beside other tasks."""
+
+
+class EdgeClassificationOfTasks(EdgeClassification, EdgesOfTasks):
+    """Classes of edges, beside other tasks."""
+
+
+class EdgeRegressionOfTasks(EdgeRegression, EdgesOfTasks):
+    """Numbers of edges, beside other tasks."""
+
+
+class LinkPredictionOfTasks(LinkPrediction, EdgesOfTasks):
+    """Which edges there are, beside other tasks."""
+
+
+AnyOfTasks: TypeAlias = Annotated[
+    NodeClassificationOfTasks
+    | NodeRegressionOfTasks
+    | EdgeClassificationOfTasks
+    | EdgeRegressionOfTasks
+    | LinkPredictionOfTasks,
+    Field(discriminator="kind"),
+    by_kind("kind", lambda: SEVERAL_TASKS, "node_classification"),
+]
+SEVERAL_TASKS = classes_of(AnyOfTasks, "kind")
+Tasks: TypeAlias = Annotated[dict[TaskName, AnyOfTasks], Field(min_length=1, max_length=64)]

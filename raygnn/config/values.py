@@ -7,13 +7,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -34,13 +35,100 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from raygnn.config.places import SCHEMES, Uri
-from raygnn.config.problems import nearest
+from raygnn.config.problems import Problem, dotted, nearest, show
+from raygnn.config.yaml_text import KeyPath
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """What the section's own keys do not agree on.
+
+        Args:
+            at: the section's place in the configuration.
+        """
+        return iter(())
+
+    def unused(self, at: KeyPath, *keys: str, why: str, instead: str = "") -> Iterator[Problem]:
+        """A problem for each of the keys that has another value than its default, which nothing
+        reads.
+
+        Args:
+            why: why nothing does; instead: what could be done in place of removing the key.
+        """
+        for key in keys:
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                remedy = f"remove {dotted((*at, key))}" + (f", or {instead}" if instead else "")
+                yield Problem((*at, key), f"{key} {show(value)} would be ignored: {why}", remedy)
+
+
+def members(annotation: Any) -> list[Any]:
+    """The types that a union is made of, or the one that it is, without what is annotated."""
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for option in get_args(annotation) for member in members(option)]
+    return [annotation]
+
+
+def sections_in(annotation: Any) -> list[type[Section]]:
+    """The sections that a key with this type may hold."""
+    return [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
+
+
+def classes_of(union: Any, key: str) -> dict[str, type[Section]]:
+    """The sections of a union, by the values that their ``key`` may have."""
+    sections = sections_in(union)
+    return {kind: s for s in sections for kind in get_args(s.model_fields[key].annotation)}
+
+
+USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of the user's
+
+
+def tag_of(kind: Any) -> str:
+    """The kind, or what stands for it among those of a union."""
+    return USER_CLASS if isinstance(kind, str) and ":" in kind else str(kind)
+
+
+def by_kind(
+    key: str, classes: Callable[[], Mapping[str, type[Section]]], default: str | None = None
+) -> BeforeValidator:
+    """Prepares a section whose keys depend on the value of one of them.
+
+    A key of another kind that has its default there is left out: configurations of older versions,
+    which runs recorded, have all keys.
+
+    Args:
+        classes: gives the sections by kind.
+        default: the kind where none is given.
+    """
+
+    def prepare(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if default is not None:
+            value = {key: default, **value}
+        sections = classes()
+        ours = sections.get(tag_of(value.get(key)))
+        if ours is None:
+            return value
+        others = {
+            name: field.get_default()
+            for section in sections.values()
+            for name, field in section.model_fields.items()
+            if name not in ours.model_fields
+        }
+        return {k: v for k, v in value.items() if k not in others or not _same(v, others[k])}
+
+    return BeforeValidator(prepare)
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value == (default.model_dump(mode="json") if isinstance(default, Section) else default)
 
 
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -114,9 +202,8 @@ class Duration:
         }
 
 
-MODEL_FAMILIES = ("gcn", "sage", "gat", "gatv2", "gin", "rgcn", "hgt", "han")
-NO_LAYERS = "none"  # the model.kind without message passing
 LARGEST = 2**31 - 1
+MAX_PARTS = 1 << 20  # that a partition may have, and workers, which have one each
 _MAX_VARIABLE = 100_000  # bytes; Linux takes 128 KiB with the name
 
 # Set for every rank by Ray Train and torch; one value for the whole job would break it.
@@ -130,7 +217,7 @@ def expected(what: str) -> PydanticCustomError:
     return PydanticCustomError("expected", "expected {what}", {"what": what})
 
 
-def _or_say(what: str) -> WrapValidator:
+def or_say(what: str) -> WrapValidator:
     """One message for a union, in place of one for each of its members."""
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -142,13 +229,18 @@ def _or_say(what: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
-def _must(holds: Callable[[Any], object], what: str) -> AfterValidator:
+def must(holds: Callable[[Any], object], what: str) -> AfterValidator:
     def validate(value: Any) -> Any:
         if not holds(value):
             raise expected(what)
         return value
 
     return AfterValidator(validate)
+
+
+def from_seconds(shortest: int, why: str) -> AfterValidator:
+    """Refuses shorter durations."""
+    return must(lambda duration: duration.seconds >= shortest, f"{shortest}s or longer: {why}")
 
 
 def _not_a_number(value: Any) -> Any:
@@ -247,86 +339,72 @@ Place: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "format": "path"}),
 ]
 
-AutoCount: TypeAlias = Annotated[
-    Literal["auto"] | Count, _or_say(f"auto or a whole number from 1 to {LARGEST}")
+Parts: TypeAlias = Annotated[int, Field(ge=1, le=MAX_PARTS)]
+AutoParts: TypeAlias = Annotated[
+    Literal["auto"] | Parts, or_say(f"auto or a whole number from 1 to {MAX_PARTS}")
 ]
-AutoFlag: TypeAlias = Annotated[Literal["auto"] | bool, _or_say("auto, true or false")]
+AutoFlag: TypeAlias = Annotated[Literal["auto"] | bool, or_say("auto, true or false")]
 AutoFraction: TypeAlias = Annotated[
-    Literal["auto"] | Fraction, _or_say("auto or a number from 0 to 1")
+    Literal["auto"] | Fraction, or_say("auto or a number from 0 to 1")
 ]
 Workers: TypeAlias = Annotated[
     Literal["auto"]
-    | Count
+    | Parts
     | Annotated[
-        tuple[Count, Count],
+        tuple[Parts, Parts],
         BeforeValidator(to_tuple),
-        _must(lambda limits: limits[0] <= limits[1], "[min, max]"),
+        must(lambda limits: limits[0] <= limits[1], "[min, max]"),
     ],
-    _or_say(f"auto, a whole number from 1 to {LARGEST}, or [min, max] of two such, min ≤ max"),
-]
-Fanout: TypeAlias = Annotated[
-    Annotated[int, Field(ge=-1, le=LARGEST), _must(bool, "a number other than 0")],
-    _or_say("-1 (all neighbours) or a whole number from 1"),
-]
-EdgeFanouts: TypeAlias = Annotated[
-    dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=-1, le=LARGEST)]],
-    Field(min_length=1),
-]
-HopFanout: TypeAlias = Annotated[
-    Fanout | EdgeFanouts,
-    _or_say(
-        "-1 (all neighbours), a whole number from 1, or such a number (or 0) for each edge type"
-    ),
-]
-Fanouts: TypeAlias = Annotated[
-    tuple[HopFanout, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=64)
+    or_say(f"auto, a whole number from 1 to {MAX_PARTS}, or [min, max] of two such, min ≤ max"),
 ]
 Names: TypeAlias = Annotated[
     Text
     | Annotated[tuple[Text, ...], BeforeValidator(to_tuple), Field(min_length=1, max_length=256)],
-    _or_say("a name, or a list of names"),
+    or_say("a name, or a list of names"),
+]
+DifferentNames: TypeAlias = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(to_tuple),
+    must(lambda names: 0 < len(names) == len(set(names)), "a list of different names"),
 ]
 Interval: TypeAlias = Annotated[
     Count | Annotated[Duration, BeforeValidator(_not_a_number)],
-    _or_say("a whole number of steps, or a duration such as 10m"),
+    or_say("a whole number of steps, or a duration such as 10m"),
 ]
 Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Stretch: TypeAlias = Annotated[
-    Count | Share, _or_say("a whole number of steps, or a share of the run, above 0 and below 1")
+    Count | Share, or_say("a whole number of steps, or a share of the run, above 0 and below 1")
 ]
 Bounds: TypeAlias = Annotated[
     Annotated[
         tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
         BeforeValidator(to_tuple),
-        _must(lambda bounds: bounds[0] < bounds[1], "[low, high]"),
+        must(lambda bounds: bounds[0] < bounds[1], "[low, high]"),
     ],
-    _or_say("[low, high] of two numbers from 0 to below 1, low < high"),
+    or_say("[low, high] of two numbers from 0 to below 1, low < high"),
 ]
 RunName: TypeAlias = Annotated[
     str,
-    _must(_NAME.fullmatch, "a name of letters, digits, '.', '_' and '-', at most 100 of them"),
-    _must(lambda name: name != "partitions", "another name: partitions are stored under this one"),
+    must(_NAME.fullmatch, "a name of letters, digits, '.', '_' and '-', at most 100 of them"),
+    must(lambda name: name != "partitions", "another name: partitions are stored under this one"),
 ]
 TaskName: TypeAlias = Annotated[
     str,
-    _must(_TASK.fullmatch, "a letter, then letters, digits, '_' and '-', at most 50 in all"),
+    must(_TASK.fullmatch, "a letter, then letters, digits, '_' and '-', at most 50 in all"),
 ]
 Storage: TypeAlias = Annotated[str, AfterValidator(_to_directory)]
-ModelKind: TypeAlias = Annotated[
+UserClass: TypeAlias = Annotated[
     str,
-    _must(
-        lambda kind: kind in (*MODEL_FAMILIES, NO_LAYERS) or _CLASS.fullmatch(kind),
-        f"{', '.join(MODEL_FAMILIES)}, {NO_LAYERS} or package.module:Class",
-    ),
+    must(_CLASS.fullmatch, "package.module:Class"),
+    WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
 ]
-UserClass: TypeAlias = Annotated[str, _must(_CLASS.fullmatch, "package.module:Class")]
 Address: TypeAlias = Annotated[
-    str, _must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
+    str, must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]
 Numbered: TypeAlias = Annotated[
     tuple[Annotated[int, Field(ge=-(2**63), lt=2**63)], ...],
     BeforeValidator(to_tuple),
-    _must(lambda numbers: 0 < len(numbers) == len(set(numbers)), "a list of different numbers"),
+    must(lambda numbers: 0 < len(numbers) == len(set(numbers)), "a list of different numbers"),
 ]
 JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
 Environment: TypeAlias = dict[
@@ -340,16 +418,19 @@ Environment: TypeAlias = dict[
 ]
 
 
-def class_problem(spec: str) -> tuple[str, str] | None:
-    """Say what is wrong with ``package.module:Class``, if anything is.
+def class_problems(spec: str, at: KeyPath) -> Iterator[Problem]:
+    """What is wrong with ``package.module:Class``, which stands at ``at``, if anything is.
 
     The module is looked up on the Python path with the current directory first, as Python does
     for a script there. Its source is parsed, not run. A module without source, or with a star
     import or a module-level ``__getattr__``, is taken at its word.
-
-    Returns:
-        None if the class is there (or cannot be ruled out), else (what is wrong, remedy).
     """
+    if problem := _class_problem(spec):
+        yield Problem(at, f"{show(spec)}: {problem[0]}", problem[1])
+
+
+def _class_problem(spec: str) -> tuple[str, str] | None:
+    """What is wrong, and the remedy; None if the class is there, or cannot be ruled out."""
     module, _, name = spec.partition(":")
     found = _find(module)
     if isinstance(found, str):

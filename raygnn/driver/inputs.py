@@ -275,7 +275,7 @@ class PartitionInput:
         if task.classifies or task.of_links:
             return
         kinds = {etype_str(e) if task.of_edges else t for e in self.counts for t in (e[0], e[2])}
-        chosen = task.etype if task.of_edges else task.ntype
+        chosen = getattr(task, "etype" if task.of_edges else "ntype", None)
         for kind in sorted(kinds):
             named = chosen in (None, kind) or (task.of_edges and kind.split(":")[1] == chosen)
             if named and f"{kind}/{task.target}" in self._names:

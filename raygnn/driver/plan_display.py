@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from raygnn.config.graph import ManyGraphs
+from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
-from raygnn.config.values import NO_LAYERS
 from raygnn.driver.ray.connection import RayCluster
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.report import Report, display_blocks
@@ -41,7 +41,7 @@ def header(
     if model == NO_LAYERS:
         model = "no layers"
     elif ":" not in model:
-        model += f", {config.model.layers} layers × {config.model.hidden}"
+        model += f", {config.model.depth} layers × {config.model.hidden}"
     if not config.task.of_graphs and config.model.depth:
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     train, done = config.train, {"prediction": f"{purpose}, on {span}"}

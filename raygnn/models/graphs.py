@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import FamilyConfig
 from raygnn.models.linear import join
 from raygnn.models.network import Stack, Typed
 from raygnn.models.readout import members, pool
@@ -44,7 +44,7 @@ class GraphNetwork(Stack):
     All parameters are used by every batch, also by one without nodes or edges.
     """
 
-    def __init__(self, config: ModelConfig, family: Family, schema: GraphSchema):
+    def __init__(self, config: FamilyConfig, family: Family, schema: GraphSchema):
         widths, num = schema.widths, config.layers
         layers = stack(family, schema.etypes, widths, [set(widths)] * num, config.hidden)
         super().__init__(config, family, schema, layers, num)

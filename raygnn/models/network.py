@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import FamilyConfig
 from raygnn.models.dropout import Dropout
 from raygnn.models.layers import Combine
 from raygnn.models.linear import join
@@ -80,7 +80,7 @@ class Stack(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: FamilyConfig,
         family: Family,
         schema: Typed,
         layers: Sequence[Layer],
@@ -201,7 +201,7 @@ class Stack(nn.Module):
 class Network(Stack):
     """For tasks whose seeds are nodes, on blocks around them."""
 
-    def __init__(self, config: ModelConfig, family: Family, schema: Schema):
+    def __init__(self, config: FamilyConfig, family: Family, schema: Schema):
         wanted = _needed(schema, config.layers)
         widths, out = schema.widths, schema.out_features
         layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, schema.relations)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import nn
 
-from raygnn.config.model import ModelConfig
-from raygnn.config.values import NO_LAYERS
+from raygnn.config.model import (
+    AttentionConfig,
+    FamilyConfig,
+    HgtConfig,
+    ModelConfig,
+    NoLayersConfig,
+    RgcnConfig,
+    SageConfig,
+    UserModelConfig,
+)
 from raygnn.errors import ConfigError
 from raygnn.models.decoders import COMPLEX, make_decoder
 from raygnn.models.direct import Direct
@@ -31,10 +40,11 @@ def build_model(config: ModelConfig, schema: Schema) -> nn.Module:
     Raises:
         ConfigError: a user's class that cannot be imported or constructed.
     """
-    if config.kind == NO_LAYERS:
+    if isinstance(config, NoLayersConfig):
         return Direct(schema)
-    family = FAMILIES.get(config.kind)
-    return Network(config, family(config), schema) if family else UserModel(config, schema)
+    if isinstance(config, UserModelConfig):
+        return UserModel(config, schema)
+    return Network(config, FAMILIES[config.kind](config), schema)
 
 
 def build_edge_model(
@@ -56,7 +66,7 @@ def build_edge_model(
         ConfigError: see `build_model`; the ends are not of the same width, or there is nothing
             to train.
     """
-    if config.kind == NO_LAYERS:
+    if isinstance(config, NoLayersConfig):
         widths = {schema.widths[t] for t in (etype[0], etype[2])}
         if len(widths) > 1:
             raise ConfigError(
@@ -95,10 +105,10 @@ def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
     Raises:
         ConfigError: a user's class that cannot be imported or constructed.
     """
-    family = FAMILIES.get(config.kind)
-    if family is None:
+    if isinstance(config, UserModelConfig):
         return UserGraphModel(config, schema)
-    return GraphNetwork(config, family(config), schema)
+    assert isinstance(config, FamilyConfig)
+    return GraphNetwork(config, FAMILIES[config.kind](config), schema)
 
 
 def needs_degree(config: ModelConfig) -> bool:
@@ -111,7 +121,7 @@ def needs_relation(config: ModelConfig) -> bool:
     return config.kind == "rgcn"
 
 
-def gcn(config: ModelConfig) -> Family:
+def gcn(config: FamilyConfig) -> Family:
     """Kipf & Welling, "Semi-supervised classification with graph convolutional networks"."""
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
@@ -126,7 +136,7 @@ def gcn(config: ModelConfig) -> Family:
     return Family(partial(TypedLayer, conv=conv), own=False, activation="relu", combine="gcn")
 
 
-def sage(config: ModelConfig) -> Family:
+def sage(config: SageConfig) -> Family:
     """Hamilton, Ying & Leskovec, "Inductive representation learning on large graphs"."""
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
@@ -141,7 +151,7 @@ def sage(config: ModelConfig) -> Family:
     return Family(layer, own=True, activation="relu", combine=config.aggregator)
 
 
-def _gat_conv(config: ModelConfig, *, dynamic: bool) -> ConvFactory:
+def _gat_conv(config: AttentionConfig, *, dynamic: bool) -> ConvFactory:
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
         heads = config.out_heads if spec.last else config.heads
         return GATConv(
@@ -159,22 +169,22 @@ def _gat_conv(config: ModelConfig, *, dynamic: bool) -> ConvFactory:
     return conv
 
 
-def _gat(config: ModelConfig, *, dynamic: bool) -> Family:
+def _gat(config: AttentionConfig, *, dynamic: bool) -> Family:
     layer = partial(TypedLayer, conv=_gat_conv(config, dynamic=dynamic))
     return Family(layer, own=False, activation="elu")
 
 
-def gat(config: ModelConfig) -> Family:
+def gat(config: AttentionConfig) -> Family:
     """Veličković et al., "Graph attention networks"."""
     return _gat(config, dynamic=False)
 
 
-def gatv2(config: ModelConfig) -> Family:
+def gatv2(config: AttentionConfig) -> Family:
     """Brody, Alon & Yahav, "How attentive are graph attention networks?"."""
     return _gat(config, dynamic=True)
 
 
-def gin(config: ModelConfig) -> Family:
+def gin(config: FamilyConfig) -> Family:
     """Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?"."""
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
@@ -194,7 +204,7 @@ def gin(config: ModelConfig) -> Family:
     return Family(layer, own=False, activation="relu", combine="sum")
 
 
-def rgcn(config: ModelConfig) -> Family:
+def rgcn(config: RgcnConfig) -> Family:
     """Schlichtkrull et al., "Modeling relational data with graph convolutional networks"."""
     layer = partial(
         RGCNLayer,
@@ -206,19 +216,19 @@ def rgcn(config: ModelConfig) -> Family:
     return Family(layer, own=True, activation="relu")
 
 
-def hgt(config: ModelConfig) -> Family:
+def hgt(config: HgtConfig) -> Family:
     """Hu, Dong, Wang & Sun, "Heterogeneous graph transformer"."""
     layer = partial(HGTLayer, hidden=config.hidden, heads=config.heads, kernels=config.kernels)
     return Family(layer, own=True, activation="relu")
 
 
-def han(config: ModelConfig) -> Family:
+def han(config: AttentionConfig) -> Family:
     """After Wang et al., "Heterogeneous graph attention network"; see `HANLayer`."""
     layer = partial(HANLayer, conv=_gat_conv(config, dynamic=False), attention=config.hidden)
     return Family(layer, own=False, activation="elu")
 
 
-FAMILIES: dict[str, Callable[[ModelConfig], Family]] = {
+FAMILIES: dict[str, Callable[[Any], Family]] = {
     "gcn": gcn,
     "sage": sage,
     "gat": gat,

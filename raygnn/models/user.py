@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from raygnn.config.model import ModelConfig
-from raygnn.config.values import MODEL_FAMILIES
+from raygnn.config.model import MODEL_FAMILIES, UserModelConfig
 from raygnn.errors import ConfigError
 from raygnn.models.graphs import GraphSchema
 from raygnn.models.network import Categories, Schema, Typed
@@ -34,7 +33,7 @@ class _UserModule(nn.Module):
             only the built-in families do.
     """
 
-    def __init__(self, config: ModelConfig, schema: Typed):
+    def __init__(self, config: UserModelConfig, schema: Typed):
         super().__init__()
         if schema.categories:
             raise ConfigError(
@@ -71,7 +70,7 @@ class UserModel(_UserModule):
     graph ``x`` is a dictionary by node type, and it may return one, too.
     """
 
-    def __init__(self, config: ModelConfig, schema: Schema):
+    def __init__(self, config: UserModelConfig, schema: Schema):
         super().__init__(config, schema)
         self.target = schema.target
 
@@ -108,7 +107,7 @@ class UserGraphModel(_UserModule):
     by node type; it returns ``[B, out_features]``.
     """
 
-    def __init__(self, config: ModelConfig, schema: GraphSchema):
+    def __init__(self, config: UserModelConfig, schema: GraphSchema):
         super().__init__(config, schema)
 
     def forward(self, batch: GraphBatch) -> Tensor:

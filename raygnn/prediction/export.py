@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.checkpoint import weights
-from raygnn.config.model import ModelConfig
-from raygnn.config.task import TaskConfig
-from raygnn.config.values import MODEL_FAMILIES
+from raygnn.config.model import MODEL_FAMILIES, read_model
+from raygnn.config.task import read_task
 from raygnn.errors import DataError, InputError
 from raygnn.prediction.driver_side import free_file
 from raygnn.runs.run import Run, open_run
@@ -72,8 +71,8 @@ def export(
     file = free_file(Path(out).expanduser().absolute(), overwrite)
     found = run if isinstance(run, Run) else open_run(run, storage=storage)
     # these sections alone: neither the data nor a cluster need be there
-    model = ModelConfig.model_validate(found.config["model"])
-    task = TaskConfig.model_validate(found.config.get("task", {}))
+    model = read_model(**found.config["model"])
+    task = read_task(**found.config.get("task", {}))
     if found.config.get("tasks"):
         raise InputError(
             "a network for several tasks can not be exported",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from raygnn.config.graph import ManyGraphs
+from raygnn.config.task import NodeTaskConfig
 from raygnn.graph.data import MASKS, etype_str
 from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column
@@ -98,7 +99,7 @@ def _seeds(job: Job) -> Iterator[Finding]:
     task, columns = job.config.task, job.partition.columns
     if isinstance(job.edges, tuple):
         yield error(*job.edges)
-    if job.ntype is not None or task.of_edges or task.of_graphs:
+    if job.ntype is not None or not isinstance(task, NodeTaskConfig):
         return
     holders = [ntype for ntype, arrays in columns.items() if task.target in arrays]
     if task.ntype is not None:

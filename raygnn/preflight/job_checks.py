@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from raygnn.config.model import NO_LAYERS
 from raygnn.config.places import size
 from raygnn.config.schema import Config
-from raygnn.config.values import NO_LAYERS
 from raygnn.preflight.cluster_checks import supported
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding, Job, error, info, some, warn
@@ -364,8 +364,8 @@ def parameters(config: Config, facts: PartitionFacts) -> int:
     into = [widths[etype[0]] for etype in facts.edges] or list(widths.values())
     # the classes are not known yet; what reads edges or graphs gets as much as a hidden layer gives
     last = model.hidden if config.tasks or task.of_edges or task.of_graphs else 1
-    inputs = [sum(into), *[len(into) * model.hidden] * (model.layers - 1)]
-    outputs = [*[model.hidden] * (model.layers - 1), last]
+    inputs = [sum(into), *[len(into) * model.hidden] * (model.depth - 1)]
+    outputs = [*[model.hidden] * (model.depth - 1), last]
     return sum(width * out for width, out in zip(inputs, outputs, strict=True))
 
 

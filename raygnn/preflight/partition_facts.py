@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
-from raygnn.config.task import RELATIONAL, SplitConfig
-from raygnn.config.values import NO_LAYERS
+from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig, SplitConfig
 from raygnn.graph.data import MASKS, SPLITS, EdgeType, etype_str
 from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column, PartitionFacts
@@ -104,7 +104,7 @@ def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str 
         what is predicted for.
     """
     task = config.task
-    if task.of_graphs or task.of_edges:
+    if not isinstance(task, NodeTaskConfig):
         return None
     if task.ntype is not None:
         return task.ntype if task.ntype in columns else None
@@ -122,8 +122,9 @@ def edge_target(
         reverses: edge type → the one that holds its edges the other way round, as far as known.
     """
     task, model = config.task, config.model
+    assert isinstance(task, EdgeTaskConfig)
     reverses = reverses or {}
-    etype = _etype(config, arrays, set(reverses.values()))
+    etype = _etype(task, arrays, set(reverses.values()))
     if len(etype) == 2:
         return etype
     names = arrays[etype]
@@ -151,7 +152,7 @@ def edge_target(
             f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
             "remove task.split, or give the graph without masks of edges",
         )
-    reverse = _reverse(config, etype, arrays, reverses)
+    reverse = _reverse(task, etype, arrays, reverses)
     if isinstance(reverse, str):
         return reverse, "set task.reverse to a type that joins them the other way round"
     shares = task.split or SplitConfig()
@@ -171,9 +172,11 @@ def edge_target(
     return EdgeTarget(split, relation if reads else None)
 
 
-def _etype(config: Config, arrays: _Arrays, made: set[EdgeType]) -> EdgeType | tuple[str, str]:
+def _etype(
+    task: EdgeTaskConfig, arrays: _Arrays, made: set[EdgeType]
+) -> EdgeType | tuple[str, str]:
     """``made``: the types that only hold the reverses of others."""
-    task, listed = config.task, ", ".join(map(etype_str, arrays))
+    listed = ", ".join(map(etype_str, arrays))
     if task.etype is not None:
         named = [e for e in arrays if task.etype in (etype_str(e), e[1])]
         if len(named) == 1:
@@ -196,10 +199,12 @@ def _etype(config: Config, arrays: _Arrays, made: set[EdgeType]) -> EdgeType | t
 
 
 def _reverse(
-    config: Config, etype: EdgeType, arrays: _Arrays, reverses: Mapping[EdgeType, EdgeType]
+    task: EdgeTaskConfig,
+    etype: EdgeType,
+    arrays: _Arrays,
+    reverses: Mapping[EdgeType, EdgeType],
 ) -> EdgeType | str | None:
     """The type of the reverses; text = what is wrong."""
-    task = config.task
     if task.exclude != "reverse":
         return None
     both = {other: one for one, other in reverses.items()} | dict(reverses)

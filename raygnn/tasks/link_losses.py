@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raygnn.config.task import TaskConfig
+from raygnn.config.task import LinkPrediction
 
 LinkLoss = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 
@@ -21,7 +21,7 @@ _MARGIN = 1.0
 _SHIFT = 9.0  # γ of Sun et al. (2019) for FB15k-237
 
 
-def make_link_loss(config: TaskConfig, *, distance: bool) -> LinkLoss:
+def make_link_loss(config: LinkPrediction, *, distance: bool) -> LinkLoss:
     """What ``task.loss`` says.
 
     Args:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from raygnn.config.task import TaskConfig
+from raygnn.config.task import EdgeRegression, GraphRegression, NodeRegression, TaskConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def make_loss(config: TaskConfig) -> Loss:
     """The loss of a task: cross entropy for classes, else of numbers what ``task.loss`` says."""
-    if config.classifies:
-        return cross_entropy
-    return absolute if config.chosen_loss == "l1" else squared
+    if isinstance(config, (NodeRegression, EdgeRegression, GraphRegression)):
+        return absolute if config.loss == "l1" else squared
+    return cross_entropy
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.config.task import RANK_METRICS
+from raygnn.config.task import LinkPrediction
 from raygnn.models.decoders import Decoder
 from raygnn.sampling.exchange import group_by_owner
 from raygnn.sampling.negatives import ENDS
@@ -127,15 +127,15 @@ class Ranking:
         exchange = self._exchange
         broken = any(not bool(torch.isfinite(each).all()) for each in rows.values())
         if exchange.max(int(broken)):
-            return dict.fromkeys(RANK_METRICS, math.nan)
+            return dict.fromkeys(LinkPrediction.metrics, math.nan)
         most = exchange.max(max(len(each) for each in rows.values()))
         step = max(1, _SCORES // max(1, most * exchange.world.size))
-        sums, asked = dict.fromkeys(RANK_METRICS, 0.0), 0
+        sums, asked = dict.fromkeys(LinkPrediction.metrics, 0.0), 0
         for number in range(-(-exchange.max(len(own)) // step)):
             some = own[number * step : (number + 1) * step]
             for ranks in self._round(decoder, some, sources(some), rows, device):
                 if bool(ranks.isnan().any()):  # on all ranks alike
-                    return dict.fromkeys(RANK_METRICS, math.nan)
+                    return dict.fromkeys(LinkPrediction.metrics, math.nan)
                 asked += len(ranks)
                 sums["mrr"] += float((1 / ranks).sum())
                 for limit in _HITS:

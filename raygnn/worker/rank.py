@@ -360,7 +360,7 @@ class Rank:
         return {
             **self._ddp(),
             "compression": config.comm.compression,
-            "powersgd": (config.comm.powersgd_rank, config.comm.powersgd_start),
+            "powersgd": [getattr(config.comm, f"powersgd_{key}", 0) for key in ("rank", "start")],
             "overlap": config.comm.overlap,
             "shard": config.comm.shard,
             "compared": self.ranks.compared,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from pydantic import ValidationError
 import raygnn
 from raygnn.config.graph import NpzGraph, PlantedGraph
 from raygnn.config.load import load_config
+from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS
 from raygnn.config.problems import _SYNONYMS, nearest
 from raygnn.config.schema import SECTIONS as CLASSES
 from raygnn.config.schema import Config
-from raygnn.config.values import MODEL_FAMILIES, NO_LAYERS, Duration
+from raygnn.config.values import Duration
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import ConfigError
 
@@ -347,7 +349,7 @@ def test_any_other_file_is_a_config_error(content: bytes, tmp_path: Path) -> Non
 )
 def test_what_others_call_our_names(word: str, ours: str) -> None:
     names = {*Config.model_fields, *MODEL_FAMILIES}
-    for section in CLASSES.values():
+    for section in chain(*CLASSES.values()):
         names |= {*section.model_fields}
     assert set(_SYNONYMS.values()) <= names | {NO_LAYERS, "fp32", "bf16"}
     assert nearest(word, sorted(names)) == ours

@@ -30,7 +30,7 @@ def test_defaults_and_overrides() -> None:
     ("logging", "key", "said"),
     [
         ({"loggers": ["tensorbord"]}, "loggers", "expected 'tensorboard'"),
-        ({"loggers": ["csv", "csv"]}, "loggers", "twice"),
+        ({"loggers": ["csv", "csv"]}, "loggers", "named once"),
         ({"mlflow": {"run_name": "a"}}, "mlflow", "add mlflow to logging.loggers"),
         ({"wandb": {"api_key": "a"}}, "wandb.api_key", "WANDB_API_KEY"),
         ({"wandb": {"settings": {"token": "a"}}}, "wandb.settings", "'token' looks like a secret"),

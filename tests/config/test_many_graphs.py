@@ -58,8 +58,12 @@ def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None
     ("graph", "key", "what"),
     [
         ({}, "graph.path", "neither path nor dataset"),
-        ({"dataset": "mine:Molecules", "tags": [1]}, "graph.tags", "tags would be ignored"),
-        ({"dataset": "mine:Molecules", "labels": [1]}, "graph.labels", "labels would be ignored"),
+        ({"dataset": "mine:Molecules", "tags": [1]}, "graph.tags", "tags [1] would be ignored"),
+        (
+            {"dataset": "mine:Molecules", "labels": [1]},
+            "graph.labels",
+            "labels [1] would be ignored",
+        ),
         ({"path": "graphs.bin", "tags": [1, 1]}, "graph.tags", "a list of different numbers"),
         ({"path": "graphs.bin", "labels": []}, "graph.labels", "a list of different numbers"),
         ({"path": "graphs.bin", "dataset": "mine:Molecules"}, "graph.dataset", "both given"),

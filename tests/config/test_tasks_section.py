@@ -54,7 +54,10 @@ def test_one_task_is_its_own() -> None:
         ({"tasks": {"-a": KIND}}, "expected a letter, then letters"),
         ({"tasks": {"a": None}}, "tasks.a"),
         ({"tasks": {"a": {"kimd": 1}}}, "did you mean tasks.a.kind"),
-        ({"tasks": {"a": {"negatives": {"numbr": 1}}}}, "did you mean tasks.a.negatives.number"),
+        (
+            {"tasks": {"a": {"kind": "link_prediction", "negatives": {"numbr": 1}}}},
+            "did you mean tasks.a.negatives.number",
+        ),
         ({"tasks": {"a": {**LINKS, "weight": 0}}}, "tasks.a.weight"),
         ({"tasks": {"a": {**LINKS, "batch_factor": -1}}}, "tasks.a.batch_factor"),
         ({"tasks": {"a": {"kind": "graph_classification"}}}, "tasks.a.kind"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raygnn.config.values import class_problem
+from raygnn.config.values import class_problems
 
 
 @pytest.fixture
@@ -36,21 +36,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_found(source: str, package: Path) -> None:
     (package / "models.py").write_text(source + "\nraise RuntimeError('imported')\n")
-    assert class_problem("mine.models:Net") is None
+    assert not [*class_problems("mine.models:Net", ())]
     assert "mine" not in sys.modules
 
 
 def test_found_on_the_python_path() -> None:
-    assert class_problem("collections:OrderedDict") is None
+    assert not [*class_problems("collections:OrderedDict", ())]
 
 
 def test_namespace_packages_are_packages(package: Path) -> None:
     (package / "__init__.py").unlink()
-    assert class_problem("mine.models:Net") is None
+    assert not [*class_problems("mine.models:Net", ())]
     (package / "deep" / "deeper").mkdir(parents=True)  # namespaces within a namespace
     (package / "deep" / "deeper" / "nets.py").write_text("class Net: ...")
-    assert class_problem("mine.deep.deeper.nets:Net") is None
-    assert class_problem("mine.deep.deeper.others:Net") is not None
+    assert not [*class_problems("mine.deep.deeper.nets:Net", ())]
+    assert [*class_problems("mine.deep.deeper.others:Net", ())]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,5 @@ def test_namespace_packages_are_packages(package: Path) -> None:
 def test_not_found(spec: str, source: str | None, fragment: str, package: Path) -> None:
     if source is not None:
         (package / "models.py").write_text(source)
-    problem = class_problem(spec)
-    assert problem is not None
-    assert fragment in " → ".join(problem)
+    (problem,) = class_problems(spec, ("model", "kind"))
+    assert fragment in f"{problem.what} → {problem.remedy}"

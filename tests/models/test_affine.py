@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.models import linear as linear_module
 from raygnn.models.linear import affine, join
 from raygnn.models.network import Schema
@@ -148,7 +148,7 @@ def test_relu_comes_once_and_after_the_norm(kind: str, norm: str, threads: int) 
     edges = torch.randint(0, 6, (2, 20))
     adj = Adjacency.of_edges(edges[0], edges[1], 6)
     block = Block({ETYPE: adj}, {"_N": 6}, {"_N": 6})
-    config = ModelConfig(kind=kind, hidden=8, layers=3, dropout=0.0, norm=norm, activation="relu")
+    config = read_model(kind=kind, hidden=8, layers=3, dropout=0.0, norm=norm, activation="relu")
     model = build_model(config, Schema({"_N": 5}, [ETYPE], "_N", 3))
     x, degree = torch.randn(6, 5), {ETYPE: adj.degree}
     hidden = model.layer(0, block, {"_N": x}, degree)["_N"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.models import decoders
 from raygnn.models.decoders import Decoder, make_decoder
 
@@ -20,7 +20,7 @@ RELATIONS, WIDTH = 3, 6
 
 def made(kind: str, out: int = 1) -> Decoder:
     torch.manual_seed(1)
-    config = ModelConfig(kind="sage", hidden=5, dropout=0.0)
+    config = read_model(kind="sage", hidden=5, dropout=0.0)
     decoder = make_decoder(config, kind, WIDTH, RELATIONS, out).double()
     for parameter in decoder.parameters():  # none is 0, where a mistake would not show
         torch.nn.init.uniform_(parameter, -1, 1)
@@ -104,7 +104,7 @@ def test_distances_in_fp16_have_gradients() -> None:
     """Squares of what fp16 can hold may be less, or more, than it can hold."""
     for number in (0.0, 1e-4, 300.0):
         nodes = torch.full((2, WIDTH), number, dtype=torch.float16, requires_grad=True)
-        decoder = make_decoder(ModelConfig(kind="sage"), "rotate", WIDTH, 1, 1).half()
+        decoder = make_decoder(read_model(kind="sage"), "rotate", WIDTH, 1, 1).half()
         score = decoder.compare(torch.zeros(2, WIDTH, dtype=torch.float16), nodes)
         assert score.isfinite().all()
         score.sum().backward()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.graph.dgl import dgl
 from raygnn.models.kernels import Choice
 from raygnn.models.network import Network, Schema
@@ -52,7 +52,7 @@ def network(schema: Schema = ONE, **settings: Any) -> Network:
     formulas, not of a processor's rounding."""
     torch.manual_seed(2)
     settings = {"hidden": HIDDEN, "layers": 1, "dropout": 0.0, **settings}
-    model = build_model(ModelConfig(kind="gin", **settings), schema).double()
+    model = build_model(read_model(kind="gin", **settings), schema).double()
     assert isinstance(model, Network)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -211,7 +211,7 @@ def test_inference_layer_by_layer(
 ) -> None:
     monkeypatch.setattr(inference, "CHUNK_EDGES", 100)
     data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
-    config = ModelConfig(kind="gin", hidden=16, layers=3, norm="layer", residual=True)
+    config = read_model(kind="gin", hidden=16, layers=3, norm="layer", residual=True)
     exact = on_whole_graph(model_of(config, data, target), 3, data)
     for workers in (1, 2):
         meta = partitioned(data, tmp_path, workers)

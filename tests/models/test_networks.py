@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
 from raygnn.models.dropout import Dropout
@@ -85,7 +85,7 @@ def random_inputs(schema: Schema, blocks: list[Block]) -> tuple[dict, dict]:
 def network(family: dict, schema: Schema, **other) -> Network:  # type: ignore[no-untyped-def]
     torch.manual_seed(1)
     settings = {"hidden": 8, "layers": 2, "dropout": 0.0, **family, **other}
-    model = build_model(ModelConfig(**settings), schema)
+    model = build_model(read_model(**settings), schema)
     assert isinstance(model, Network)
     return model
 
@@ -332,7 +332,7 @@ class TestCategories:
         assert torch.equal(h[ITEM], model(blocks, x, degree, None, numbers))
 
     def test_a_users_class_is_not_given_them(self) -> None:
-        config = ModelConfig(kind="torch.nn:Linear")
+        config = read_model(kind="torch.nn:Linear")
         with pytest.raises(ConfigError, match="categories") as caught:
             build_model(config, CATEGORICAL)
         assert caught.value.where == "model.categories"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.models.registry import build_graph_model
 from tests.models.test_networks import (
     FAMILIES,
@@ -71,7 +71,7 @@ def test_gradients_are_the_same(family: dict, schema: Any, kernels: str) -> None
 @pytest.mark.parametrize("kind", ["gin", "gcn"])
 def test_of_whole_graphs(kind: str) -> None:
     torch.manual_seed(1)
-    config = ModelConfig(kind=kind, hidden=8, layers=4, dropout=0.3, norm="batch")
+    config = read_model(kind=kind, hidden=8, layers=4, dropout=0.3, norm="batch")
     model = build_graph_model(config, CATEGORICAL)
     batch = batch_of(CATEGORICAL, [random_sample(CATEGORICAL, n, 6) for n in range(4)])
     check(model, lambda m: m(batch))

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raygnn.config.execution import ALLOWABLE, BINDING
 from raygnn.config.load import load_config
 from raygnn.config.places import size
-from raygnn.config.rules import ALLOWABLE, BINDING
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
 from raygnn.preflight.cluster_checks import SUPPORTED, supported

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raygnn.config.model import EmbeddingConfig, ModelConfig
+from raygnn.config.model import EmbeddingConfig, read_model
 from raygnn.graph.data import EdgeType
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import Shard
@@ -84,7 +84,7 @@ def hop(shard: Shard, exchange: Exchange, put: Put) -> Any:
 def outputs(shard: Shard, exchange: Exchange, put: Put) -> Any:
     torch.manual_seed(0)
     widths = {t: a["feat"].shape[1] for t, a in shard.node_data.items()}
-    model = build_model(ModelConfig(kind="sage", hidden=4), Schema(widths, shard.etypes, ITEM, 3))
+    model = build_model(read_model(kind="sage", hidden=4), Schema(widths, shard.etypes, ITEM, 3))
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     run = Inference(
         shard,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raygnn.config.graph import GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import ModelConfig, read_model
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.sources import load_graph
@@ -107,7 +107,7 @@ def test_layer_by_layer(
     data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
     if kind.startswith("rgcn"):
         data = with_relations(data)
-    config = ModelConfig(hidden=16, layers=LAYERS, **FAMILIES[kind])
+    config = read_model(hidden=16, layers=LAYERS, **FAMILIES[kind])
     exact = on_whole_graph(model_of(config, data, target), LAYERS, data)
     for workers, parts in ((1, 1), (2, 2), (3, 2)):
         meta = partitioned(data, tmp_path, parts)
@@ -121,7 +121,7 @@ def test_layer_by_layer(
 def test_by_batches(kind: str, tmp_path: Path) -> None:
     """For modules that do not show their layers: full neighbourhoods, batch by batch."""
     data = random_graph(nodes=90)
-    config = ModelConfig(kind=kind, hidden=16, layers=LAYERS)
+    config = read_model(kind=kind, hidden=16, layers=LAYERS)
     exact = on_whole_graph(model_of(config, data, "_N"), LAYERS, data)
     meta = partitioned(data, tmp_path, 2)
     for original, outputs in run_ranks(2, infer, meta, config, data, "_N", False, False):
@@ -148,7 +148,7 @@ def test_real_graphs(kind: str, name: str, request: pytest.FixtureRequest, tmp_p
     data, target = real_graph(name, directory)
     if kind.startswith("rgcn"):
         data = with_relations(data)
-    config = ModelConfig(hidden=16, layers=LAYERS, **FAMILIES[kind])
+    config = read_model(hidden=16, layers=LAYERS, **FAMILIES[kind])
     exact = on_whole_graph(model_of(config, data, target), LAYERS, data)
     bound = 1e-5 * float(exact.abs().max().clamp(min=1))
     for workers, replicated in ((1, True), (2, True), (2, False), (3, True), (3, False)):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from raygnn.config.task import TaskConfig
+from raygnn.config.task import read_task
 from raygnn.tasks.link_losses import make_link_loss
 from raygnn.tasks.losses import make_loss
 
@@ -49,7 +49,7 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
     more = {"temperature": 2.0} if loss == "self_adversarial" else {}
     if loss == "margin" or (distance and loss != "softmax"):
         more["margin"] = 1.5
-    config = TaskConfig(kind="link_prediction", loss=loss, **more)
+    config = read_task(kind="link_prediction", loss=loss, **more)
     found = make_link_loss(config, distance=distance)(there, absent, counts)
     wanted = [
         of_one(
@@ -69,7 +69,7 @@ def test_losses(loss: Any, distance: bool, ends: int) -> None:
 
 @pytest.mark.parametrize(("kind", "wanted"), [("mse", [2.5, 4.5]), ("l1", [1.5, 1.5])])
 def test_losses_of_several_numbers_are_means(kind: Any, wanted: list[float]) -> None:
-    loss = make_loss(TaskConfig(kind="node_regression", loss=kind))
+    loss = make_loss(read_task(kind="node_regression", loss=kind))
     outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
     assert loss(outputs, torch.zeros(2, 2)).tolist() == wanted
     assert loss(outputs[:, :1], torch.zeros(2)).shape == (2,)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import read_model
 from raygnn.graph.data import EdgeType, GraphData
 from raygnn.graph.partition.edge_target import EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
@@ -40,7 +40,7 @@ def graph(typed: bool, related: bool) -> tuple[GraphData, EdgeType]:
 
 def decoder_of(kind: str) -> Any:
     torch.manual_seed(0)
-    decoder = make_decoder(ModelConfig(kind="sage"), kind, WIDTH, RELATIONS, 1)
+    decoder = make_decoder(read_model(kind="sage"), kind, WIDTH, RELATIONS, 1)
     if kind == "distmult":  # whole numbers, so that scores are exact and many are equal
         decoder.relation.data = torch.randint(-1, 2, decoder.relation.shape).float()
     return decoder

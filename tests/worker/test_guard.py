@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raygnn.config.schema import GuardConfig
+from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, World

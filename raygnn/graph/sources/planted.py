@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raygnn.config.graph import PlantedGraph, labelled_nodes
+from raygnn.config.graph import PlantedGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.sources.input_files import Array
 from raygnn.graph.sources.transforms import both_directions
@@ -52,7 +52,7 @@ def sketch(graph: PlantedGraph) -> GraphData:
     """The graph as :func:`read` gives it by its figures: all types, arrays, dtypes and shapes,
     with about as many edges, without memory, and of content only masks of the right size and the
     greatest label."""
-    items, frames = labelled_nodes(graph), []
+    items, frames = graph.labelled_nodes, []
     for rows, width in _widths(graph):
         feat = np.broadcast_to(np.float32(0), (rows, width))
         frames.append(NodeFrame(rows, {"feat": feat}))
@@ -74,7 +74,7 @@ def read(graph: PlantedGraph) -> GraphData:
     That there are enough nodes for the degree, the classes and the split is a matter of the
     options alone, and checked with them: see :mod:`raygnn.config.rules`.
     """
-    items = labelled_nodes(graph)
+    items = graph.labelled_nodes
     label = _stream(graph, _LABELS).integers(0, graph.classes, items)
     item = NodeFrame(items, {"feat": _features(graph, label, _FEATURES, graph.features)})
     item.data |= {"label": label, **_masks(graph, items, _stream(graph, _SPLIT).permutation(items))}
@@ -101,7 +101,7 @@ def _typed(graph: PlantedGraph, frames: list[NodeFrame], *edges: EdgeFrame) -> G
 
 def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
     """How many nodes there are of each type, and how many features they have."""
-    items = labelled_nodes(graph)
+    items = graph.labelled_nodes
     if not graph.typed:
         return [(items, graph.features)]
     return [(items, graph.features), (graph.nodes - items, max(graph.features // 2, 1))]
@@ -109,7 +109,7 @@ def _widths(graph: PlantedGraph) -> list[tuple[int, int]]:
 
 def _numbers_of_edges(graph: PlantedGraph) -> tuple[int, int]:
     """About how many edges there are between items, and from users to items."""
-    items = labelled_nodes(graph)
+    items = graph.labelled_nodes
     users = graph.nodes - items if graph.typed else 0
     return round(items * graph.degree), round(items * _bought(graph, users))
 

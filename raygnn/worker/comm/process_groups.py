@@ -34,7 +34,7 @@ class Ranks:
         """Make the groups. Collective."""
         ranks = cls(config, world, device)
         assert ranks.data is not ranks.control
-        if config.model.embedding is not None or config.model.norm == "batch":
+        if config.model.embedding is not None or getattr(config.model, "norm", None) == "batch":
             assert ranks.step is not ranks.control
         return ranks
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from raygnn.config.execution import PowerSgdComm
 from raygnn.worker.comm.powersgd import PowerSGD
 from raygnn.worker.comm.process_groups import Ranks
 
@@ -104,6 +105,7 @@ class Reduction(pl.Callback):
         self._ddp = None  # whose hook this is: the two would keep each other for ever
 
     def _make_power(self, ddp: DistributedDataParallel) -> PowerSGD:
+        assert isinstance(self._comm, PowerSgdComm)
         power = PowerSGD(
             ddp.module.named_parameters(),
             self._comm.powersgd_rank,

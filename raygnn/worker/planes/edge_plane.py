@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.task import DISTANCES
+from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction
 from raygnn.errors import InputError
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.edge_target import NONE, EdgeTarget
@@ -122,7 +122,7 @@ class EdgePlane(PartitionPlane):
         config = self.config
         given = model or nn.Identity()
         more = (config.train, self.ranks.world.size, self.out_features, self.job.planned)
-        if config.task.of_links:
+        if isinstance(config.task, LinkPrediction):
             loss = make_link_loss(config.task, distance=self.decoder in DISTANCES)
             return LinkTask(given, loss, *more)
         return EdgeTask(given, make_loss(config.task), *more)
@@ -164,10 +164,11 @@ class EdgePlane(PartitionPlane):
     def seeds(self) -> tuple[TaskSeeds, dict[str, np.ndarray], int]:
         """See `NodePlane`."""
         config, edges = self.config.task, self.edges
+        assert isinstance(config, EdgeTaskConfig)
         own = self._chosen("train")
         ends: dict[End, np.ndarray] = {"source": edges.src[own], "target": edges.dst[own]}
         negatives = None
-        if config.of_links:
+        if isinstance(config, LinkPrediction):
             seed = self.config.train.seed
             negatives = make_negatives(
                 config.negatives, self.shard, self.control, self._ntypes, seed, ends

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
+from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import metric_name
-from raygnn.config.values import NO_LAYERS
 from raygnn.errors import ConfigError, InputError
 from raygnn.models.registry import build_model
 from raygnn.models.several import Several
