@@ -1,14 +1,15 @@
-"""Where and how a job runs: the sections ``staging``, ``comm``, ``cluster`` and ``fault``."""
+"""How a job runs: ``staging``, ``comm``, ``cluster``, ``fault``, ``guard`` and ``logging``."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from raygnn.config.places import HIDDEN
+from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.values import (
     LARGEST,
@@ -18,12 +19,15 @@ from raygnn.config.values import (
     Environment,
     InputPath,
     Interval,
+    JsonValues,
     Place,
     Section,
     Workers,
     by_kind,
     classes_of,
     from_seconds,
+    must,
+    to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
 
@@ -358,3 +362,126 @@ class FaultConfig(Section):
         "Python's lock looks the same, such as into native code, or an import of large libraries "
         "from slow storage: raise it if one takes longer, or to hold a rank in a debugger.",
     )
+
+
+class GuardConfig(Section):
+    """That all ranks do the same: what they compare, and what happens to odd batches.
+
+    ``guard: deep`` is short for ``guard: {mode: deep}``.
+    """
+
+    mode: Literal["on", "deep", "off"] = Field(
+        "on",
+        description="on: ranks compare what they are about to do (parameters, their types, the "
+        "batch's arrays, options); deep: each collective, too, before it runs (slow); off: not.",
+    )
+    every: Count = Field(
+        100,
+        description="Steps between comparisons; the first step of every start is compared, too.",
+    )
+    nan_steps: int = Field(
+        10,
+        ge=0,
+        le=LARGEST,
+        description="Steps in a row whose gradient is not finite that all ranks leave out "
+        "together; one more fails the run.",
+    )
+    on_bad_sample: Literal["raise", "skip"] = Field(
+        "raise",
+        description="What happens when a graph of your own dataset cannot be had: the run fails, "
+        "or all ranks go on without it.",
+    )
+    bad_samples: Count = Field(
+        100, description="How many samples are left out, over a whole run, before it fails."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mode(cls, value: Any) -> Any:
+        if isinstance(value, (str, bool)):
+            value = {"mode": value}
+        if isinstance(value, dict) and isinstance(value.get("mode"), bool):
+            # what YAML 1.1 makes of on and off, where another reader than ours was used
+            value = {**value, "mode": "on" if value["mode"] else "off"}
+        return value
+
+
+LoggerName: TypeAlias = Literal["tensorboard", "csv", "mlflow", "wandb"]
+
+
+# What a logger is given by us: where the run lies, and what it goes on with after a resume.
+_SET_BY_US = {
+    "mlflow": ("save_dir", "run_id"),
+    "wandb": ("save_dir", "dir", "id", "version", "resume", "experiment"),
+}
+_VARIABLES = {
+    "mlflow": "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,",
+    "wandb": "WANDB_API_KEY",
+}
+
+
+class LoggingConfig(Section):
+    """Where the records of a training go besides the run directory."""
+
+    loggers: Annotated[
+        tuple[LoggerName, ...],
+        BeforeValidator(to_tuple),
+        must(lambda names: len(names) == len(set(names)), "loggers that are named once each"),
+    ] = Field(
+        ("tensorboard", "csv"),
+        description="Loggers that get every record: tensorboard and csv write to `loggers/` in the "
+        "run directory; mlflow and wandb need their package, and have a process each. None that "
+        "fails or hangs stops a training.",
+    )
+    mlflow: JsonValues = Field(
+        {},
+        description="Arguments of Lightning's MLFlowLogger, such as `tracking_uri` and "
+        "`experiment_name`. Secrets belong into the environment of the command "
+        "(MLFLOW_TRACKING_TOKEN), not here.",
+    )
+    wandb: JsonValues = Field(
+        {},
+        description="Arguments of Lightning's WandbLogger, such as `project`, `entity` and "
+        "`offline`. Secrets belong into the environment of the command (WANDB_API_KEY), not here.",
+    )
+    prometheus: bool = Field(
+        True,
+        description="Give Ray's metrics what a dashboard shows, `ray_raygnn_*` in Prometheus: "
+        "docs/watching.md says where Ray has them.",
+    )
+
+    def problems(self, at: KeyPath) -> Iterator[Problem]:
+        """See `Section`."""
+        for name, ours in _SET_BY_US.items():
+            arguments: Mapping[str, Any] = getattr(self, name)
+            if arguments and name not in self.loggers:
+                yield Problem(
+                    (*at, name),
+                    f"these arguments are for a logger that logging.loggers does not name: {name}",
+                    f"add {name} to logging.loggers, or remove them",
+                )
+            for key, value in arguments.items():
+                if key in ours:
+                    yield Problem(
+                        (*at, name, key),
+                        f"{key} is set by raygnn, so that a resumed run goes on where it was",
+                        "remove it",
+                    )
+                elif secret := _secret(key, value):
+                    yield Problem(
+                        (*at, name, key),
+                        f"{secret} looks like a secret, which a run's config.yaml would keep",
+                        f"remove it, and set {_VARIABLES[name]} in the environment of the command",
+                    )
+
+
+def _secret(key: str, value: Any) -> str | None:
+    """What of an argument is a secret, by its name or as a URI with a user in it."""
+    if is_secret(key):
+        return show(key)
+    if isinstance(value, dict):
+        found = (_secret(str(inner), item) for inner, item in value.items())
+        return next((secret for secret in found if secret), None)
+    if isinstance(value, list):
+        return next((secret for item in value if (secret := _secret(key, item))), None)
+    return f"a value of {show(key)}" if is_secret("", json.dumps(value)) else None
