@@ -237,6 +237,14 @@ _PLANETOID: Cases = {
         lambda p: write_planetoid(p, graph=Runs(eval, f"open({str(p / 'owned')!r}, 'w')")),
         "graph|refused|eval",
     ),
+    "pickle runs a command by INST": (
+        planetoid(graph=b"(S'true'\nios\nsystem\n."),
+        "graph|refused|os.system",
+    ),
+    "pickle changes a name": (
+        planetoid(graph=b"\x80\x02cnumpy\nndarray\n}U\x01aK\x01sb."),
+        "graph|not a whole pickle",
+    ),
     "pickle with a deep key": (planetoid(graph=_DEEP_KEY), "graph|more than 1000 tuples"),
     "pickle with deep lists": (planetoid(graph=_DEEP_LIST), "graph|a dict"),
     "pickle with a shared list": (

@@ -36,17 +36,8 @@ from raygnn.graph.collection.pack import common_dtype
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
 
-DTYPES = (
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+DTYPES = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def job(storage: Path, path: Path, **sections: Any) -> Config:
