@@ -42,6 +42,7 @@ ALLOWED = {
         "checkpoint",
         "worker.main",  # its entry point, and what it is handed and leaves
         "worker.job",
+        "worker.control",
         "worker.comm.backend",
         "worker.failures",
         "worker.blackbox",

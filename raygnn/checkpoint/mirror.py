@@ -8,7 +8,7 @@ import os
 import posixpath
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -200,10 +200,10 @@ class Courier:
     up nothing else. Of those that wait meanwhile, only the newest is sent.
 
     Args:
-        sending: a file that is there while something is to be sent.
+        sending: is told whether something is to be sent.
     """
 
-    def __init__(self, mirror: Mirror, keep: int, events: Events, sending: Path):
+    def __init__(self, mirror: Mirror, keep: int, events: Events, sending: Callable[[bool], None]):
         self._mirror = mirror
         self._keep = keep
         self._events = events
@@ -215,7 +215,7 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def of(cls, config: Config, events: Events, sending: Path) -> Courier | None:
+    def of(cls, config: Config, events: Events, sending: Callable[[bool], None]) -> Courier | None:
         """That of a job, if it has a mirror."""
         mirror = Mirror.of(config)
         return None if mirror is None else cls(mirror, config.fault.keep, events, sending)
@@ -224,8 +224,7 @@ class Courier:
         """Have it sent."""
         with self._changed:
             self._waiting = checkpoint
-            with contextlib.suppress(OSError):
-                self._sending.touch()
+            self._sending(True)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="raygnn-mirror", daemon=True)
                 self._thread.start()
@@ -245,8 +244,7 @@ class Courier:
             with self._changed:
                 self._busy = False
                 if self._waiting is None:
-                    with contextlib.suppress(OSError):
-                        self._sending.unlink(missing_ok=True)
+                    self._sending(False)
                     self._changed.notify_all()
                 self._changed.wait_for(lambda: self._waiting is not None)
                 checkpoint, self._waiting, self._busy = self._waiting, None, True

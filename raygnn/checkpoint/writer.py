@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from raygnn.checkpoint import save_requests
 from raygnn.checkpoint import store as checkpoint
 from raygnn.checkpoint.mirror import Courier
 from raygnn.checkpoint.row_files import RowFiles
@@ -22,6 +21,13 @@ from raygnn.runs.run_directory import Events
 from raygnn.util.files import storage_trouble
 
 log = logging.getLogger("raygnn")
+
+
+class SaveRequests(Protocol):
+    """Where others ask for a checkpoint, by ids of theirs."""
+
+    def pending_saves(self) -> frozenset[str]: ...
+    def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None: ...
 
 
 class Saver(TorchCheckpointIO):
@@ -34,7 +40,7 @@ class Saver(TorchCheckpointIO):
 
     Args:
         directory: of the run's checkpoints.
-        run_dir: where others ask for a checkpoint: see `raygnn.checkpoint.save_requests`.
+        requests: for checkpoints, which it answers.
         keep: how many are kept.
         about: for the manifests, see `checkpoint.Checkpoint`.
         courier: what brings them to a second place.
@@ -49,7 +55,7 @@ class Saver(TorchCheckpointIO):
     def __init__(
         self,
         directory: Path,
-        run_dir: Path,
+        requests: SaveRequests,
         *,
         keep: int,
         about: Mapping[str, Any],
@@ -59,7 +65,7 @@ class Saver(TorchCheckpointIO):
         is_current: Callable[[], bool] = lambda: True,
     ):
         self._directory = directory
-        self._run_dir = run_dir
+        self._requests = requests
         self._keep = keep
         self._about = about
         self._events = events
@@ -77,7 +83,7 @@ class Saver(TorchCheckpointIO):
     @property
     def asked(self) -> frozenset[str]:
         """Requests that what is being written does not answer."""
-        return save_requests.pending(self._run_dir) - self._serving
+        return self._requests.pending_saves() - self._serving
 
     @property
     def busy(self) -> bool:
@@ -127,7 +133,7 @@ class Saver(TorchCheckpointIO):
         self._last = last
         if stalled is not None:
             self._tell_failure(step, TimeoutError(f"it has taken nothing for {stalled:g} s"))
-            self._answer(self.asked, saved=False)
+            self._requests.answer_saves(self.asked, saved=False)
             return
         self.skipped += 1
         self._events.tell(
@@ -149,7 +155,7 @@ class Saver(TorchCheckpointIO):
         """Answer whoever has asked for a checkpoint since the last one began: no step came after
         it."""
         newest = state_at(self._directory, self._step).parent
-        self._answer(self.asked, saved=not self.busy and newest.exists())
+        self._requests.answer_saves(self.asked, saved=not self.busy and newest.exists())
 
     def finish_sending(self, seconds: float) -> None:
         """Wait for what is being sent to the mirror, and tell if that takes longer."""
@@ -175,9 +181,9 @@ class Saver(TorchCheckpointIO):
             log.warning("no checkpoint of step %d", self._step, exc_info=True)
             self._end(error)
             return
-        self._end(None)
-        if self._courier is not None:
+        if self._courier is not None:  # before the answer, which may be waited for to the end
             self._courier.send(state_at(self._directory, self._step).parent)
+        self._end(None)
 
     def _end(self, error: Exception | None) -> None:
         """Tell how it ended, and answer the requests."""
@@ -188,11 +194,8 @@ class Saver(TorchCheckpointIO):
                 self._events.tell(f"checkpoints are written again, from step {self._step:,} on")
         else:
             self._tell_failure(self._step, error)
-        self._answer(self._serving, saved=error is None)
+        self._requests.answer_saves(self._serving, saved=error is None)
         self._serving = frozenset()
-
-    def _answer(self, names: Iterable[str], *, saved: bool) -> None:
-        save_requests.answer(self._run_dir, names, saved=saved)
 
     def _tell_failure(self, step: int, error: Exception) -> None:
         self.failed += 1

@@ -7,24 +7,18 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from raygnn.checkpoint import save_requests
-from raygnn.checkpoint.save_requests import Request
 from raygnn.driver.ray.connection import RayCluster, patience
-from raygnn.driver.worker_startup import Startup
-from raygnn.errors import LONGEST_TRACE, DataError, RaygnnError, TrainingError, plain_text
+from raygnn.errors import LONGEST_TRACE, RaygnnError, TrainingError, plain_text
 from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
-from raygnn.runs.diagnose.state_file import STATE, file_of, read_state
-from raygnn.runs.display import Display
-from raygnn.util.files import read_json
 from raygnn.worker import blackbox, ray_nodes
 from raygnn.worker import failures as faults
 from raygnn.worker.blackbox import memory
-from raygnn.worker.job import RESULT, SENDING, STOP, Job, attempts
+from raygnn.worker.control import Link, SaveRequest, Snapshot, read_result
+from raygnn.worker.job import Job, attempts
 from raygnn.worker.main import train_loop
 
 if TYPE_CHECKING:
@@ -35,6 +29,7 @@ _OWN_STOP = 3.0  # seconds
 _POLL = 0.05  # seconds
 
 _CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
+_CONTROL = "the process through which the ranks are controlled, raygnn's Control actor, died"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # what the text of a cause says of how to mend it
@@ -58,6 +53,7 @@ class Launch:
 
     Attributes:
         cluster: the Ray that the ranks run on.
+        snapshot: what the ranks have said, as of the last call of `running`.
     """
 
     def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
@@ -67,66 +63,62 @@ class Launch:
         self.cluster = cluster
         self._error: BaseException | None = None
         self._oom_kills = memory.oom_kills()
-        self._before = attempts(job.run_dir)
-        self._starts: int | None = None  # before the end was asked for
+        self._control: Link | None = None
+        self.snapshot = Snapshot()
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         self._stopped = False
         cluster.start()
         cluster.host(self._thread)
 
-    def stop(self, *, ask: bool = True) -> None:
-        """End the job: ranks look for a file, leave behind what they were doing, and go.
-
-        Args:
-            ask: by that file; not where the run directory is another run's by now.
-        """
+    def stop(self) -> None:
+        """End the job: ranks leave behind what they were doing, and go."""
         self._stopped = True
-        self._starts = self.starts  # Ray Train may start them once more, to find that file
-        if ask:
-            with contextlib.suppress(OSError):
-                (self._job.run_dir / STOP).touch()
+        if self._control is not None and self.cluster.death() is None:
+            self._control.stop()
         # where Ray goes with us, too, nobody has to wait for its last word
         self._thread.join(_OWN_STOP if self.cluster.local else _LONGEST_STOP)
 
     @property
     def trains(self) -> bool:
         """Whether the ranks are between their first step and their last."""
-        return self.running() and self.starts > 0 and _trains(self._job.run_dir)
+        first = self.snapshot.progress.get(0)
+        if not self.running() or first is None or first.place.step is None:
+            return False
+        return first.place.phase not in (blackbox.TEST, blackbox.DONE)
+
+    def ask_save(self) -> SaveRequest:
+        """Ask the ranks for a checkpoint; they must have been started."""
+        assert self._control is not None
+        return SaveRequest(self._control)
 
     def save(self) -> None:
         """Have the ranks write a checkpoint; waits for it no longer than the configuration
         says."""
-        sending = self._job.run_dir / SENDING
         deadline = time.monotonic() + self._job.config.fault.save_timeout.seconds
-        with contextlib.suppress(OSError):
-            request = Request(self._job.run_dir)
-            try:
-                while (request.answer is None or sending.exists()) and self.running():
-                    if time.monotonic() >= deadline:
-                        break
-                    time.sleep(_POLL)
-            finally:
-                request.withdraw()
-
-    @property
-    def started(self) -> float:
-        """When the command began, seconds since the epoch."""
-        return self._job.started
+        request = self.ask_save()
+        while self.running() and time.monotonic() < deadline:
+            if request.answer(self.snapshot) is not None and not self.snapshot.sending:
+                break
+            time.sleep(_POLL)
 
     @property
     def starts(self) -> int:
         """How often this command has started the ranks."""
-        if self._starts is not None:
-            return self._starts
-        return attempts(self._job.run_dir) - self._before
+        return self.snapshot.starts
 
     def running(self) -> bool:
-        """Whether there is something to wait for."""
-        return self._thread.is_alive() and self.cluster.death() is None
-
-    def startup(self, show: Display) -> Startup:
-        """What to look at until the workers are there."""
-        return Startup(self._job.config, self._workers, self.cluster, show)
+        """Whether there is something to wait for; looks what the ranks say."""
+        if not self._thread.is_alive() or self.cluster.death() is not None:
+            return False
+        if self._control is not None and not self._stopped:
+            try:
+                self.snapshot = self._control.newest()
+            except Exception as error:
+                # where Ray itself is about to be found dead, that is what is said
+                if self._error is None and self.cluster.answers():
+                    self._error = self._ray_died(_CONTROL, error)
+                return self._error is None
+        return True
 
     def result(self) -> dict[str, Any]:
         """What rank 0 left for the summary; waits for the end.
@@ -140,15 +132,16 @@ class Launch:
         if self._thread.is_alive() or self._error is not None:
             death = self.cluster.death()
             if death is not None:
-                with contextlib.suppress(OSError):  # ranks on other nodes may run on
-                    (self._job.run_dir / STOP).touch()
                 raise self._ray_died(death, None)
         if isinstance(self._error, RaygnnError):
             raise self._error
         failures = faults.recorded(self._job.run_dir)
-        file = self._job.run_dir / RESULT
+        result = None
+        if self._error is None:
+            self._look_once_more()
+            result = read_result(self.snapshot)
         # without an error and without a result, the ranks found a failure recorded: see train_loop
-        if self._error is not None or not file.exists():
+        if result is None:
             gone = self._lost()
             error = explain(self._error, failures, gone)
             direct = error.final or isinstance(_root(self._error), TrainingError)
@@ -156,19 +149,21 @@ class Launch:
             killed = memory.oom_kills() - self._oom_kills
             faults.record_driver(self._job.run_dir, error, self._error, killed, gone)
             raise error from self._error
-        result = read_json(file)
-        file.unlink()
-        save_requests.clear(self._job.run_dir)
         blackbox.tidy(self._job.run_dir / "logs")
         return result
 
+    def _look_once_more(self) -> None:
+        """What the ranks said last."""
+        if self._control is not None:
+            with contextlib.suppress(TrainingError):
+                self.snapshot = self._control.snapshot()
+
     def _lost(self) -> list[ray_nodes.Lost]:
         """The ranks whose nodes are gone; none where Ray itself is."""
-        found: list[ray_nodes.Lost] = []
         if not self.cluster.local:
             with contextlib.suppress(Exception):  # which must not hide the error
-                found = ray_nodes.lost(self._job.run_dir)
-        return found
+                return ray_nodes.lost(self.snapshot.workers)
+        return []
 
     def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
         """The error for a process of Ray's that died, with its record for `raygnn diagnose`."""
@@ -180,41 +175,36 @@ class Launch:
     def _run(self) -> None:
         try:
             self.cluster.wait()
-            self._fit()
+            control = Link.create(attempts(self._job.run_dir))
+            self._job = replace(self._job, control=control)
+            self._control = control
+            self._fit(control)
         except BaseException as error:
-            self._error = error
+            self._error = self._error or error
 
-    def _fit(self) -> None:
+    def _fit(self, control: Link) -> None:
         """Run Ray Train; the death of its controller counts as that of a rank."""
         from ray.exceptions import ActorDiedError
 
         local, failures = self.cluster.local, self._job.config.fault.max_failures
         while not self._stopped:
-            trainer = make_trainer(self._job, self._workers, self._comm, failures, local=local)
+            trainer = make_trainer(
+                self._job, control, self._workers, self._comm, failures, local=local
+            )
             try:
                 trainer.fit()
                 return
             except ActorDiedError as error:
-                failures = min(failures - 1, self._job.config.fault.max_failures - self.starts)
                 if self.cluster.death() is not None:
                     raise
+                starts = control.snapshot().starts
+                failures = min(failures - 1, self._job.config.fault.max_failures - starts)
                 if failures < 0:
                     raise self._ray_died(_CONTROLLER, error) from error
 
 
-def _trains(run_dir: Path) -> bool:
-    """Whether the ranks are between their first step and their last."""
-    try:
-        state = read_state(file_of(run_dir / "logs", 0, STATE))
-    except DataError:
-        return False
-    if state is None or state.training.step is None or state.start.attempt != attempts(run_dir):
-        return False
-    return state.training.phase not in (blackbox.TEST, blackbox.DONE)
-
-
 def make_trainer(
-    job: Job, workers: int, comm: CommPlan, failures: int, *, local: bool
+    job: Job, control: Link, workers: int, comm: CommPlan, failures: int, *, local: bool
 ) -> TorchTrainer:
     """The TorchTrainer of a job; nothing starts yet.
 
@@ -236,7 +226,7 @@ def make_trainer(
     trainer = LeanTrainer(
         train_loop,
         train_loop_config=job,  # passed on as it is
-        torch_config=CommConfig.of(comm, job.run_dir / "logs"),
+        torch_config=CommConfig.of(comm, job.run_dir / "logs", control),
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=cluster.gpus_per_worker > 0,
@@ -260,7 +250,7 @@ def make_trainer(
     )
     trainer.local = local
     fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
-    trainer.policy = Scaling(trainer.scaling_config, fewest, job.run_dir, patience(config))
+    trainer.policy = Scaling(trainer.scaling_config, fewest, job.run_dir, control, patience(config))
     return trainer
 
 

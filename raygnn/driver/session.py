@@ -1,4 +1,9 @@
-"""Jobs beside a run, which leave its directory alone: the sweep of `tune`, and predictions."""
+"""One job from its configuration to its result: what `train`, `tune` and `predict` have in common.
+
+with Session(config, run, show, started) as session:
+    session.prepare(global_batch)     # inputs, plan, preflight; the run begins
+    result = session.launch(watch)    # Ray, the ranks, what they leave
+"""
 
 from __future__ import annotations
 
@@ -6,73 +11,274 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from raygnn.config.graph import PlantedGraph
 from raygnn.config.schema import Config
-from raygnn.driver.plan import count_workers
+from raygnn.driver.inputs import Input, read_input
+from raygnn.driver.launch import Launch
+from raygnn.driver.plan import Nodes, Plan, count_workers, make, make_plan
+from raygnn.driver.plan_display import header, show_finding, show_nodes
 from raygnn.driver.ray.connection import RayCluster
-from raygnn.driver.train import begin, fit, plan_job
-from raygnn.driver.watch import Watching
+from raygnn.driver.watch import SAVE
 from raygnn.errors import InputError, Interrupted, TrainingError
+from raygnn.preflight.report import refuse
+from raygnn.runs import interrupts
+from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
-from raygnn.runs.run_directory import RunDir
-from raygnn.worker.job import ROWS, clean_up
+from raygnn.runs.interrupts import taken
+from raygnn.runs.output import OutputLost
+from raygnn.runs.run_directory import PARTITION, PREFLIGHT, RunDir
+from raygnn.worker import failures
+from raygnn.worker.job import ROWS, Job
+
+_NO_CAUSES = ("none", "running", "interrupted", "command_gone", "unknown")  # of `diagnose`
+
+
+class Session:
+    """A job in its run directory, on its Ray; a context manager that leaves nothing running.
+
+    Args:
+        started: when the command began, seconds since the epoch.
+        interrupted: what to say after Ctrl-C, and what to do then.
+        purpose: what is done, if not training.
+
+    Attributes:
+        workers: how many ranks there are to be.
+        plan: as of `prepare`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDir,
+        show: Display,
+        started: float,
+        *,
+        interrupted: Callable[[RunDir], tuple[str, str | None]],
+        verbose: bool = False,
+        purpose: str | None = None,
+    ):
+        self.config = config
+        self.run = run
+        self.show = show
+        self.cluster = RayCluster(config, verbose=verbose, tell=show.note)
+        self.workers = 0
+        self.plan: Plan
+        self._started = started
+        self._interrupted = interrupted
+        self._purpose = purpose
+
+    def __enter__(self) -> Session:
+        try:
+            self.workers = count_workers(self.config, self.cluster)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        run, stopped = self.run, isinstance(error, (KeyboardInterrupt, OutputLost))
+        try:
+            if run.begun and run.lost is None:
+                shutil.rmtree(run.path / ".ray", ignore_errors=True)  # Ray Train's bookkeeping
+            if run.begun and stopped:
+                run.update_summary(status="interrupted")
+        finally:
+            self.cluster.close()
+        if isinstance(error, KeyboardInterrupt):
+            what, remedy = self._interrupted(run)
+            raise Interrupted(what, remedy=remedy) from None
+
+    def prepare(self, global_batch: int, place: Path | None = None) -> None:
+        """Decide what will run where, ask every node whether it can, and begin the run.
+
+        Args:
+            global_batch: seeds of a batch, over all ranks.
+            place: what to call the place where results will be; None = the run directory.
+
+        Raises:
+            InputError: bad input.
+            PreflightError: the job cannot run here.
+        """
+        self.make_plan(global_batch, place)
+        self.begin()
+
+    def make_plan(self, global_batch: int, place: Path | None = None) -> None:
+        """The first half of `prepare`: nothing is written but what the job trains on."""
+        config, show, cluster = self.config, self.show, self.cluster
+        place = place or config.run_dir
+        show.header(header(config, self.workers, cluster, global_batch, place, self._purpose))
+        if isinstance(config.graph, PlantedGraph):
+            cluster.start()  # a generated graph can not turn out to be bad
+        with Nodes(config, cluster) as nodes:
+            given = read_input(config, self.workers, show)
+            if not cluster.local or config.task.of_graphs:
+                given = make(config, nodes, given, show)  # so that every node can be asked about it
+            self.plan = make_plan(config, nodes, self.workers, given, global_batch, show)
+        refuse(self.plan.report.findings, config)
+
+    def begin(self) -> None:
+        """The second half: the run directory is this command's from here on; what preflight found
+        is in it."""
+        self.run.begin(self.config.recorded())
+        self.run.write(PREFLIGHT, self.plan.report.to_dict())
+        if not self.cluster.local:
+            show_nodes(self.show, self.plan.report)
+        for finding in self.plan.report.findings:
+            show_finding(self.show, finding)
+
+    def launch(self, watch: Callable[[Session, Launch], None], **job: Any) -> dict[str, Any]:
+        """Run the ranks; a missing partition is made while Ray starts.
+
+        Args:
+            watch: shows what happens, until it is over.
+            job: attributes of the `Job`.
+
+        Returns:
+            What rank 0 left, and the ``parts``.
+
+        Raises:
+            TrainingError: with the first cause; the summary says it, too.
+        """
+        try:
+            return self._launch(watch, job)
+        except Exception as error:
+            if not isinstance(error, OutputLost):
+                self.run.check()
+                self._note_failure(error)
+            raise
+
+    def _launch(
+        self, watch: Callable[[Session, Launch], None], options: dict[str, Any]
+    ) -> dict[str, Any]:
+        run, plan = self.run, self.plan
+        failures.clear(run.path)
+        (run.path / SAVE).unlink(missing_ok=True)  # of an earlier command
+        job = Job(
+            config=self.config,
+            partition=plan.input.place,
+            run_dir=run.path,
+            **_goals(self.config, plan),
+            replicated=plan.replicated,
+            started=self._started,
+            global_batch=plan.global_batch,
+            token=run.token,
+            **options,
+        )
+        launch = Launch(job, plan.workers, plan.report.comm, self.cluster)
+        try:
+            try:
+                made = plan.input.made(self.show)
+                self._note_parts(made)
+                with interrupts.held():
+                    watch(self, launch)
+            except BaseException as error:
+                try:
+                    if job.trains and isinstance(error, (KeyboardInterrupt, OutputLost)):
+                        self._save(launch)
+                finally:
+                    launch.stop()
+                raise
+            result = launch.result()
+            (run.path / SAVE).unlink(missing_ok=True)
+            return {**result, "parts": made.parts}
+        finally:
+            with suppress(TrainingError):
+                run.update_summary(starts=launch.starts)
+
+    def _note_parts(self, made: Input) -> None:
+        """Leave for the report how the partition divides the graph; what others wrote is not read
+        for that."""
+        manifest = getattr(made.meta, "manifest", None)
+        if isinstance(manifest, dict):
+            with suppress(TrainingError):
+                parts = {"directory": str(made.place), "parts": manifest["parts"]}
+                self.run.write(PARTITION, parts)
+
+    def _save(self, launch: Launch) -> None:
+        """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no
+        further."""
+        if not launch.trains:
+            return
+        with suppress(OutputLost), taken():
+            self.show.note("interrupted: saving a checkpoint")
+        with taken():
+            launch.save()
+
+    def _note_failure(self, error: Exception) -> None:
+        """Say so in the summary, which a full disk must not turn into another error."""
+        with suppress(TrainingError):
+            self.run.update_summary(status="failed", error=str(error))
+        if isinstance(error, TrainingError):
+            if self._purpose is None or error.exit_code != InputError.exit_code:
+                error.run = str(self.run.path)  # there is more to be told
+            if not error.direct:
+                self._say_cause(error)
+
+    def _say_cause(self, error: TrainingError) -> None:
+        """Put what the ranks left together, where none of them could say what happened."""
+        with suppress(Exception):  # whatever goes wrong here must not hide the error
+            cause = diagnose(self.run.path).cause
+            if cause.confidence == "low" or cause.kind in _NO_CAUSES:
+                return
+            error.what, error.where, error.remedy = cause.what, cause.where, cause.remedy
+            error.rank, error.trace = cause.rank, None
+            self.run.update_summary(error=str(error))
+
+
+def _goals(config: Config, plan: Plan) -> dict[str, Any]:
+    """What a `Job` says of what its tasks predict for."""
+    goals = plan.goals.values()  # preflight has seen to them
+    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
+    if config.tasks is not None:
+        return {"ntype": None, "goals": dict(plan.goals)}
+    (goal,) = goals
+    return {"ntype": goal.ntype, "edges": goal.edges}
 
 
 @contextmanager
-def run_aside(
+def session_beside(
     config: Config,
     place: str,
     show: Display,
-    watching: Watching,
-    interrupted: Callable[[RunDir], str],
-    *,
-    verbose: bool,
     started: float,
+    *,
+    interrupted: Callable[[RunDir], str],
+    verbose: bool,
     purpose: str | None = None,
     keep: bool = True,
-    **extra: Any,
-) -> Iterator[tuple[dict[str, Any], Path]]:
-    """Run a job in ``<storage>/<place>/<name>``, a directory of its own.
-
-    Yields what rank 0 left and the directory, while that is still this command's.
+) -> Iterator[Session]:
+    """A prepared session in ``<storage>/<place>/<name>``, which leaves the run of that name alone:
+    the sweep of `tune`, and predictions.
 
     Args:
         place: a name that no run can have.
-        watching: see `fit`.
         interrupted: what to say after Ctrl-C.
-        purpose: see `plan_job`.
         keep: the directory, also when all went well.
-        extra: of the `Job`.
 
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
     """
-    storage = Path(config.storage) / place
     with (
-        RunDir.create(str(storage), config.name, mode="overwrite") as run,
+        RunDir.create(str(Path(config.storage) / place), config.name, mode="overwrite") as run,
         _cleared(run, keep),
-        RayCluster(config, verbose=verbose) as cluster,
-        _interruptible(run, interrupted),
+        Session(
+            config,
+            run,
+            show,
+            started,
+            interrupted=lambda run: (interrupted(run), None),
+            verbose=verbose,
+            purpose=purpose,
+        ) as session,
     ):
-        workers = count_workers(config, cluster)
-        batch = workers * config.sampling.batch_size
         shown = run.path if keep else None  # what will be there afterwards
-        plan = plan_job(config, workers, cluster, show, batch, shown, purpose)
-        begin(config, plan, run, cluster, show)
-        try:
-            found = fit(config, plan, run, cluster, show, started, watching, **extra)
-        except Interrupted:
-            raise
-        except Exception as error:
-            run.update_summary(status="failed", error=str(error))
-            if isinstance(error, TrainingError) and error.exit_code != InputError.exit_code:
-                error.run = str(run.path)  # there is more to be told
-            raise
-        finally:
-            clean_up(run, local=cluster.local)
-        run.update_summary(status="done")
-        yield found, run.path
+        session.prepare(session.workers * config.sampling.batch_size, shown)
+        yield session
 
 
 @contextmanager
@@ -91,13 +297,3 @@ def _cleared(run: RunDir, keep: bool) -> Iterator[None]:
             shutil.rmtree(run.path, ignore_errors=True)
             with suppress(OSError):
                 run.path.parent.rmdir()  # if nothing else lies there
-
-
-@contextmanager
-def _interruptible(run: RunDir, interrupted: Callable[[RunDir], str]) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        if run.begun:
-            run.update_summary(status="interrupted")
-        raise Interrupted(interrupted(run)) from None

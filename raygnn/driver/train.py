@@ -6,50 +6,41 @@ The command line, the Python API and job scripts all come through here; only it 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
 from raygnn.checkpoint import store
 from raygnn.checkpoint.mirror import Mirror
-from raygnn.config.graph import PlantedGraph
 from raygnn.config.load import Source, as_config, load_config
 from raygnn.config.schema import Config
-from raygnn.driver import record_forwarding
 from raygnn.driver.final_advice import advice_for
 from raygnn.driver.inputs import read_input, table, to_look_at
-from raygnn.driver.launch import Launch
 from raygnn.driver.loggers.process import Loggers, check_packages
-from raygnn.driver.plan import Nodes, Plan, count_workers, make, make_plan
-from raygnn.driver.plan_display import display_of, header, show_finding, show_nodes, show_report
+from raygnn.driver.plan import Nodes, count_workers, make_plan
+from raygnn.driver.plan_display import display_of, show_report
 from raygnn.driver.ray.connection import RayCluster
 from raygnn.driver.resume import check_mirror, check_steps, find_start, only_fetched, resume_mode
-from raygnn.driver.watch import Watching, watch
-from raygnn.errors import ConfigError, InputError, Interrupted, TrainingError
+from raygnn.driver.session import Session
+from raygnn.driver.watch import record_notes, reported, watch_training
+from raygnn.errors import ConfigError, InputError
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.probe import Probes, Question, probe_local
-from raygnn.preflight.report import Report, refuse
-from raygnn.runs.diagnose import diagnose
+from raygnn.preflight.report import Report
 from raygnn.runs.display import Display
-from raygnn.runs.interrupts import taken
 from raygnn.runs.metrics_files import MetricsTail
-from raygnn.runs.output import OutputLost
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import PREFLIGHT, RunDir, is_run
-from raygnn.worker import failures
-from raygnn.worker.job import Job, clean_up, clear
+from raygnn.runs.run_directory import RunDir, is_run
 
 if TYPE_CHECKING:
     from raygnn.preflight.partition_facts import Stored
 
 MOST_PROFILED = 1000  # steps
 _COLUMNS = ("operator", "calls", "self ms", "total ms")
-_NO_CAUSES = ("none", "running", "interrupted", "command_gone", "unknown")  # of `diagnose`
 
 
 def train(
@@ -94,39 +85,31 @@ def train(
             mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
         ) as run,
         only_fetched(run),
-        record_forwarding.reported(run, show),
+        reported(run, show),
         Loggers(config, run.path, show.note) as loggers,
-        RayCluster(config, verbose=verbose) as cluster,
+        Session(config, run, show, started, interrupted=_can_go_on, verbose=verbose) as session,
         loggers.ending(),
-        interruptible(run),
     ):
-        workers = count_workers(config, cluster)
+        workers = session.workers
         with _looking(config, show) if resume else nullcontext():
             start = find_start(config, run, workers, resume=resume)
-        plan = plan_job(config, workers, cluster, show, start.global_batch)
-        check_steps(config, plan, run, start)
+        session.make_plan(start.global_batch)
+        check_steps(config, session.plan, run, start)
         if not resume:
             check_mirror(config, run, overwrite=overwrite)
-        begin(config, plan, run, cluster, show)
-        record_forwarding.record_notes(run, show)
+        session.begin()
+        record_notes(run, show)
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)
-        watching = partial(watch, loggers=loggers)
-        try:
-            result = fit(config, plan, run, cluster, show, started, watching, profile=profile)
-        except Interrupted:
-            raise
-        except Exception as error:
-            run.check()
-            _note_failure(run, error)
-            raise
-        finally:
-            clean_up(run, local=cluster.local)
+        records = MetricsTail(run.metrics_file)
+        records.skip()  # an earlier start's are not news
+        watch = partial(watch_training, loggers=loggers, tail=records)
+        result = session.launch(watch, profile=profile)
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
             result["advice"] = advice_for(config, run, result)
-        versions = {"raygnn": __version__, **plan.report.nodes[0].versions}
-        topology = plan.topology(config)
+        versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
+        topology = session.plan.topology(config)
         run.update_summary(**result, status="done", topology=topology, versions=versions)
     if operators := run.summary.get("operators"):
         rows = [list(operator.values()) for operator in operators["top"]]
@@ -235,156 +218,11 @@ def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
     return nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
 
 
-def plan_job(
-    config: Config,
-    workers: int,
-    cluster: RayCluster,
-    show: Display,
-    global_batch: int,
-    place: Path | None = None,
-    purpose: str | None = None,
-) -> Plan:
-    """What will run and where, asked of the input and of every node.
-
-    Args:
-        place: the run directory, if it is not the one that the name says.
-        purpose: what is done, if not training.
-
-    Raises:
-        InputError: bad input.
-        PreflightError: the job cannot run here.
-    """
-    place = place or config.run_dir
-    show.header(header(config, workers, cluster, global_batch, place, purpose))
-    if isinstance(config.graph, PlantedGraph):
-        cluster.start()  # a generated graph can not turn out to be bad
-    with Nodes(config, cluster) as nodes:
-        given = read_input(config, workers, show)
-        if not cluster.local or config.task.of_graphs:
-            given = make(config, nodes, given, show)  # so that every node can be asked about it
-        plan = make_plan(config, nodes, workers, given, global_batch, show)
-    refuse(plan.report.findings, config)
-    return plan
-
-
-def begin(config: Config, plan: Plan, run: RunDir, cluster: RayCluster, show: Display) -> None:
-    """The run directory is this command's from here on; what preflight found is in it."""
-    run.begin(config.recorded())
-    run.write(PREFLIGHT, plan.report.to_dict())
-    if not cluster.local:
-        show_nodes(show, plan.report)
-    for finding in plan.report.findings:
-        show_finding(show, finding)
-
-
-def fit(
-    config: Config,
-    plan: Plan,
-    run: RunDir,
-    cluster: RayCluster,
-    show: Display,
-    started: float,
-    watching: Watching,
-    **extra: Any,
-) -> dict[str, Any]:
-    """Train, showing the records as they come; a missing partition is made while Ray starts.
-
-    Args:
-        watching: shows what happens until it is over.
-        extra: of the `Job`.
-
-    Returns:
-        What rank 0 left, and the parts.
-    """
-    tail = MetricsTail(run.metrics_file)
-    tail.skip()  # an earlier start's records are not news
-    failures.clear(run.path)
-    clear(run.path)
-    job = Job(
-        config=config,
-        partition=plan.input.place,
-        run_dir=run.path,
-        **_goals(config, plan),
-        replicated=plan.replicated,
-        started=started,
-        global_batch=plan.global_batch,
-        token=run.token,
-        **extra,
-    )
-    launch = Launch(job, plan.workers, plan.report.comm, cluster)
-    try:
-        try:
-            parts = watching(config, plan, run, show, launch, tail)
-        except BaseException as error:
-            try:
-                if job.trains and isinstance(error, (KeyboardInterrupt, OutputLost)):
-                    _save(launch, show)
-            finally:
-                launch.stop(ask=run.lost is None)
-            raise
-        return {**launch.result(), "parts": parts}
-    finally:
-        with suppress(TrainingError):
-            run.update_summary(starts=launch.starts)
-
-
-def _goals(config: Config, plan: Plan) -> dict[str, Any]:
-    """What a `Job` says of what its tasks predict for."""
-    goals = plan.goals.values()  # preflight has seen to them
-    assert config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals)
-    if config.tasks is not None:
-        return {"ntype": None, "goals": dict(plan.goals)}
-    (goal,) = goals
-    return {"ntype": goal.ntype, "edges": goal.edges}
-
-
-def _save(launch: Launch, show: Display) -> None:
-    """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no further."""
-    if not launch.trains:
-        return
-    with suppress(OutputLost), taken():
-        show.note("interrupted: saving a checkpoint")
-    with taken():
-        launch.save()
-
-
-def _note_failure(run: RunDir, error: Exception) -> None:
-    """Say so in the summary, which a full disk must not turn into another error."""
-    with suppress(TrainingError):
-        run.update_summary(status="failed", error=str(error))
-    if isinstance(error, TrainingError):
-        error.run = str(run.path)
-        if not error.direct:
-            _say_cause(run, error)
-
-
-def _say_cause(run: RunDir, error: TrainingError) -> None:
-    """Put what the ranks left together, where none of them could say what happened."""
-    with suppress(Exception):  # whatever goes wrong here must not hide the error
-        cause = diagnose(run.path).cause
-        if cause.confidence == "low" or cause.kind in _NO_CAUSES:
-            return
-        error.what, error.where, error.remedy = cause.what, cause.where, cause.remedy
-        error.rank, error.trace = cause.rank, None
-        run.update_summary(error=str(error))
-
-
-@contextmanager
-def interruptible(run: RunDir) -> Iterator[None]:
-    """Turn Ctrl-C into our error, and note it in the run, if one began."""
-    try:
-        yield
-    except OutputLost:
-        if run.begun:
-            run.update_summary(status="interrupted")
-        raise
-    except KeyboardInterrupt:
-        what = "interrupted before training began; nothing was written"
-        if run.begun:
-            run.update_summary(status="interrupted")
-            newest = store.newest(run.checkpoints)
-            reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
-            what = f"interrupted; {run.path} can go on from {reached}"
-        raise Interrupted(
-            what, remedy="go on with --resume and the same --set, or start over with --overwrite"
-        ) from None
+def _can_go_on(run: RunDir) -> tuple[str, str]:
+    """What to say after Ctrl-C, and what to do then."""
+    what = "interrupted before training began; nothing was written"
+    if run.begun:
+        newest = store.newest(run.checkpoints)
+        reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
+        what = f"interrupted; {run.path} can go on from {reached}"
+    return what, "go on with --resume and the same --set, or start over with --overwrite"

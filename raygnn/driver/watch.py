@@ -1,117 +1,192 @@
-"""Showing a job under way, from the records that its ranks leave in the run directory."""
+"""Watching a job: its progress for the user, its records for loggers, its ranks' health."""
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from raygnn.checkpoint import store
 from raygnn.config.schema import Config
-from raygnn.driver.heartbeat import Heartbeat
-from raygnn.driver.inputs import Input
+from raygnn.driver.health import Heartbeat, Preemption
 from raygnn.driver.launch import Launch
 from raygnn.driver.loggers.process import Loggers
 from raygnn.driver.plan import Plan
-from raygnn.driver.ray.preemption import Preemption
-from raygnn.driver.record_forwarding import Followers
-from raygnn.driver.startup_progress import Coming
+from raygnn.driver.prometheus import Prometheus
 from raygnn.driver.worker_startup import Startup
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
+from raygnn.runs import interrupts
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.display import Display
-from raygnn.runs.metrics_files import MetricsTail
-from raygnn.runs.run_directory import EVENTS, LOGGERS, PARTITION, SCALING, RunDir
-from raygnn.util.files import read_json
+from raygnn.runs.metrics_files import MetricsTail, Record
+from raygnn.runs.report.page import write_report
+from raygnn.runs.run_directory import EVENTS, LOGGERS, LOGS, SCALING, TOLD, Events, RunDir
 from raygnn.worker import failures
-from raygnn.worker.job import LENGTH, ranks
+from raygnn.worker.control import SaveRequest, Snapshot
 
-# shows a job until it is over; returns the parts
-Watching = Callable[[Config, Plan, RunDir, Display, Launch, MetricsTail], int]
+SAVE = ".save"  # in the run directory: a user, or a batch system, wants a checkpoint
 
 _POLL = 0.2  # seconds between looks at the records
 _APART = 5.0  # seconds between looks at the storage
 _LITTLE = 4096  # bytes
+_SAVES = 1.0  # seconds between looks for requests of others
+_FORWARD = 2.0  # seconds between looks at the ranks for Prometheus, which asks less often
+
+# phase of a rank before its first step → how it is told
+_PHASES = {
+    "": "starting",
+    "imports": "importing libraries",
+    "partition": "waiting for the partition",
+    "staging": "staging parts",
+    "setup": "setting up",
+    "batch": "preparing the first batch",
+    "predict": "predicting",
+}
 
 
-def watch(
-    config: Config,
-    plan: Plan,
-    run: RunDir,
-    show: Display,
-    launch: Launch,
-    tail: MetricsTail,
-    loggers: Loggers,
-) -> int:
-    """Make the partition if there is none, then show the records; returns the parts.
+class Watched(Protocol):
+    """What a watch needs of the job's session."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def run(self) -> RunDir: ...
+    @property
+    def show(self) -> Display: ...
+    @property
+    def plan(self) -> Plan: ...
+
+
+class Watch:
+    """What is looked at for any job while it runs; `look` is to be called often."""
+
+    def __init__(self, job: Watched, launch: Launch):
+        self._launch = launch
+        heartbeat = job.config.fault.heartbeat.seconds
+        self._heartbeat = Heartbeat(job.run.path, heartbeat, job.show, launch)
+        self._startup = Startup(job.config, job.plan.workers, launch.cluster, job.show)
+        self._notices = [MetricsTail(job.run.path / LOGS / n) for n in (EVENTS, SCALING, LOGGERS)]
+        self._show = job.show
+
+    def start_up(self, detail: Callable[[str], object], arrived: Callable[[], bool]) -> None:
+        """Wait until what is waited for has arrived, or the job has ended without.
+
+        Args:
+            detail: takes what Ray, or the ranks, do meanwhile.
+
+        Raises:
+            TrainingError: the workers do not start.
+        """
+        while self._launch.running() and not arrived():
+            self._startup.look()
+            if text := startup_progress(self._launch.snapshot) or self._startup.detail:
+                detail(text)
+            self.look()
+            interrupts.sleep(_POLL)
+
+    def look(self) -> None:
+        """See to frozen ranks, and show what ranks and Ray Train's controller leave word of."""
+        self._heartbeat.look()
+        self.show_notices()
+
+    def show_notices(self) -> None:
+        for notice in (notice for tail in self._notices for notice in tail.poll()):
+            self._show.note(str(notice.get("text")))
+
+
+def startup_progress(snapshot: Snapshot) -> str:
+    """``staging parts, 1 of 2 workers``: what those do that are least far, and how many do it;
+    empty where there are none."""
+    phases = [progress.place.phase for progress in snapshot.progress.values()]
+    if not phases:
+        return ""
+    order = list(_PHASES)
+    counts = Counter(phase if phase in _PHASES else "batch" for phase in phases)
+    first = min(counts, key=order.index)
+    return f"{_PHASES[first]}, {counts[first]} of {len(phases)} workers"
+
+
+def watch_training(job: Watched, launch: Launch, loggers: Loggers, tail: MetricsTail) -> None:
+    """Show the records of a training until it is over.
+
+    Args:
+        tail: reads those that are new.
 
     Raises:
         TrainingError: the workers do not start, or the run directory is gone.
     """
-    made = plan.input.made(show)
-    _note_parts(run, made)
-    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
-    news = News(run, show)
-    followers = Followers(config, run, launch, loggers)
+    config, run, show = job.config, job.run, job.show
+    watch = Watch(job, launch)
+    forwarding = Forwarding(config, run, launch, loggers)
+    records: list[Record] = []
+
+    def arrived() -> bool:
+        records.extend(tail.poll())
+        return bool(records)
+
     with show.stage("Ray and workers") as detail:
-        startup = launch.startup(show)
-        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
-        records = _first_records(tail, launch, startup, heartbeat, news, coming)
+        watch.start_up(detail, arrived)
     train = config.train
-    steps = plan.steps_per_epoch(config) or read_json(run.path / LENGTH).get("steps_per_epoch", 1)
+    steps = job.plan.steps_per_epoch(config) or launch.snapshot.steps_per_epoch or 1
     total = train.epochs * steps
     with suppress(TrainingError):  # for who looks at the run meanwhile
         total_steps = min(total, train.max_steps or total)
         run.update_summary(total_steps=total_steps, metric=config.metric)
     told, starts = 0.0, max(1, launch.starts)
     storage = _Storage(run, show, config.fault.storage_timeout.seconds)
-    preemption = Preemption(run.path, launch.cluster, show)
+    preemption = Preemption(launch.cluster, show, launch)
+    saves = SaveFile(run, launch)
     with show.progress(train.epochs, steps, max_steps=train.max_steps) as progress:
         while True:
             running = launch.running()
             records += tail.poll()  # also the last ones, written before it ended
             for record in records:
                 progress.update(record)
-            followers.take(records)
-            followers.look()
+            forwarding.forward(records)
+            saves.look()
             if not running:
                 break
-            heartbeat.look()
+            watch.look()
             told = _tell_failures(show, run, told)
-            news.look()
             storage.look()
             preemption.look()
             if launch.starts > starts:
                 starts = launch.starts
-                _tell_start(show, run, starts, config)
-            time.sleep(_POLL)
-            records = []
-    news.look()
+                _tell_start(show, run, launch.snapshot, config)
+            interrupts.sleep(_POLL)
+            records.clear()
+    watch.show_notices()
     run.check()
-    return made.parts
 
 
-def _note_parts(run: RunDir, given: Input) -> None:
-    """Leave for the report how the partition divides the graph; what others wrote is not read for
-    that."""
-    manifest = getattr(given.meta, "manifest", None)
-    if isinstance(manifest, dict):
-        with suppress(TrainingError):
-            run.write(PARTITION, {"directory": str(given.place), "parts": manifest["parts"]})
+class SaveFile:
+    """Whoever makes the file ``.save`` in the run directory gets a checkpoint; the file goes when
+    that is written, or cannot be."""
 
-
-class News:
-    """Shows the events that ranks and Ray Train's controller leave word of."""
-
-    def __init__(self, run: RunDir, show: Display):
-        self._tails = [MetricsTail(run.path / "logs" / name) for name in (EVENTS, SCALING, LOGGERS)]
-        self._show = show
+    def __init__(self, run: RunDir, launch: Launch):
+        self._file = run.path / SAVE
+        self._launch = launch
+        self._request: SaveRequest | None = None
+        self._next = 0.0
 
     def look(self) -> None:
-        for event in (event for tail in self._tails for event in tail.poll()):
-            self._show.note(str(event.get("text")))
+        if self._request is not None:
+            if self._request.answer(self._launch.snapshot) is not None:
+                self._request.withdraw()
+                self._request = None
+                with suppress(OSError):
+                    self._file.unlink(missing_ok=True)
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SAVES
+            with suppress(OSError):
+                if self._file.exists() and self._launch.running():
+                    self._request = self._launch.ask_save()
 
 
 class _Storage:
@@ -175,31 +250,53 @@ def _tell_failures(show: Display, run: RunDir, since: float) -> float:
     return max(failure.time for failure in news)
 
 
-def _tell_start(show: Display, run: RunDir, number: int, config: Config) -> None:
+def _tell_start(show: Display, run: RunDir, snapshot: Snapshot, config: Config) -> None:
     if any(failure.final for failure in failures.recorded(run.path)):
         return  # its ranks will see that, and go
     newest = store.newest(run.checkpoints) or "the beginning"
-    told = f"start {number} of at most {config.fault.max_failures + 1}"
+    told = f"start {snapshot.starts} of at most {config.fault.max_failures + 1}"
     if config.cluster.elastic:  # more workers are a start, but no failure
-        told = f"start {number}, with {some(ranks(run.path) or 0, 'worker')}"
+        told = f"start {snapshot.starts}, with {some(len(snapshot.workers), 'worker')}"
     show.note(f"{told}, from {newest} if that is whole")
 
 
-def _first_records(
-    tail: MetricsTail,
-    launch: Launch,
-    startup: Startup,
-    heartbeat: Heartbeat,
-    news: News,
-    coming: Coming,
-) -> list[dict[str, Any]]:
-    """Wait until training writes its first records, or ends without."""
-    while launch.running():
-        if records := tail.poll():
-            return records
-        startup.look()
-        coming.look()
-        heartbeat.look()
-        news.look()
-        time.sleep(_POLL)
-    return tail.poll()
+class Forwarding:
+    """Hands on what a run records: to loggers and to Prometheus."""
+
+    def __init__(self, config: Config, run: RunDir, launch: Launch, loggers: Loggers):
+        self._launch = launch
+        self._looked = -math.inf
+        self._loggers = loggers
+        loggers.load()
+        self._prometheus = Prometheus(run, config.name) if config.logging.prometheus else None
+
+    def forward(self, records: Iterable[Record]) -> None:
+        """New records of ``metrics.jsonl``, and from time to time those of the ranks."""
+        for record in records:
+            self._loggers.start(int(record["step"]))
+            if self._prometheus is not None:
+                self._prometheus.take(record)
+        self._loggers.look()
+        now = time.monotonic()
+        if self._prometheus is not None and now - self._looked >= _FORWARD:
+            self._looked = now
+            self._prometheus.look(self._launch.starts)
+
+
+def record_notes(run: RunDir, show: Display) -> None:
+    """Keep what is told from now on, for the run's report; commands that go on with it add more."""
+    told = Events(run.path / LOGS / TOLD)
+    told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
+    show.on_note = told.tell
+
+
+@contextmanager
+def reported(run: RunDir, show: Display) -> Iterator[None]:
+    """Whatever becomes of what is inside, leave a report, if a run began."""
+    try:
+        yield
+    finally:
+        show.on_note = None
+        if run.begun and run.lost is None:
+            with suppress(Exception):  # it can be written again, and must hide nothing
+                write_report(run.path)

@@ -14,27 +14,23 @@ from raygnn.config.graph import TablesGraph
 from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
-from raygnn.driver.heartbeat import Heartbeat
 from raygnn.driver.launch import Launch
 from raygnn.driver.plan import Plan
 from raygnn.driver.plan_display import display_of
-from raygnn.driver.session import run_aside
-from raygnn.driver.startup_progress import Coming
-from raygnn.driver.watch import News
+from raygnn.driver.session import Session, session_beside
+from raygnn.driver.watch import Watch
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.remote import any_path
 from raygnn.graph.sources import scaling
 from raygnn.runs.display import Display
-from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.run_directory import CHECKPOINTS, PARTITION, RunDir
+from raygnn.runs.run_directory import CHECKPOINTS, PARTITION
 from raygnn.util.files import is_vacant, read_json
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes import vocabulary as words
 
 _PLACE = ".predicting"  # in the storage; no run can have this name
-_POLL = 0.2  # seconds
 # keys that say of other data what the training found
 _TOLD = (".ntype", ".etype", ".split", ".split.val", ".split.test", ".split.seed", "model.relation")
 
@@ -64,37 +60,39 @@ class Asked:
 
     @contextmanager
     def answered(self, purpose: str, **request: Any) -> Iterator[tuple[dict[str, Any], Path, Plan]]:
-        """Run the job; see `run_aside`. Yields also what it was planned as."""
-        plans: list[Plan] = []
+        """Run the job; yields what rank 0 left, the directory that has the ranks' rows while this
+        lasts, and what the job was planned as.
 
-        def watching(config: Config, plan: Plan, *more: Any) -> int:
-            plans.append(plan)
-            return _watch(config, plan, *more)
-
+        Raises:
+            InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
+        """
         if self.others:
             request["sizes"] = self.weights.sizes
         elif self.weights.data is None:
             self.show.note("of what data it was trained on there is no record: not compared")
-        with run_aside(
+        with session_beside(
             self.config,
             _PLACE,
             self.show,
-            watching,
-            lambda run: "interrupted; nothing was written",
+            self.started,
+            interrupted=lambda run: "interrupted; nothing was written",
             verbose=self.verbose,
-            started=self.started,
             purpose=purpose,
             keep=False,
-            request=Request(self.weights, self.split, task=self.task, **request),
-            program="raygnn.prediction.worker_side:Predicting",
-        ) as answer:
-            if not answer[0].get("rows") and not answer[0].get("metrics"):
+        ) as session:
+            answer = session.launch(
+                _watch,
+                request=Request(self.weights, self.split, task=self.task, **request),
+                program="raygnn.prediction.worker_side:Predicting",
+            )
+            session.run.update_summary(status="done")
+            if not answer.get("rows") and not answer.get("metrics"):
                 raise InputError(
                     f"the data have nothing in the split {self.split!r}",
                     where=f"--split {self.split}",
                     remedy="choose another split",
                 )
-            yield (*answer, plans[-1])
+            yield answer, session.run.path, session.plan
 
 
 def ask(
@@ -328,21 +326,9 @@ def _partition(run: Run) -> dict[str, Any]:
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 
-def _watch(
-    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
-) -> int:
-    """Tell how far the ranks are until they are through; returns the parts."""
-    parts = plan.input.made(show).parts
-    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
-    news = News(run, show)
-    with show.stage("prediction") as detail:
-        startup = launch.startup(show)
-        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
-        while launch.running():
-            startup.look()
-            coming.look()
-            heartbeat.look()
-            news.look()
-            time.sleep(_POLL)
-    news.look()
-    return parts
+def _watch(session: Session, launch: Launch) -> None:
+    """Tell how far the ranks are until they are through."""
+    watch = Watch(session, launch)
+    with session.show.stage("prediction") as detail:
+        watch.start_up(detail, arrived=lambda: False)
+    watch.show_notices()

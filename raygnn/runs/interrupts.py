@@ -103,6 +103,30 @@ def taken() -> Iterator[None]:
         _stop.taken = True
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """Let a stop only set a flag in here, which `sleep` reads: what goes on in a loop that calls
+    it often is not torn in the middle."""
+    _stop.held = True
+    try:
+        yield
+    except BaseException:
+        _stop.held = False
+        raise
+    _stop.release()
+
+
+def sleep(seconds: float) -> None:
+    """Sleep, as a loop in `held` does between two rounds.
+
+    Raises:
+        KeyboardInterrupt: a stop was asked for.
+    """
+    time.sleep(seconds)
+    if not _stop.taken:
+        raise KeyboardInterrupt
+
+
 def pending() -> bool:
     """Whether a stop was asked for that nothing has answered yet, or made of it what is handled."""
     return not _stop.taken or _handled(KeyboardInterrupt)

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
-from raygnn.driver.heartbeat import Heartbeat
 from raygnn.driver.launch import Launch
-from raygnn.driver.plan import Plan
 from raygnn.driver.plan_display import display_of
-from raygnn.driver.session import run_aside
-from raygnn.driver.startup_progress import Coming
-from raygnn.driver.watch import News
+from raygnn.driver.session import Session, session_beside
+from raygnn.driver.watch import Watch
 from raygnn.errors import InputError
+from raygnn.runs import interrupts
 from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import MetricsTail, Record
 from raygnn.runs.run_directory import RunDir
@@ -89,19 +87,12 @@ def tune(
     started = time.time() if started is None else started
     show = display_of(display, verbose)
     once = apply(config, {"fault.max_failures": 0})
-    aside = run_aside(
-        once,
-        _PLACE,
-        show,
-        _watch,
-        _interrupted,
-        verbose=verbose,
-        started=started,
-        tune=seconds,
-        program="raygnn.tuning.trials:Tuning",
-    )
-    with aside as (found, place):
-        pass
+    with session_beside(
+        once, _PLACE, show, started, interrupted=_interrupted, verbose=verbose
+    ) as session:
+        found = session.launch(_watch, tune=seconds, program="raygnn.tuning.trials:Tuning")
+        session.run.update_summary(status="done")
+    place = session.run.path
     tuned = Tuned(
         exact=found["exact"],
         fastest=found["fastest"],
@@ -122,24 +113,19 @@ def _interrupted(run: RunDir) -> str:
     return f"interrupted; what was measured until then is in {run.path / TRIALS}"
 
 
-def _watch(
-    config: Config, plan: Plan, run: RunDir, show: Display, launch: Launch, tail: MetricsTail
-) -> int:
+def _watch(session: Session, launch: Launch) -> None:
     """Show each trial as soon as it is through."""
-    parts = plan.input.made(show).parts
-    heartbeat = Heartbeat(run.path, config.fault.heartbeat.seconds, show, launch)
-    news, trials = News(run, show), MetricsTail(run.path / TRIALS)
+    watch, show = Watch(session, launch), session.show
+    trials = MetricsTail(session.run.path / TRIALS)
     seen: list[dict[str, Any]] = []
     records: list[Record] = []
+
+    def arrived() -> bool:
+        records.extend(trials.poll())
+        return bool(records)
+
     with show.stage("Ray and workers") as detail:
-        startup = launch.startup(show)
-        coming = Coming(run.path, launch.started, detail, lambda: startup.detail)
-        while launch.running() and not (records := trials.poll()):
-            startup.look()
-            coming.look()
-            heartbeat.look()
-            news.look()
-            time.sleep(_POLL)
+        watch.start_up(detail, arrived)
     while True:
         running = launch.running()
         records += trials.poll()
@@ -147,12 +133,11 @@ def _watch(
             again = " (again)" if record["settings"] in seen else ""
             seen.append(record["settings"])
             show.note(f"{record['rate']:>10,.0f} seeds/s  {_settings(record['settings'])}{again}")
-        records = []
+        records.clear()
         if not running:
-            return parts
-        heartbeat.look()
-        news.look()
-        time.sleep(_POLL)
+            return
+        watch.look()
+        interrupts.sleep(_POLL)
 
 
 def _show(show: Display, config: Config, tuned: Tuned) -> None:

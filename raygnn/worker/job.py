@@ -2,92 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.checkpoint import save_requests
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
 from raygnn.runs.run_directory import RunDir, lost
-from raygnn.util.files import remove, storage_errors
+from raygnn.worker.control import Board, Control
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import AnyPath
 
-STOP = ".stop"  # in the run directory: the driver wants the ranks to end
-SENDING = ".sending"  # in the run directory: there while checkpoints are copied to the mirror
-LENGTH = ".length.json"  # in the run directory: rank 0's ``steps_per_epoch``
 TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
-RESULT = ".result.json"  # in the run directory: what rank 0 leaves for the driver
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
 SPLITS = ("train", "val", "test")
 
-_LONGEST = 2**16  # bytes of a record of a start
 
-
-def clear(run_dir: Path) -> None:
-    """Remove what an earlier command left for its ranks, and they for it.
-
-    Raises:
-        TrainingError: that cannot be done.
-    """
-    save_requests.clear(run_dir)
-    for name in (RESULT, STOP, SENDING, LENGTH):
-        with storage_errors(run_dir / name):
-            remove(run_dir / name)
-
-
-def clean_up(run: RunDir, *, local: bool) -> None:
-    """Remove what Ray Train and the ranks have used, unless the directory is another run's by now.
-
-    Args:
-        local: on a Ray that was started for this job, whose ranks end now.
-    """
+def clean_up(run: RunDir) -> None:
+    """Remove what Ray Train has used, unless the directory is another run's by now."""
     if run.lost is None:
         shutil.rmtree(run.path / ".ray", ignore_errors=True)
-        if local:
-            (run.path / STOP).unlink(missing_ok=True)
-
-
-def last_start(logs: Path, rank: int) -> dict[str, Any] | None:
-    """What the backend noted of a rank's last start (``host``, ``node``, ``world``, …); None
-    where it noted nothing."""
-    with contextlib.suppress(OSError, ValueError, LookupError):
-        with open(logs / f"comm-rank-{rank}.jsonl", "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST))
-            record = json.loads(file.read().splitlines()[-1])
-        return record if isinstance(record, dict) else None
-    return None
-
-
-def host_of(logs: Path, rank: int) -> str | None:
-    """Where a rank runs, or ran last, as far as that was noted."""
-    host = (last_start(logs, rank) or {}).get("host")
-    return None if host is None else str(host)
 
 
 def attempts(run_dir: Path) -> int:
-    """How often the ranks of a run were started: before each, the backend leaves rank 0 a line."""
+    """How often the ranks of a run have been started: before each, the backend leaves rank 0 a
+    line."""
     try:
         with open(run_dir / "logs" / "comm-rank-0.jsonl", "rb") as file:
             return sum(1 for _ in file)
     except OSError:
         return 0
-
-
-def ranks(run_dir: Path) -> int | None:
-    """With how many ranks a run was started last; None if that is not known."""
-    world = (last_start(run_dir / "logs", 0) or {}).get("world")
-    return world if isinstance(world, int) else None
 
 
 @dataclass(frozen=True)
@@ -190,6 +140,7 @@ class Job:
         goals: of several tasks, by name; empty where there is but one.
         task: name of the task that this job is about, of several; "" = of all, or the only one.
         token: see `raygnn.runs.run_directory.RunDir`; "" = none is looked for.
+        control: what the driver asks of the ranks, and they tell it.
         program: ``module:Class`` of what a rank runs: called with the job and the runtime, and
             its ``run`` returns the result.
     """
@@ -208,6 +159,7 @@ class Job:
     goals: Mapping[str, Goal] = field(default_factory=dict)
     task: str = ""
     token: str = ""
+    control: Board = field(default_factory=Control)
     program: str = "raygnn.worker.rank:Rank"
 
     @property

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
 from raygnn.worker import blackbox, failures
-from raygnn.worker.job import RESULT, STOP, Job, attempts
+from raygnn.worker.job import Job
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import AnyPath
@@ -53,25 +52,31 @@ def train_loop(job: Job) -> None:
     if job.lost:
         return  # what lies there is not this run's
     earlier = failures.recorded(job.run_dir)
+    start = job.control.snapshot()
     with failures.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
         if any(failure.final for failure in earlier):
             log.info("not started again: %s", earlier[0].what)
             return
-        if (job.run_dir / STOP).exists():
+        if start.orders.stop:
             return
-        with recorded(job, rank, size, earlier):
+        with recorded(job, rank, size, start.attempt, earlier):
             _run(job, rank, size)
 
 
 @contextmanager
-def recorded(job: Job, rank: int, size: int, earlier: list[failures.Failure]) -> Iterator[None]:
+def recorded(
+    job: Job, rank: int, size: int, attempt: int, earlier: list[failures.Failure]
+) -> Iterator[None]:
     """Leave behind what happens in the block: see `raygnn.worker.blackbox`.
+
+    Args:
+        attempt: which start of the run this is.
+        earlier: what the ranks of the start before died of.
 
     Raises:
         TrainingError: in place of any exception, when the other ranks had time to say what they
             were doing: Ray Train ends them as soon as it hears of it.
     """
-    attempt = max(1, attempts(job.run_dir))
     recorder = blackbox.start(
         job.run_dir / "logs",
         rank=rank,
@@ -98,14 +103,14 @@ def recorded(job: Job, rank: int, size: int, earlier: list[failures.Failure]) ->
 
 
 def _watch(job: Job, recorder: blackbox.Recorder) -> None:
-    """End this process when the driver asks for it, whatever collective it waits in, or when the
-    run directory is gone.
+    """Tell the driver what this rank does, and end this process when the driver asks for it,
+    whatever collective it waits in, or when the run directory is gone.
 
     Only this thread does, so nothing that goes wrong with the records may end it.
     """
     said = False
     patience, last_seen = job.config.fault.storage_timeout.seconds, time.monotonic()
-    while not _asked(job.run_dir / STOP):
+    while not job.control.report(recorder.progress()).stop:
         lost, now = job.lost, time.monotonic()
         last_seen = now if lost is None else last_seen
         if lost == "replaced" or now - last_seen >= patience:
@@ -120,13 +125,6 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
     with suppress(Exception):
         recorder.write("the command ended it")
     os._exit(1)
-
-
-def _asked(stop: Path) -> bool:
-    try:
-        return stop.exists()
-    except OSError:  # storage that is away for a while
-        return False
 
 
 def _own_packages(config: Config) -> set[str]:
@@ -144,7 +142,6 @@ def _run(job: Job, rank: int, size: int) -> None:
     import ray.train.torch
 
     from raygnn.sampling.exchange import World
-    from raygnn.util.files import retry, storage_errors, write_json
     from raygnn.worker.rank import Runtime
 
     gc.enable()
@@ -161,9 +158,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     blackbox.note("setup")
     result = pkgutil.resolve_name(job.program)(job, runtime).run()
     if rank == 0:
-        patience = job.config.fault.storage_timeout.seconds
-        with storage_errors(job.run_dir):
-            retry(lambda: write_json(job.run_dir / RESULT, result), patience)
+        job.control.finish(result)
 
 
 def _await_partition(directory: AnyPath, timeout: float) -> None:

@@ -30,7 +30,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import EXITS, Task, exit_error
-from raygnn.util.files import json_text, retry, storage_errors, write_atomic
+from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox, summary_figures
 from raygnn.worker.averaging import Averaging
 from raygnn.worker.blackbox.phases import Phases, Waiting
@@ -39,7 +39,7 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
 from raygnn.worker.comm.sharding import Sharding
 from raygnn.worker.guard import Guard
-from raygnn.worker.job import LENGTH, SENDING, Job, attempts, host_of
+from raygnn.worker.job import Job
 from raygnn.worker.planes import vocabulary
 from raygnn.worker.planes.plane import Plane, open_plane
 from raygnn.worker.precision import PRECISIONS
@@ -75,6 +75,7 @@ class Rank:
     def __init__(self, job: Job, runtime: Runtime, ranks: Ranks | None = None):
         self.job = job
         self.config = job.config
+        self.start = job.control.snapshot()
         self.runtime = runtime
         self.precision = PRECISIONS[job.config.precision]
         torch.set_num_threads(self.config.cluster.cpus_per_worker)
@@ -98,8 +99,7 @@ class Rank:
         task.total_steps = self._total_steps(steps_per_epoch)
         averaging = Averaging.of(config.train)
         if self.ranks.first:
-            length = json_text({"steps_per_epoch": steps_per_epoch})
-            self._insist(lambda: write_atomic(job.run_dir / LENGTH, length))
+            job.control.tell(steps_per_epoch=steps_per_epoch)
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
         rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state)
@@ -202,9 +202,8 @@ class Rank:
         return {**result, "skipped": skipped, "checkpoints": counts}
 
     def _stragglers(self) -> Stragglers:
-        logs = self.job.run_dir / "logs"
         tell = self.events.tell if self.ranks.first else lambda text: None
-        return Stragglers(self.config.fault.straggler, tell, partial(host_of, logs))
+        return Stragglers(self.config.fault.straggler, tell, self.start.host_of)
 
     def _insist(self, act: Callable[[], T]) -> T:
         """What the run cannot do without: the storage may be full or away for a while.
@@ -323,11 +322,10 @@ class Rank:
         )
 
     def _saver(self, maker: Maker[Share]) -> Saver:
-        fault, run_dir = self.config.fault, self.job.run_dir
-        start = attempts(run_dir)
+        fault, control = self.config.fault, self.job.control
         return Saver(
             self.directory,
-            run_dir,
+            control,
             keep=fault.keep,
             about={
                 "config": fixed(self.config.to_dict()),
@@ -338,8 +336,8 @@ class Rank:
             },
             events=self.events,
             patience=self.storage_timeout,
-            courier=Courier.of(self.config, self.events, run_dir / SENDING),
-            is_current=lambda: attempts(run_dir) == start,
+            courier=Courier.of(self.config, self.events, lambda busy: control.tell(sending=busy)),
+            is_current=partial(control.is_current, self.start.attempt),
         )
 
     def _ddp(self) -> dict[str, Any]:

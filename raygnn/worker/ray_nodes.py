@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from raygnn.worker.job import last_start
+from raygnn.worker.control import Worker
 
 _REACH = 2.0  # seconds for a node to take a connection
 _AT_ONCE = 64  # nodes that are asked at once
@@ -69,25 +68,20 @@ def draining() -> dict[str, float | None]:
     return {node: at / 1000 - now if at else None for node, at in told.items()}
 
 
-def lost(run_dir: Path) -> list[Lost]:
-    """The ranks of the last start whose nodes are gone, as far as the ranks' records tell where
-    they were."""
-    logs = run_dir / "logs"
-    records = [last_start(logs, 0)]
-    if records[0] is None:
-        return []
-    records += [last_start(logs, rank) for rank in range(1, int(records[0].get("world", 1)))]
+def lost(workers: Sequence[Worker]) -> list[Lost]:
+    """The ranks whose nodes are gone, of those that were started last."""
     alive = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
-    used = {record["node"] for record in records if record and record.get("node") in alive}
-    there = _answering(alive[name] for name in used)
-    found = []
-    for rank, record in enumerate(records):
-        name = (record or {}).get("node")
-        if record is None or name is None or name in there:
-            continue
-        why = "it takes no connection" if name in alive else "Ray counts it as dead"
-        found.append(Lost(rank, str(record.get("host")), why))
-    return found
+    used = {worker.node for worker in workers} & alive.keys()
+    answering = _answering(alive[node] for node in used)
+    return [
+        Lost(
+            rank,
+            worker.host,
+            "it takes no connection" if worker.node in alive else "Ray counts it as dead",
+        )
+        for rank, worker in enumerate(workers)
+        if worker.node not in answering
+    ]
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -14,14 +14,13 @@ import torch
 
 from raygnn.checkpoint import store as checkpoint
 from raygnn.checkpoint.mirror import Courier, Mirror
-from raygnn.checkpoint.save_requests import Request
 from raygnn.checkpoint.writer import Saver
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.driver.resume import find_start
 from raygnn.errors import ConfigError, DataError, InputError
 from raygnn.runs.run_directory import EVENTS, Events, RunDir
-from raygnn.worker.job import SENDING
+from raygnn.worker.control import Control, SaveRequest
 from tests.small_jobs import JobFactory, about, train_on_ranks
 
 
@@ -82,19 +81,19 @@ def test_a_mirror_that_hangs_holds_up_nothing(
         send(self, checkpoint, keep)
 
     monkeypatch.setattr(Mirror, "send", held)
-    here, sending = tmp_path / "here", tmp_path / SENDING
+    here, sending = tmp_path / "here", [False]
     write(here, make_job(), 1, 2, 3)
-    courier = Courier(Mirror(tmp_path / "there", "t"), 9, Events(tmp_path / EVENTS), sending)
+    courier = Courier(Mirror(tmp_path / "there", "t"), 9, Events(tmp_path / EVENTS), sending.append)
     for step in (1, 2, 3):
         courier.send(here / f"step-{step:010d}")
         time.sleep(0.1)
     courier.finish(0.1)
     assert "takes more than 0.1 s" in (tmp_path / EVENTS).read_text()
-    assert sending.exists()
+    assert sending[-1]
     go.set()
     courier.finish(30)
     assert sent == ["1", "3"]  # the newest of those that waited
-    assert not sending.exists()
+    assert not sending[-1]
 
 
 def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +121,18 @@ def test_a_mirror_that_is_away_is_told_once(
     monkeypatch.setattr("raygnn.checkpoint.mirror.files_of", lambda _: [])  # they have no state
     (tmp_path / "there").write_text("no directory")
     events = Events(tmp_path / EVENTS)
-    courier = Courier(Mirror(tmp_path / "there", "test"), 2, events, tmp_path / SENDING)
+    courier = Courier(Mirror(tmp_path / "there", "test"), 2, events, lambda busy: None)
+    control = Control()
     saving = Saver(
         tmp_path / "here",
-        tmp_path,
+        control,
         keep=2,
         about={},
         events=events,
         patience=30.0,
         courier=courier,
     )
-    request = Request(tmp_path)
+    request = SaveRequest(control)
     for step in (7, 8, 9):
         if step == 9:
             (tmp_path / "there").unlink()
@@ -140,7 +140,7 @@ def test_a_mirror_that_is_away_is_told_once(
         saving.finish(30)
         saving.finish_sending(30)
     assert (saving.saved, saving.failed) == (3, 0)
-    assert request.answer is True
+    assert request.answer(control.snapshot()) is True
     away, again = (tmp_path / EVENTS).read_text().splitlines()
     assert json.loads(away)["text"].startswith("step-0000000007 is not in ")
     assert json.loads(again)["text"].startswith("step-0000000009 is in ")

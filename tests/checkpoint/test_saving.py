@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.checkpoint import save_requests, store, weights
+from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.row_files import RowFiles, write_rows
-from raygnn.checkpoint.save_requests import SAVE, Request
 from raygnn.checkpoint.writer import Saver
 from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.worker import callbacks
+from raygnn.worker.control import Control, SaveRequest
 from raygnn.worker.guard import Guard
 from tests.small_jobs import JobFactory, about, job, train_on_ranks
 
@@ -34,7 +34,8 @@ CONFIG = load_config(job(Path("runs")))
 def saver(directory: Path, **options: Any) -> Saver:
     options = {"keep": 9, "patience": 30.0, **options}
     events = Events(directory / EVENTS)
-    return Saver(directory, directory, about=about(CONFIG), events=events, **options)
+    options.setdefault("requests", Control())
+    return Saver(directory, about=about(CONFIG), events=events, **options)
 
 
 def save(saving: Saver, directory: Path, step: int, *weights: torch.Tensor, **options: Any) -> None:
@@ -220,15 +221,16 @@ def test_the_last_one_is_tried_again(tmp_path: Path) -> None:
         saving = saver(disk, patience=0.2)
         save(saving, disk, 1, large, last=True)
         assert (saving.saved, saving.failed) == (0, 1)
-        saving = saver(disk, patience=60.0)
-        request = Request(disk)
+        control = Control()
+        saving = saver(disk, patience=60.0, requests=control)
+        request = SaveRequest(control)
         saving.save_checkpoint(state(1, large), disk, {"last": True})
         assert not saving._write.wait(0.5)  # type: ignore[union-attr]
-        assert request.answer is None
+        assert request.answer(control.snapshot()) is None
         filler.unlink()
         wait(saving)
         assert (saving.saved, saving.failed) == (1, 0)
-        assert request.answer is True
+        assert request.answer(control.snapshot()) is True
         assert store.newest(disk) == "step-0000000001"
         saving._events.flush()
         # what the first one said waited in its process
@@ -248,16 +250,16 @@ def test_the_last_one_waits_for_its_directory(tmp_path: Path) -> None:
 
 
 def test_what_the_last_one_says(tmp_path: Path) -> None:
-    saving = saver(tmp_path / "gone" / "checkpoints", patience=0.0)
+    control = Control()
+    saving = saver(tmp_path / "gone" / "checkpoints", patience=0.0, requests=control)
     saving._events = Events(tmp_path / EVENTS)
-    request = Request(tmp_path)
-    saving._run_dir = tmp_path
+    request = SaveRequest(control)
     save(saving, tmp_path, 4, last=True)
     (said,) = told(tmp_path)
     assert said.startswith("the checkpoint of step 4 was not written: ")
     assert "it cannot be written: No such file or directory (make it writable" in said
     assert said.endswith("; it was the last one, so --resume would go on from the beginning")
-    assert request.answer is False
+    assert request.answer(control.snapshot()) is False
 
 
 def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,8 +268,8 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
 
     def ask(self: Guard, trainer: Any, *args: Any) -> None:
         if trainer.global_step == 3 and trainer.global_rank == 0:
-            (config.run_dir / SAVE).touch()  # as a batch system does
-            Request(config.run_dir)
+            for request in ("a", "b"):
+                trainer.strategy.checkpoint_io._requests.ask_save(request)
         begin(self, trainer, *args)
 
     monkeypatch.setattr(Guard, "on_train_batch_start", ask)
@@ -279,10 +281,17 @@ def test_a_checkpoint_on_request(make_job: JobFactory, monkeypatch: pytest.Monke
         write(*args)
 
     monkeypatch.setattr(store, "write", slow)
+    answer = Control.answer_saves
+
+    def note(self: Control, requests: Any, *, saved: bool) -> None:
+        answer(self, requests, saved=saved)
+        if requests:
+            (config.run_dir / "answered").write_text(f"{sorted(requests)} {saved}")
+
+    monkeypatch.setattr(Control, "answer_saves", note)
     run = train_on_ranks(config)
     assert [p.name[-1] for p in sorted(run.path.glob("checkpoints/step-*"))] == ["4", "8"]
-    assert not save_requests.pending(run.path)
-    assert len(list(run.path.glob(".saved-*"))) == 1
+    assert (run.path / "answered").read_text() == "['a', 'b'] True"
     assert run.summary["checkpoints"] == {"saved": 2, "failed": 0, "skipped": 0}
 
 

@@ -12,7 +12,6 @@ import torch
 from ray.train import ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
 
-from raygnn.checkpoint import save_requests
 from raygnn.config.load import load_config
 from raygnn.config.schema import TrainConfig
 from raygnn.driver.launch import explain
@@ -21,7 +20,8 @@ from raygnn.driver.ray.scaling import Group, Scaling
 from raygnn.errors import TrainingError
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker import ray_nodes
-from raygnn.worker.job import STOP, Job, ranks
+from raygnn.worker.control import Control, SaveRequest
+from raygnn.worker.job import Job
 from raygnn.worker.ray_nodes import Lost
 from tests.small_jobs import job
 
@@ -46,7 +46,8 @@ class Policy:
 
     def __init__(self, fewest: int, most: int, run_dir: Path, clock: Clock):
         config = ScalingConfig(num_workers=most, resources_per_worker={"CPU": 1})
-        self.policy = Scaling(config, fewest, run_dir, PATIENCE)
+        self.control = Control()
+        self.policy = Scaling(config, fewest, run_dir, self.control, PATIENCE)
         self.policy._maybe_send_resource_request = lambda: None  # type: ignore[attr-defined]
         self.run_dir, self.clock = run_dir, clock
         self.room = self.size = 0
@@ -79,11 +80,11 @@ class Policy:
     @property
     def asks(self) -> bool:
         """Whether the ranks are asked for a checkpoint."""
-        return bool(save_requests.pending(self.run_dir))
+        return bool(self.control.pending_saves())
 
     def answer(self, saved: bool) -> None:
         """As the ranks do when they have written it, or could not."""
-        save_requests.answer(self.run_dir, save_requests.pending(self.run_dir), saved=saved)
+        self.control.answer_saves(self.control.pending_saves(), saved=saved)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Polic
     clock, made = Clock(), []
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(ray_nodes, "room", lambda needs, group: made[-1].room)
-    monkeypatch.setattr(ray_nodes, "lost", lambda run_dir: [Lost(1, "host1", "it is off")])
+    monkeypatch.setattr(ray_nodes, "lost", lambda workers: [Lost(1, "host1", "it is off")])
     monkeypatch.setattr(Group, "held", None)
 
     def make(fewest: int, most: int) -> Policy:
@@ -190,18 +191,18 @@ def test_without_a_checkpoint_nothing_is_lost(answer: bool, make: Any) -> None:
 def test_room_that_goes_again_is_left_alone(make: Any) -> None:
     """Its request goes, and nobody else's: an interrupt waits for its own."""
     policy = asking(make)
-    other = save_requests.Request(policy.run_dir)
+    other = SaveRequest(policy.control)
     policy.room = 1
     assert policy.runs(200) is None
-    assert len(save_requests.pending(policy.run_dir)) == 1
-    assert other.answer is None
+    assert len(policy.control.pending_saves()) == 1
+    assert other.answer(policy.control.snapshot()) is None
     policy.answer(True)
-    assert other.answer is True
+    assert other.answer(policy.control.snapshot()) is True
 
 
 def test_the_end_of_the_command_ends_the_wait(make: Any) -> None:
     policy = make(1, 2)
-    (policy.run_dir / STOP).touch()
+    policy.control.stop()
     with pytest.raises(TrainingError, match="ended the run"):
         policy.started()
 
@@ -218,10 +219,3 @@ def test_the_learning_rate_grows_with_the_batch_not_with_the_ranks(tmp_path: Pat
     train = TrainConfig(optimizer="sgd", lr=0.1, lr_scaling="linear")
     parameters = list(torch.nn.Linear(2, 2).parameters())
     assert make_optimizer(parameters, train, found.planned, False).defaults["lr"] == 0.2
-
-
-def test_how_many_ranks_there_were(tmp_path: Path) -> None:
-    assert ranks(tmp_path) is None
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "comm-rank-0.jsonl").write_text('{"world": 2}\n{"world": 1}\n')
-    assert ranks(tmp_path) == 1

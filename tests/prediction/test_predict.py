@@ -11,6 +11,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -316,10 +317,9 @@ def test_other_data(
     nothing = ask(run, other, 2, split="val", rows=False)
     assert nothing == {}
 
-    def answered(*args: Any, **options: Any) -> Any:
-        return nullcontext(({"metrics": nothing, "workers": 2}, tmp_path))
-
-    monkeypatch.setattr(asking, "run_aside", answered)
+    session = Mock()
+    session.launch.return_value = {"metrics": nothing, "workers": 2}
+    monkeypatch.setattr(asking, "session_beside", lambda *args, **options: nullcontext(session))
     with pytest.raises(InputError, match="nothing in the split 'val'"):
         raygnn.evaluate(run, split="val", display=False)
 

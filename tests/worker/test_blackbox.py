@@ -25,13 +25,13 @@ from torch.utils.data import DataLoader
 
 from raygnn.config.load import load_config
 from raygnn.errors import TrainingError
-from raygnn.runs.diagnose.state_file import State, file_of, read_state
+from raygnn.runs.diagnose.state_file import Place, Start, State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import flight, memory, stacks
 from raygnn.worker.blackbox.phases import Phases, Waiting, describe
 from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder
-from raygnn.worker.job import STOP
+from raygnn.worker.control import Control, Progress, sign_of_life
 from tests.ranks import run_ranks
 from tests.small_jobs import job
 
@@ -404,16 +404,21 @@ def test_whatever_goes_wrong_with_the_records_stop_is_honoured(
     class Broken:
         looks = 0
 
+        def progress(self) -> Progress:
+            return sign_of_life(Start(1, 0, 1, 1, 0.0, 0.0, "host"), Place())
+
         def watch(self) -> None:
             self.looks += 1
             if self.looks == 3:
-                (tmp_path / STOP).touch()
+                there.control.stop()
             raise ValueError("of some library")
 
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(main, "_WATCH", 0.0)
-    there: Any = SimpleNamespace(run_dir=tmp_path, lost=None, config=load_config(job(tmp_path)))
+    there: Any = SimpleNamespace(
+        run_dir=tmp_path, lost=None, config=load_config(job(tmp_path)), control=Control()
+    )
     main._watch(there, Broken())  # type: ignore[arg-type]
     assert ended == [1]
     assert len([r for r in caplog.records if r.exc_info]) == 1

@@ -78,9 +78,12 @@ class RayCluster:
 
     Args:
         verbose: let Ray's and the workers' output through.
+        tell: takes a sentence for the user.
     """
 
-    def __init__(self, config: Config, *, verbose: bool = False):
+    def __init__(
+        self, config: Config, *, verbose: bool = False, tell: Callable[[str], object] = print
+    ):
         address = config.cluster.address
         self._address = os.environ.get("RAY_ADDRESS") if address == "auto" else address
         connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()

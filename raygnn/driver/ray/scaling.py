@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,12 +25,11 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 
 from raygnn.checkpoint import store
-from raygnn.checkpoint.save_requests import Request
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.run_directory import SCALING, Events
 from raygnn.worker import ray_nodes
-from raygnn.worker.job import STOP
+from raygnn.worker.control import Control, Link, SaveRequest
 
 log = logging.getLogger("raygnn")
 
@@ -61,16 +59,24 @@ class Scaling(FixedScalingPolicy):
         patience: seconds to wait for room for the fewest.
     """
 
-    def __init__(self, scaling_config: Any, fewest: int, run_dir: Path, patience: float):
+    def __init__(
+        self,
+        scaling_config: Any,
+        fewest: int,
+        run_dir: Path,
+        control: Control | Link,
+        patience: float,
+    ):
         super().__init__(scaling_config)
         self._fewest, self._most = fewest, int(scaling_config.num_workers)
         self._run_dir = run_dir
+        self._control = control
         self._patience = patience
         self._waiting: float | None = None  # since when there is no room for the fewest
         self._settling: float | None = None  # since when there is less than for the most
         self._next_look = 0.0
         self._more = 0  # room that the last look found while the ranks ran
-        self._request: Request | None = None  # for a checkpoint
+        self._request: SaveRequest | None = None  # for a checkpoint
         self._asked = 0.0  # when it was made
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
@@ -101,7 +107,7 @@ class Scaling(FixedScalingPolicy):
                 )
             if now - self._waiting >= self._patience:
                 raise self._no_room(room)
-        if (self._run_dir / STOP).exists():
+        if self._control.snapshot().orders.stop:
             raise TrainingError("the command ended the run while it waited for room")
         time.sleep(_POLL)  # Ray would ask again at once
         return NoopDecision()
@@ -145,21 +151,20 @@ class Scaling(FixedScalingPolicy):
     def _saved(self, now: float) -> bool:
         """Whether the ranks have written the checkpoint that they are asked for here. If they do
         not in time, they go on as many as they are: more are not worth what would be lost."""
-        with suppress(OSError):
-            if self._request is None:
-                self._request, self._asked = Request(self._run_dir), now
-                self._tell(f"there is room for {self._more} workers: first a checkpoint")
-                return False
-            saved = self._request.answer
-            if saved is None and now - self._asked < _SAVING:
-                return False
-            self._withdraw()
-            if saved:
-                newest = store.newest(self._run_dir / "checkpoints")
-                self._tell(f"a start of all with {self._more} workers, from {newest}")
-                return True
-            self._tell("no checkpoint came, so all go on as they are")
-            self._next_look = now + _AGAIN
+        if self._request is None:
+            self._request, self._asked = SaveRequest(self._control), now
+            self._tell(f"there is room for {self._more} workers: first a checkpoint")
+            return False
+        saved = self._request.answer(self._control.snapshot())
+        if saved is None and now - self._asked < _SAVING:
+            return False
+        self._withdraw()
+        if saved:
+            newest = store.newest(self._run_dir / "checkpoints")
+            self._tell(f"a start of all with {self._more} workers, from {newest}")
+            return True
+        self._tell("no checkpoint came, so all go on as they are")
+        self._next_look = now + _AGAIN
         return False
 
     def _withdraw(self) -> None:
@@ -171,7 +176,10 @@ class Scaling(FixedScalingPolicy):
         """The ranks that were lost, after a semicolon each."""
         if Group.held is None:  # there was no start yet
             return ""
-        return "".join(f"; {each}" for each in ray_nodes.lost(self._run_dir)[:_NAMED])
+        return "".join(f"; {rank}" for rank in self._lost()[:_NAMED])
+
+    def _lost(self) -> list[ray_nodes.Lost]:
+        return ray_nodes.lost(self._control.snapshot().workers)
 
     def _tell(self, what: str) -> None:
         """Leave word for the driver, which shows it."""
@@ -180,8 +188,8 @@ class Scaling(FixedScalingPolicy):
         events.close()
 
     def _no_room(self, room: int) -> TrainingError:
-        lost = ray_nodes.lost(self._run_dir)
-        told = "".join(f"; {each}" for each in lost[:_NAMED])
+        lost = self._lost()
+        told = "".join(f"; {rank}" for rank in lost[:_NAMED])
         return TrainingError(
             f"there is room for {some(room, 'worker')} of {self._fewest}, after "
             f"{self._patience:.0f} s{told}",

@@ -35,6 +35,7 @@ from raygnn.runs.diagnose.state_file import (
 )
 from raygnn.util.files import write_atomic
 from raygnn.worker.blackbox import flight, memory, stacks
+from raygnn.worker.control import Progress, sign_of_life
 
 PREFETCH_THREAD = "raygnn-prefetch"
 
@@ -116,6 +117,10 @@ class Recorder:
     def remember(self, describe: Callable[[], Any]) -> None:
         """Keep what can describe the batch at hand, in plain JSON types; it is called if needed."""
         self._batch = describe
+
+    def progress(self) -> Progress:
+        """What the training thread does, for the driver."""
+        return sign_of_life(self._start, self._places[TRAINING])
 
     def watch(self) -> None:
         """Give a sign of life, and write the black box if another rank failed or a collective

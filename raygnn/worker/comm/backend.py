@@ -26,6 +26,7 @@ from raygnn.errors import TrainingError
 from raygnn.preflight import machine
 from raygnn.preflight.comm_plan import CommPlan
 from raygnn.worker.comm.rendezvous import listen_on_own_address
+from raygnn.worker.control import Control, Link, Worker
 
 _GOODBYE = 5  # seconds for ranks to leave their process groups
 
@@ -38,14 +39,17 @@ class CommConfig(TorchConfig):
         plan: wins over Ray's own choices.
         logs: directory for a record per rank of what it was given, ``comm-rank-<r>.jsonl``, a
             line for each start.
+        control: is told of each start, and where its ranks run.
     """
 
     plan: CommPlan | None = None
     logs: Path | None = None
+    control: Control | Link | None = None
 
     @classmethod
-    def of(cls, plan: CommPlan, logs: Path) -> CommConfig:
-        return cls(backend=plan.backend, timeout_s=plan.timeout, plan=plan, logs=logs)
+    def of(cls, plan: CommPlan, logs: Path, control: Control | Link) -> CommConfig:
+        timeout, backend = plan.timeout, plan.backend
+        return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
@@ -57,7 +61,9 @@ class _CommBackend(_TorchBackend):
         plan, logs = backend_config.plan, backend_config.logs
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
-        worker_group.execute(_verify, plan, logs)
+        workers = dict(worker_group.execute(_verify, plan, logs))  # by rank
+        if backend_config.control is not None:
+            backend_config.control.begin([workers[rank] for rank in sorted(workers)])
 
     def on_shutdown(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
         # its default is to wait half a minute for ranks that may have gone; they are killed next
@@ -82,13 +88,15 @@ def _apply(plan: CommPlan) -> None:
 _given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
 
 
-def _verify(plan: CommPlan, logs: Path | None) -> None:
-    """Compare the process group, and the variables it was made with, with the plan.
+def _verify(plan: CommPlan, logs: Path | None) -> tuple[int, Worker]:
+    """Compare the process group, and the variables it was made with, with the plan; returns the
+    rank, and where it runs.
 
     Raises:
         TrainingError: naming what is not as planned.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
+    host, node = socket.gethostname(), ray.get_runtime_context().get_node_id()
     device = torch.device("cuda" if plan.backend == "nccl" else "cpu")
     group = dist.distributed_c10d._get_default_group()
     timeout = group._get_backend(device).options._timeout.total_seconds()
@@ -96,8 +104,8 @@ def _verify(plan: CommPlan, logs: Path | None) -> None:
     found |= {"backend": dist.get_backend(), "timeout": int(timeout)}
     planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
     if logs is not None:
-        record = {"rank": rank, "world": size, "time": time.time(), "host": socket.gethostname()}
-        record["node"] = ray.get_runtime_context().get_node_id()
+        record = {"rank": rank, "world": size, "time": time.time(), "host": host}
+        record["node"] = node
         record["given"] = {name: _shown(name, value) for name, value in found.items()}
         logs.mkdir(parents=True, exist_ok=True)
         with open(logs / f"comm-rank-{rank}.jsonl", "a") as file:
@@ -107,10 +115,11 @@ def _verify(plan: CommPlan, logs: Path | None) -> None:
             raise TrainingError(
                 f"{name} is {_shown(name, found[name])!r} after the process group was made, "
                 f"planned {_shown(name, wanted)!r}",
-                where=f"rank {rank} on {socket.gethostname()}",
+                where=f"rank {rank} on {host}",
                 remedy="look for what sets it in that node's start-up or in the model's module",
                 rank=rank,
             )
+    return rank, Worker(host, node)
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Frozen ranks: the rule by which they are found, whose process is ended, and whole jobs."""
+"""Frozen ranks: the rule by which they are found, whose process is ended, and whole jobs; and nodes
+that are about to go."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +23,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import raygnn
-from raygnn.driver import heartbeat, signals, train
-from raygnn.driver.heartbeat import Heartbeat, Sign, Silence
+from raygnn.driver import health, train
+from raygnn.driver.health import Heartbeat, Preemption, Sign, Silence
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.causes import FROZEN
-from raygnn.runs.diagnose.state_file import DONE, Life, Place, Start, State, file_of
-from raygnn.runs.display import Display
-from raygnn.worker import failures
+from raygnn.runs.diagnose.state_file import DONE, Place, Start
+from raygnn.runs.display import Display, NullDisplay
+from raygnn.worker import failures, ray_nodes
+from raygnn.worker.control import Control, Progress, SaveRequest, Snapshot, Worker
 from tests.small_jobs import JobFactory
 
 HOST = socket.gethostname()
@@ -35,74 +38,52 @@ LIMIT = 60.0
 SLOW = pytest.mark.slow
 
 
-def state(rank: int, beat: float = 0.0, *, host: str = HOST, phase: str = "forward") -> State:
+def progress(rank: int, beat: int, *, host: str = HOST, phase: str = "forward") -> Progress:
     start = Start(1, rank, 2, 1, 0.0, 0.0, host)
-    return State(start, Place(phase, 1, 6, 100.0, 0.0), Place(), Life(beat, beat))
-
-
-def no_storage() -> bool:
-    return False
-
-
-def storage() -> bool:
-    return True
+    return Progress(start, Place(phase, 1, 6, 100.0, 0.0), beat)
 
 
 class Watched:
-    """Ranks whose signs are looked at each second; ``beats`` says which of them move."""
+    """Ranks whose signs are looked at each second; ``moving`` says which of them give one."""
 
     def __init__(self, *hosts: str):
         self.silence = Silence()
         self.now = 1000.0
-        self.beat = [0.0] * len(hosts)
+        self.beat = [0] * len(hosts)
         self.hosts = hosts
         self.over: set[int] = set()
 
-    def look(self, *moving: int, works: Any = storage, after: float = 1.0) -> dict[int, float]:
+    def look(self, *moving: int, after: float = 1.0) -> dict[int, float]:
         self.now += after
         for rank in moving:
-            self.beat[rank] += 1.0
+            self.beat[rank] += 1
         signs = {
-            rank: Sign(state(rank, self.beat[rank], host=host), rank not in self.over)
+            rank: Sign(self.beat[rank], host, rank not in self.over)
             for rank, host in enumerate(self.hosts)
         }
-        return self.silence.look(self.now, signs, works)
+        return self.silence.look(self.now, signs)
 
-    def for_seconds(self, seconds: int, *moving: int, works: Any = storage) -> dict[int, float]:
+    def for_seconds(self, seconds: int, *moving: int) -> dict[int, float]:
         for _ in range(seconds):
-            found = self.look(*moving, works=works)
-        return found
+            silent = self.look(*moving)
+        return silent
 
 
 def test_one_that_stands_still_while_others_go_on() -> None:
     ranks = Watched("a", "b", "b")
     ranks.look(0, 1, 2)
-    assert ranks.for_seconds(61, 0, 2, works=no_storage) == {0: 0.0, 1: 61.0, 2: 0.0}
+    assert ranks.for_seconds(61, 0, 2) == {0: 0.0, 1: 61.0, 2: 0.0}
     assert ranks.look(0, 1, 2)[1] == 0.0  # it was only held up
 
 
-def test_the_only_one_needs_storage_that_works() -> None:
-    ranks = Watched("a")
-    ranks.look(0)
-    assert ranks.for_seconds(100, works=no_storage)[0] <= 3.0
-    assert ranks.for_seconds(60)[0] >= 60.0
-
-
-def test_storage_that_was_away_freezes_nobody() -> None:
-    """Afterwards the ranks do not come back all at once."""
+def test_all_ranks_of_several_hosts_at_once() -> None:
+    """The driver hears nobody: it may be its network. They do not come back all at once."""
     ranks = Watched("a", "a", "b")
     ranks.look(0, 1, 2)
-    ranks.for_seconds(300, works=no_storage)
+    assert max(ranks.for_seconds(300).values()) <= 3.0
     assert max(ranks.look(0).values()) <= 6.0
     assert max(ranks.for_seconds(3, 0).values()) <= 10.0
     assert ranks.look(0, 1, 2) == {0: 0.0, 1: 0.0, 2: 0.0}
-
-
-def test_all_ranks_of_several_hosts_at_once() -> None:
-    """The driver's storage works, which says nothing of theirs: it may be the network."""
-    ranks = Watched("a", "b")
-    ranks.look(0, 1)
-    assert max(ranks.for_seconds(300).values()) <= 3.0
 
 
 def test_all_ranks_of_the_only_host_at_once() -> None:
@@ -128,82 +109,56 @@ def test_a_driver_that_was_stopped_itself() -> None:
     assert max(ranks.look(0, after=3600.0).values()) <= 6.0
 
 
-clocks = st.integers(-(10**9), 10**9)
-jumps = clocks.filter(bool)  # a clock need not even go forward
-
-
 @given(
     gaps=st.lists(st.tuples(st.floats(0.1, 20.0), st.booleans()), min_size=1, max_size=60),
-    skew=clocks,
-    jump=jumps,
+    jump=st.integers(-(10**9), 10**9).filter(bool),  # a count need not even go forward
     others=st.integers(0, 3),
-    works=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_one_that_moves_within_the_limit_is_never_frozen(
-    gaps: Sequence[tuple[float, bool]], skew: int, jump: int, others: int, works: bool
+    gaps: Sequence[tuple[float, bool]], jump: int, others: int
 ) -> None:
-    """Whatever its clock shows, whatever the others do, however late the looks come."""
-    silence, now, since = Silence(), 5.0, 0.0
-    clock = skew
+    """Whatever its signs show, whatever the others do, however late the looks come."""
+    silence, now, since, beat = Silence(), 5.0, 0.0, 7
     for number, (gap, moves) in enumerate(gaps):
         now, since = now + gap, since + gap
         if moves or since >= LIMIT:
-            clock, since = clock + jump, 0.0
-        beats = [clock, *[number] * others]
-        signs = {rank: Sign(state(rank, beat)) for rank, beat in enumerate(beats)}
-        found = silence.look(now, signs, lambda: works)
-        assert found[0] <= since + 1e-6
-        assert found[0] < LIMIT
-
-
-@given(steps=st.lists(jumps, min_size=1, max_size=30))
-@settings(max_examples=50, deadline=None)
-def test_clocks_that_jump_do_not_matter(steps: Sequence[int]) -> None:
-    """The frozen one's clock was ahead or behind; the others' jump to and fro."""
-    silence = Silence()
-    beat = 0
-    for second in range(62):
-        beat += steps[second % len(steps)]
-        found = silence.look(
-            float(second), {0: Sign(state(0, beat)), 1: Sign(state(1, 7.0))}, storage
-        )
-    assert found == {0: 0.0, 1: 61.0}
+            beat, since = beat + jump, 0.0
+        signs = {rank: Sign(b, HOST) for rank, b in enumerate([beat, *[number] * others])}
+        silent = silence.look(now, signs)
+        assert silent[0] <= since + 1e-6
+        assert silent[0] < LIMIT
 
 
 class Job:
-    """A run directory as ranks leave it, looked at by a driver whose clock can be set."""
-
-    starts = 1
+    """Ranks that say what they do, looked at by a driver whose clock can be set."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch):
         self.path, self.logs = path, path / "logs"
         self.logs.mkdir()
+        self.control = Control()
+        self.snapshot = self.control.snapshot()
+        self.ask_save = lambda: SaveRequest(self.control)
         self.begin()
         self.now = 50.0
         self.out = Console(file=open(path / "shown", "w+"), width=300)  # noqa: SIM115
-        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(health.time, "monotonic", lambda: self.now)
         self.heart = Heartbeat(path, LIMIT, Display(self.out), self)
 
     def begin(self) -> None:
-        with open(self.logs / "comm-rank-0.jsonl", "a") as file:
-            file.write("{}\n")
+        self.control.begin([Worker(HOST, "here")])
 
-    def write(self, state: State) -> None:
-        file = file_of(self.logs, state.start.rank, ".state")
-        if file.exists():
-            with open(file, "r+b") as old:  # in place, as ranks do
-                old.write(state.pack())
-        else:
-            file.write_bytes(state.pack())
+    def say(self, said: Progress) -> None:
+        self.control.report(said)
+        self.snapshot = self.control.snapshot()
 
-    def watch(self, seconds: int, *states: State) -> None:
+    def watch(self, seconds: int, *said: Progress) -> None:
         """Rank 0 goes on."""
-        for each in states:
-            self.write(each)
+        for each in said:
+            self.say(each)
         for _ in range(seconds):
             self.now += 1.0
-            self.write(replace(state(0), life=Life(self.now, self.now)))
+            self.say(progress(0, int(self.now)))
             self.heart.look()
 
     def shown(self) -> str:
@@ -230,13 +185,13 @@ def holding(file: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(10)
 
 
-def of(process: subprocess.Popen[bytes], found: State) -> State:
-    return replace(found, start=replace(found.start, pid=process.pid))
+def of(process: subprocess.Popen[bytes], said: Progress) -> Progress:
+    return replace(said, start=replace(said.start, pid=process.pid))
 
 
 def test_a_frozen_rank_is_named_and_ended(job: Job) -> None:
     with holding(job.logs / "rank-1.state") as process:
-        job.watch(59, of(process, state(1)))
+        job.watch(59, of(process, progress(1, 7)))
         assert (process.poll(), job.shown()) == (None, "")
         job.watch(2)
         assert process.wait(10) == -signal.SIGKILL
@@ -262,7 +217,7 @@ def test_a_frozen_rank_is_named_and_ended(job: Job) -> None:
 def test_a_wait_that_failed_makes_it_sooner(job: Job) -> None:
     what = "RuntimeError: [gloo] Timed out waiting 20000ms for recv operation to complete"
     with holding(job.logs / "rank-1.state") as process:
-        job.watch(20, of(process, state(1)))
+        job.watch(20, of(process, progress(1, 7)))
         failures.record(job.path, failures.Failure(0, 1.0, what, "", attempt=2))
         job.watch(2)
         assert process.poll() is None  # that was another start's
@@ -272,10 +227,10 @@ def test_a_wait_that_failed_makes_it_sooner(job: Job) -> None:
     assert failures.recorded(job.path)[0].kind == FROZEN  # the cause
 
 
-@pytest.mark.parametrize("how", ["done", "failed", "gone", "another", "attempt", "damaged"])
+@pytest.mark.parametrize("how", ["done", "failed", "gone", "another", "attempt", "cut off"])
 def test_what_is_not_frozen(job: Job, how: str) -> None:
     with holding(job.logs / f"rank-{2 if how == 'another' else 1}.state") as process:
-        found = of(process, state(1, phase=DONE if how == "done" else "forward"))
+        found = of(process, progress(1, 7, phase=DONE if how == "done" else "forward"))
         if how == "gone":
             process.kill()
             process.wait(10)
@@ -284,9 +239,12 @@ def test_what_is_not_frozen(job: Job, how: str) -> None:
         if how == "failed":
             failures.record(job.path, failures.Failure(1, 1.0, "ValueError: no", "", attempt=1))
         job.watch(1, found)
-        if how == "damaged":
-            (job.logs / "rank-1.state").write_bytes(b"raygnnS1")
-        job.watch(200)
+        if how == "cut off":  # the driver from the control actor
+            for _ in range(200):
+                job.now += 1.0
+                job.heart.look()
+        else:
+            job.watch(200)
         assert process.poll() == (-signal.SIGKILL if how == "gone" else None)
         assert job.shown() == ""
 
@@ -294,15 +252,15 @@ def test_what_is_not_frozen(job: Job, how: str) -> None:
 def test_a_rank_that_moves_on_the_last_moment(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the end."""
     with holding(job.logs / "rank-1.state") as process:
-        found = of(process, state(1))
+        found = of(process, progress(1, 7))
         job.watch(59, found)
-        sent = signals.send
+        sent = health.send
 
         def send(*args: Any) -> bool:
-            job.write(replace(found, life=Life(9.0, 9.0)))
+            job.say(replace(found, beat=8))
             return sent(*args)
 
-        monkeypatch.setattr(signals, "send", send)
+        monkeypatch.setattr(health, "send", send)
         job.watch(2)
         assert process.poll() is None
     assert job.shown() == ""
@@ -322,7 +280,7 @@ def test_a_rank_on_another_node(
 ) -> None:
     asked = []
 
-    class Sent:
+    class Task:
         def __init__(self, node: str, file: Path, pid: int, number: int):
             assert (node, file, pid) == ("abc", job.logs / "rank-1.state", 1)
             asked.append(number)
@@ -333,26 +291,19 @@ def test_a_rank_on_another_node(
                 raise answer
             return answer
 
-        def give_up(self) -> None:
+        def cancel(self) -> None:
             pass
 
-    monkeypatch.setattr(signals, "Sent", Sent)
-    (job.logs / "comm-rank-1.jsonl").write_text('{"node": "old"}\n{"node": "abc"}\n')
-    job.watch(200, state(1, host="elsewhere"))
+    monkeypatch.setattr(health, "SignalTask", Task)
+    job.control = Control()
+    job.control.begin([Worker(HOST, "here"), Worker("elsewhere", "abc")])
+    job.watch(200, progress(1, 7, host="elsewhere"))
     assert asked == sent
     assert told in job.shown()
     assert job.shown().count("gave no sign of life") == bool(told)
     assert [failure.kind for failure in failures.recorded(job.path)] == [FROZEN] * (
         signal.SIGKILL in sent
     )
-
-
-def test_before_the_first_start_of_this_command(job: Job) -> None:
-    """What an earlier command left is not this one's."""
-    job.starts = 0
-    with holding(job.logs / "rank-1.state") as process:
-        job.watch(200, of(process, state(1)))
-        assert process.poll() is None
 
 
 @pytest.mark.parametrize("kernel", ["new", "old"])
@@ -369,13 +320,86 @@ def test_a_signal_only_to_who_holds_the_file(
     other.parent.mkdir()
     other.touch()
     with holding(mine) as process:
-        assert not signals.send(other, process.pid, signal.SIGKILL)
-        assert not signals.send(mine, os.getpid(), signal.SIGKILL)
+        assert not health.send(other, process.pid, signal.SIGKILL)
+        assert not health.send(mine, os.getpid(), signal.SIGKILL)
         assert process.poll() is None
-        assert signals.send(mine, process.pid, 0)
-        assert signals.send(mine, process.pid, signal.SIGKILL)
+        assert health.send(mine, process.pid, 0)
+        assert health.send(mine, process.pid, signal.SIGKILL)
         process.wait(10)
-        assert not signals.send(mine, process.pid, 0)
+        assert not health.send(mine, process.pid, 0)
+
+
+# ── nodes that are to go ─────────────────────────────────────────────────────────────────────
+
+
+class Notes(NullDisplay):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Going:
+    """A job with three ranks, the last of them on another node, while ``nodes`` are to go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **cluster: Any):
+        self.control = Control()
+        self.control.begin([Worker("x", "x")] * 3)
+        self.control.begin([Worker(node, node) for node in ("a", "a", "b")])
+        self.nodes: dict[str, float | None] = {}
+        self.show = Notes()
+        monkeypatch.setattr(health, "_NOTICES", 0.0)
+        monkeypatch.setattr(ray_nodes, "draining", lambda: dict(self.nodes))
+        there: Any = SimpleNamespace(**{"local": False, "answers": lambda: True, **cluster})
+        self.watched = Preemption(there, self.show, self)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.control.snapshot()
+
+    def ask_save(self) -> SaveRequest:
+        return SaveRequest(self.control)
+
+    def asks(self) -> bool:
+        """Whether the ranks are asked for a checkpoint now."""
+        self.watched.look()
+        pending = self.control.pending_saves()
+        self.control.answer_saves(pending, saved=True)
+        return bool(pending)
+
+
+def test_a_notice_is_answered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = Going(monkeypatch)
+    assert not going.asks()
+    going.nodes = {"other": 10.0, "x": 10.0}  # where no rank of ours is, or none of this start
+    assert not going.asks()
+    for left, wanted in ((90.0, True), (88.0, False), (20.0, False), (14.0, True), (12.0, False)):
+        going.nodes["a"] = left
+        assert going.asks() is wanted, left
+    assert going.show.said == ["the node of rank 0, 1 is to go in 90 s: saving a checkpoint"]
+    going.nodes["b"] = None
+    assert going.asks()
+    assert going.show.said[1:] == ["the node of rank 2 is to go soon: saving a checkpoint"]
+
+
+@pytest.mark.parametrize("cluster", [{"local": True}, {"answers": lambda: False}])
+def test_no_notice_is_looked_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own Ray is not preempted; a call to one that does not answer would return after a
+    minute, when Ray has ended this process."""
+    going = Going(monkeypatch, **cluster)
+    going.nodes = {"a": 5.0}
+    assert not going.asks()
+    assert going.show.said == []
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_what_ray_tells() -> None:
+    assert ray_nodes.draining() == {}
+
+
+# ── whole jobs ───────────────────────────────────────────────────────────────────────────────
 
 
 class _Stopper(threading.Thread):

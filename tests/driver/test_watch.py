@@ -1,4 +1,4 @@
-"""What is left of a run for those who look at it later, however it ends."""
+"""What is shown of a run, and what is left of it for those who look at it later."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.driver import record_forwarding, session
+from raygnn.driver import session, watch
 from raygnn.driver.loggers.process import Loggers
+from raygnn.driver.watch import SaveFile, startup_progress
 from raygnn.errors import Interrupted, TrainingError
+from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.run_directory import RunDir
-from raygnn.worker.job import ROWS, STOP, clean_up
+from raygnn.worker.control import Control, Progress, SaveRequest, Worker
+from raygnn.worker.job import ROWS
 from tests.small_jobs import job
 
 
@@ -30,8 +34,8 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 def test_a_run_that_fails_leaves_a_report(run: RunDir) -> None:
     show = NullDisplay()
     run.begin({"name": "job"})
-    with contextlib.suppress(TrainingError), record_forwarding.reported(run, show):
-        record_forwarding.record_notes(run, show)
+    with contextlib.suppress(TrainingError), watch.reported(run, show):
+        watch.record_notes(run, show)
         show.note("rank 1 <failed>: no room")
         run.update_summary(status="failed", error="no room for <b>it</b>")
         raise TrainingError("no room")
@@ -46,7 +50,7 @@ def test_commands_that_go_on_with_a_run_add_to_what_was_told(run: RunDir) -> Non
     run.begin({"name": "job"})
     for text in ("first", "second"):
         show = NullDisplay()
-        record_forwarding.record_notes(run, show)
+        watch.record_notes(run, show)
         show.note(text)
     lines = (run.path / "logs" / "told.jsonl").read_text().splitlines()
     texts = [json.loads(line)["text"] for line in lines]
@@ -60,10 +64,10 @@ def test_a_report_that_cannot_be_written_hides_nothing(
     def fail(run: Any) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(record_forwarding, "write_report", fail)
-    with record_forwarding.reported(run, NullDisplay()):
+    monkeypatch.setattr(watch, "write_report", fail)
+    with watch.reported(run, NullDisplay()):
         run.begin({"name": "job"})
-    with pytest.raises(KeyboardInterrupt), record_forwarding.reported(run, NullDisplay()):
+    with pytest.raises(KeyboardInterrupt), watch.reported(run, NullDisplay()):
         raise KeyboardInterrupt
 
 
@@ -75,16 +79,15 @@ def test_what_is_removed_at_the_end_is_the_runs_own(run: RunDir, replaced: bool)
         shutil.rmtree(run.path)
     (run.path / ".ray").mkdir(parents=True)
     (run.path / ROWS).mkdir()
-    (run.path / STOP).touch()
     with session._cleared(run, keep=False):
-        clean_up(run, local=True)
+        pass
     names = {path.name for path in run.path.glob("*")}
-    assert names == ({".ray", ROWS, STOP} if replaced else set())
+    assert names == ({".ray", ROWS} if replaced else set())
     assert run.path.exists() is replaced
 
 
 def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
-    with record_forwarding.reported(run, NullDisplay()):
+    with watch.reported(run, NullDisplay()):
         pass
     assert not (run.path / "report.html").exists()
 
@@ -111,3 +114,61 @@ def test_loggers_are_told_how_it_ended(
         if error is not None:
             raise error
     assert ends == [status]
+
+
+# ── before the first step ────────────────────────────────────────────────────────────────────
+
+
+def progress_of(*phases: str) -> str:
+    control = Control()
+    control.begin([Worker("host", "node")] * len(phases))
+    for rank, phase in enumerate(phases):
+        control.report(Progress(Start(1, rank, 3, 1, 0.0, 0.0, "host"), Place(phase), 1))
+    return startup_progress(control.snapshot())
+
+
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        ((), ""),
+        (("setup", "staging"), "staging parts, 1 of 2 workers"),
+        (("", "batch"), "starting, 1 of 2 workers"),
+        (("forward", "batch"), "preparing the first batch, 2 of 2 workers"),  # of a step
+    ],
+)
+def test_the_least_far_are_told(phases: tuple[str, ...], told: str) -> None:
+    assert progress_of(*phases) == told
+
+
+def test_what_the_ranks_of_an_earlier_start_do_is_not_told() -> None:
+    control = Control(attempts=3)
+    control.begin([Worker("host", "node")])
+    control.report(Progress(Start(3, 0, 1, 1, 0.0, 0.0, "host"), Place("imports"), 1))
+    assert startup_progress(control.snapshot()) == ""
+
+
+# ── a checkpoint for who makes a file ────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_file_is_a_request(run: RunDir, saved: bool) -> None:
+    control = Control()
+    launch: Any = SimpleNamespace(
+        running=lambda: True, snapshot=None, ask_save=lambda: SaveRequest(control)
+    )
+    looks = SaveFile(run, launch)
+    looks.look()
+    assert not control.pending_saves()
+    file = run.path / ".save"
+    file.touch()
+    looks._next = 0.0
+    for _ in range(3):
+        looks.look()
+        launch.snapshot = control.snapshot()
+    assert len(control.pending_saves()) == 1
+    assert file.exists()
+    control.answer_saves(control.pending_saves(), saved=saved)
+    launch.snapshot = control.snapshot()
+    looks.look()
+    assert not file.exists()
+    assert not control.snapshot().answers

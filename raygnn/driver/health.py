@@ -1,0 +1,404 @@
+"""The health of a job's ranks: those that are frozen are ended, and nodes that are to go are
+answered with a checkpoint.
+
+A process that was stopped, that hangs in the kernel or in storage, or whose machine swaps, says
+nothing, and Ray takes it for well. The others meet it when ``comm.timeout`` ends their wait, and
+even then it keeps its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from raygnn.checkpoint import store
+from raygnn.driver.ray.connection import RayCluster
+from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
+from raygnn.runs.diagnose.state_file import DONE, FAILURE, STATE, file_of
+from raygnn.runs.display import Display
+from raygnn.worker import failures as faults
+from raygnn.worker import ray_nodes
+from raygnn.worker.control import Progress, Snapshot
+
+_EVERY = 1.0  # seconds between looks at the ranks, which give a sign of life about as often
+_FRESH = 3.0  # seconds after which ranks of several hosts that are all silent are cut off
+_LONGEST_LOOK = 3.0  # seconds that one look can add to a silence
+_HURRIED = 10.0  # seconds of silence that are enough when another rank's wait has failed
+_ANSWER = 60.0  # seconds for another node to answer; sooner Ray may not know that it is lost
+_NOTICES = 2.0  # seconds between looks for nodes that are to go
+_LAST_CALL = 15.0  # seconds before a node's end that its ranks are asked for another checkpoint
+
+
+class Job(Protocol):
+    """What is to be known of a launch."""
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+
+    def ask_save(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A rank's newest sign of life.
+
+    Attributes:
+        beat: another one with each sign.
+        awaited: whether there should be more: it neither failed nor came to its end.
+    """
+
+    beat: int
+    host: str
+    awaited: bool = True
+
+
+class Silence:
+    """For how long each rank has given no sign of life, by this process's own clock.
+
+    No clock of a rank counts. Time is added up from look to look, each of which needs an answer of
+    the control actor, without which no sign could be seen:
+
+    - if all that are awaited are silent, and run on several hosts, it does not count: what they
+      have in common is away, not they;
+    - one look counts for a few seconds at most, however long ago the last one was: this process
+      may have been stopped itself.
+    """
+
+    def __init__(self) -> None:
+        self._beats: dict[int, int] = {}
+        self._silent: dict[int, float] = {}
+        self._looked: float | None = None
+        self._moved = 0.0
+
+    def look(self, now: float, signs: Mapping[int, Sign]) -> dict[int, float]:
+        """Seconds of silence of each rank that is awaited.
+
+        Args:
+            now: seconds of a monotonic clock.
+            signs: of each rank that has given one.
+        """
+        elapsed = 0.0 if self._looked is None else min(now - self._looked, _LONGEST_LOOK)
+        self._looked = now
+        moved = {rank for rank, sign in signs.items() if self._beats.get(rank) != sign.beat}
+        self._beats.update({rank: signs[rank].beat for rank in moved})
+        awaited = {rank: sign for rank, sign in signs.items() if sign.awaited}
+        if moved:
+            self._moved = now
+        elif now - self._moved > _FRESH and len({sign.host for sign in awaited.values()}) > 1:
+            elapsed = 0.0
+        self._silent = {
+            rank: 0.0 if rank in moved else self._silent.get(rank, 0.0) + elapsed
+            for rank in awaited
+        }
+        return dict(self._silent)
+
+
+class Heartbeat:
+    """Watches the signs of life of a job's ranks; `look` is to be called often.
+
+    Args:
+        limit: seconds of silence that no rank may reach.
+    """
+
+    def __init__(self, run_dir: Path, limit: float, show: Display, job: Job):
+        self._run_dir = run_dir
+        self._limit = limit
+        self._show = show
+        self._job = job
+        self._attempt = 0
+        self._seen: Snapshot | None = None
+        self._silence = Silence()
+        self._frozen: set[int] = set()  # ranks of this attempt that were found to be
+        self._endings: list[_Ending] = []
+        self._next = 0.0
+
+    def look(self) -> None:
+        """End the ranks that are frozen. Storage that cannot be read freezes nobody."""
+        now, snapshot = time.monotonic(), self._job.snapshot
+        if now < self._next or snapshot is self._seen or snapshot.starts < 1:
+            return
+        self._next, self._seen = now + _EVERY, snapshot
+        with contextlib.suppress(OSError):
+            self._look(now, snapshot)
+
+    def _look(self, now: float, snapshot: Snapshot) -> None:
+        if snapshot.attempt != self._attempt:
+            self._begin(snapshot.attempt)
+        failures = [f for f in faults.recorded(self._run_dir) if f.attempt == self._attempt]
+        over = self._frozen | {failure.rank for failure in failures}
+        signs = {
+            rank: Sign(
+                progress.beat,
+                progress.start.host,
+                progress.place.phase != DONE and rank not in over,
+            )
+            for rank, progress in snapshot.progress.items()
+        }
+        silent = self._silence.look(now, signs)
+        hurried = any(failure.is_consequence for failure in failures)
+        limit = min(self._limit, _HURRIED) if hurried else self._limit
+        for rank, seconds in silent.items():
+            if seconds >= limit:
+                self._frozen.add(rank)
+                self._endings.append(
+                    _Ending(self._run_dir, self._job, snapshot.progress[rank], seconds, self._show)
+                )
+        self._endings = [ending for ending in self._endings if not ending.is_over()]
+
+    def _begin(self, attempt: int) -> None:
+        """What was frozen in an earlier start shall not be taken for what ends this one."""
+        for failure in faults.recorded(self._run_dir):
+            if failure.kind == FROZEN and failure.attempt != attempt:
+                file_of(self._run_dir / "logs", failure.rank, FAILURE).unlink(missing_ok=True)
+        self._attempt, self._silence, self._frozen = attempt, Silence(), set()
+
+
+class _Ending:
+    """A rank that seems to be frozen: make sure of it, say so, and end it.
+
+    Only a process that is still there is frozen: one that has gone is Ray's to tell of.
+    """
+
+    def __init__(self, run_dir: Path, job: Job, progress: Progress, silent: float, show: Display):
+        self._run_dir = run_dir
+        self._job = job
+        self._progress = progress
+        self._start = progress.start
+        self._silent = silent
+        self._show = show
+        self._file = file_of(run_dir / "logs", self._start.rank, STATE)
+        self._sent: SignalTask | None = None
+        self._deadline = 0.0
+        self._told = False
+
+    def is_over(self) -> bool:
+        """Do what can be done now; whether that was all."""
+        if self._sent is None:
+            return self._begin()
+        try:
+            answer = self._sent.answer()
+        except Exception as error:
+            return self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
+        if answer is None and time.monotonic() < self._deadline:
+            return False
+        if answer is None:
+            self._sent.cancel()
+            return self._fail(f"its node has not answered for {_ANSWER:g} s")
+        if self._told or not answer or self._moved():
+            return True
+        self._tell()
+        return self._send_there(signal.SIGKILL)
+
+    def _begin(self) -> bool:
+        if self._start.host == socket.gethostname():
+            try:
+                if send(self._file, self._start.pid, 0) and not self._moved():
+                    self._tell()
+                    send(self._file, self._start.pid, signal.SIGKILL)
+                    return True
+            except PermissionError:
+                pass  # Ray may be another user's
+        return self._send_there(0)  # it has gone, or is in another container
+
+    def _send_there(self, number: int) -> bool:
+        """Let the rank's node send it a signal; whether nobody can be asked."""
+        node = self._job.snapshot.node_of(self._start.rank)
+        if node is None:
+            return True
+        self._deadline = time.monotonic() + _ANSWER
+        try:
+            self._sent = SignalTask(node, self._file, self._start.pid, number)
+        except Exception as error:
+            return self._fail(f"{type(error).__name__}: {error}".splitlines()[0])
+        return False
+
+    def _moved(self) -> bool:
+        """Whether there was a sign of life in the meantime."""
+        newest = self._job.snapshot.progress.get(self._start.rank)
+        return newest is None or newest.beat != self._progress.beat
+
+    def _fail(self, why: str) -> bool:
+        if self._told:
+            self._show.note(f"rank {self._start.rank} could not be ended: {why}")
+        else:
+            self._show.note(
+                f"rank {self._start.rank} on {self._start.host} gave no sign of life for "
+                f"{self._silent:.0f} s, and cannot be ended: {why}"
+            )
+        return True
+
+    def _tell(self) -> None:
+        """To the user, and to those who ask later, on behalf of the rank."""
+        self._told = True
+        start, place = self._start, self._progress.place
+        phase = f"phase {place.phase}" if place.phase else "no phase yet"
+        if place.step is not None:
+            phase += f", epoch {place.epoch}, step {place.step}"
+        if place.wall:
+            phase += time.strftime(", since %H:%M:%S", time.localtime(place.wall))
+        what = f"rank {start.rank} gave no sign of life for {self._silent:.0f} s: it is frozen"
+        where = f"{start.host}, pid {start.pid}, {phase}"
+        faults.record(
+            self._run_dir,
+            faults.Failure(
+                rank=start.rank,
+                time=time.time(),
+                what=what,
+                trace="",
+                remedy=REMEDIES["frozen"],
+                where=where,
+                reached=store.newest(self._run_dir / "checkpoints"),
+                kind=FROZEN,
+                attempt=start.attempt,
+            ),
+        )
+        faults.log_failure(self._run_dir, start.rank, f"{what} ({where})")
+        self._show.note(f"{what} ({where}); its process is ended, to start again")
+
+
+def send(state_file: Path, pid: int, number: int) -> bool:
+    """Send a signal to a rank on this host; 0 only asks whether it is there.
+
+    A number alone does not say whose a process is: it may have been given anew, or belong to
+    another container. It is the rank's if it holds the rank's state file open, which the rank
+    does from its start to its end, and nobody else but for the moment of a look.
+
+    Returns:
+        Whether the process is there, and the rank's.
+
+    Raises:
+        PermissionError: it is, but may not be sent signals by this user.
+    """
+    handle = None
+    try:
+        handle = os.pidfd_open(pid)  # stays with this process, whoever gets its number later
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # a kernel before 5.3, or a container that does not let it through
+    try:
+        if not _holds(pid, state_file):
+            return False
+        if handle is None:
+            os.kill(pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _holds(pid: int, file: Path) -> bool:
+    """Whether a process has the file open."""
+    descriptors = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(descriptors):
+            path = os.path.join(descriptors, name)
+            try:
+                # another container may have mounted it elsewhere, so that the name alone counts
+                # here; whatever else the process has open is left alone: it may hang
+                same = os.path.basename(os.readlink(path)) == file.name
+                if same and os.path.samestat(os.stat(path), os.stat(file)):
+                    return True
+            except FileNotFoundError:
+                continue
+    except OSError:  # it has gone, or is another user's
+        return False
+    return False
+
+
+class SignalTask:
+    """A signal to a rank on another node of Ray, by a task there.
+
+    Args:
+        node: id of the node.
+    """
+
+    def __init__(self, node: str, state_file: Path, pid: int, number: int):
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+        self._task = ray.remote(send).options(**options).remote(state_file, pid, number)
+
+    def answer(self) -> bool | None:
+        """What `send` returned there, False for a node that has gone; None before that is known.
+
+        Raises:
+            Exception: whatever kept the signal from being sent.
+        """
+        import ray
+        from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
+
+        if not ray.wait([self._task], timeout=0)[0]:
+            return None
+        try:
+            return bool(ray.get(self._task, timeout=0))
+        except (NodeDiedError, TaskUnschedulableError, WorkerCrashedError):
+            return False
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        import ray
+
+        with contextlib.suppress(Exception):  # it has an end of its own
+            ray.cancel(self._task, force=True)
+
+
+class Preemption:
+    """Asks the ranks for a checkpoint when a node that runs some is to go, and again right before
+    it goes.
+
+    Ray learns of it from its autoscaler, from a cloud's notice that an operator passes on, or from
+    ``ray drain-node``; Ray Train starts anew when the time is up, from the newest checkpoint.
+
+    Args:
+        cluster: whose nodes; those of a Ray of our own are not preempted.
+    """
+
+    def __init__(self, cluster: RayCluster, show: Display, job: Job):
+        self._cluster = cluster
+        self._show = show
+        self._job = job
+        self._next = 0.0
+        self._asked: set[tuple[str, bool]] = set()
+
+    def look(self) -> None:
+        """To be called often while ranks train."""
+        if self._cluster.local or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _NOTICES
+        if not self._cluster.answers():
+            return
+        with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
+            going = ray_nodes.draining()
+            self._asked = {(node, soon) for node, soon in self._asked if node in going}
+            self._ask(going)
+
+    def _ask(self, going: Mapping[str, float | None]) -> None:
+        ranks: dict[str, list[int]] = {}
+        for rank, worker in enumerate(self._job.snapshot.workers):
+            ranks.setdefault(worker.node, []).append(rank)
+        for node in going.keys() & ranks.keys():
+            left = going[node]
+            soon = left is not None and left <= _LAST_CALL
+            if (node, soon) in self._asked:
+                continue
+            self._job.ask_save()
+            first = (node, not soon) not in self._asked
+            self._asked.add((node, soon))
+            if first:
+                when = f"in {left:.0f} s" if left is not None else "soon"
+                who = ", ".join(map(str, ranks[node]))
+                self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")

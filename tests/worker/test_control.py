@@ -1,0 +1,138 @@
+"""What the driver and the ranks tell each other: the state itself, and the way to it."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raygnn.errors import TrainingError
+from raygnn.runs.diagnose.state_file import Place, Start
+from raygnn.worker import control as module
+from raygnn.worker.control import Control, Link, Progress, SaveRequest, Worker, read_result
+
+WORKERS = [Worker("host0", "a"), Worker("host1", "b")]
+
+
+def says(rank: int, attempt: int = 1, beat: int = 1, phase: str = "forward") -> Progress:
+    return Progress(Start(attempt, rank, 2, 1, 0.0, 0.0, "host"), Place(phase), beat)
+
+
+def test_starts_are_counted_over_commands() -> None:
+    control = Control(attempts=2)
+    assert (control.snapshot().attempt, control.snapshot().starts) == (2, 0)
+    control.begin(WORKERS)
+    control.report(says(0, attempt=3))
+    control.tell(sending=True)
+    before = control.snapshot()
+    assert (before.attempt, before.starts, before.sending) == (3, 1, True)
+    assert (before.host_of(1), before.node_of(1), before.node_of(2)) == ("host1", "b", None)
+    control.begin(WORKERS[:1])
+    after = control.snapshot()
+    assert (after.attempt, after.starts, after.sending, after.progress) == (4, 2, False, {})
+    assert after.workers == (WORKERS[0],)
+    control.report(says(0, attempt=3))  # a rank that was asleep
+    assert control.snapshot().progress == {}
+    assert not control.is_current(3)
+    assert before.progress  # what was taken stays as it was
+
+
+def test_a_request_that_is_withdrawn_answers_no_other() -> None:
+    """The controller asks for a checkpoint and takes that back, while an interrupt waits for
+    its own: it shall not believe that the checkpoint was written."""
+    control = Control()
+    growing, interrupt = SaveRequest(control), SaveRequest(control)
+    serving = control.pending_saves()
+    growing.withdraw()
+    assert interrupt.answer(control.snapshot()) is None
+    assert len(control.pending_saves()) == 1
+    control.answer_saves(serving, saved=False)  # of both, as rank 0 knows them
+    snapshot = control.snapshot()
+    assert (growing.answer(snapshot), interrupt.answer(snapshot)) == (None, False)
+    assert len(snapshot.answers) == 1
+    interrupt.withdraw()
+    assert control.snapshot().answers == {}
+
+
+def test_the_result_is_plain_json() -> None:
+    control = Control()
+    assert read_result(control.snapshot()) is None
+    control.finish({"loss": float("nan"), "steps": 3})
+    assert read_result(control.snapshot()) == {"loss": None, "steps": 3}
+
+
+# ── by an actor ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def link(shared_ray: None) -> Iterator[Link]:
+    import ray
+
+    link = Link.create(attempts=0)
+    yield link
+    ray.kill(link._actor)
+
+
+def until(happens: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_rank_learns_what_is_asked_when_it_reports(link: Link) -> None:
+    import ray
+
+    rank: Link = ray.cloudpickle.loads(ray.cloudpickle.dumps(link))
+    link.begin(WORKERS)
+    request = SaveRequest(link)
+    assert rank.snapshot().workers == tuple(WORKERS)
+    assert not rank.pending_saves()  # it was not asked for since
+    until(lambda: rank.report(says(0)).saves)
+    assert len(rank.pending_saves()) == 1
+    until(lambda: link.newest().progress.get(0))
+    rank.tell(sending=True)
+    rank.answer_saves(rank.pending_saves(), saved=True)
+    assert not rank.pending_saves()  # whatever the next report still says
+    until(lambda: request.answer(link.newest()) is not None)
+    assert link.newest().sending
+    assert rank.is_current(1)
+    assert not rank.is_current(2)
+    rank.finish({"steps": 1})
+    assert read_result(link.snapshot()) == {"steps": 1}
+    link.stop()
+    until(lambda: rank.report(says(0)).stop)
+
+
+def test_a_rank_outlives_an_actor_that_is_gone(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it wait for one; the driver, which depends on it, is told."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    link.snapshot()
+    ray.kill(link._actor)
+    monkeypatch.setattr(module, "_SHORT", 5.0)
+    until(lambda: not link.is_current(1) or True)
+    begin = time.monotonic()
+    for _ in range(5):
+        assert not link.report(says(0)).stop
+        link.tell(steps_per_epoch=3)
+        link.answer_saves(["a"], saved=True)
+    assert time.monotonic() - begin < 5
+    link.stop()
+    with pytest.raises(TrainingError, match="does not answer"):
+        link.finish({})
+
+    def fails() -> bool:
+        try:
+            link.newest()
+        except RayActorError:
+            return True
+        return False
+
+    until(fails)
+    other = pickle.loads(pickle.dumps(Control(2)))  # of tests and ranks without Ray
+    assert other.snapshot().attempt == 2
