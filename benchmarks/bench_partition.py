@@ -33,10 +33,10 @@ from raygnn.config.load import load_config
 from raygnn.graph import sources
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.dgl import dgl, metis
-from raygnn.graph.partition import assign
+from raygnn.graph.partition import metis as assign
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import partition_graph
-from raygnn.graph.partition.manifest import describe
+from raygnn.graph.partition.read import part_facts
 
 PARTS = 2
 NODES = {"full": 1_200_000, "small": 100_000}  # 50 times as many directed edges
@@ -78,12 +78,12 @@ def ours(data: GraphData, directory: Path) -> Facts:
         inside.append(time.perf_counter() - start)
         return found
 
-    assign.metis = timed
+    assign.dgl.metis = timed
     meta = partition_graph(
         data, directory / "p", parts=PARTS, method="metis", digest="bench", source={}
     )
     assert meta.manifest is not None
-    seconds = meta.manifest["seconds"]
+    seconds = meta.manifest.seconds
     undirected = seconds["metis"] - sum(inside)
     stages = {"undirected": undirected, "metis": sum(inside)}
     return {"seconds": stages | {k: seconds[k] for k in ("assemble", "write")}} | held(meta)
@@ -121,12 +121,12 @@ KINDS: dict[str, tuple[str, Callable[[GraphData, Path], Facts]]] = {
 
 def held(meta: Any) -> Facts:
     """What each part of a partition holds."""
-    parts = describe(meta)["parts"]
+    parts = part_facts(meta)
     return {
-        "cut": sum(part["cut"] for part in parts),
-        "nodes": [sum(part["nodes"].values()) for part in parts],
-        "train": [part["splits"][DEFAULT_NTYPE]["train"] for part in parts],
-        "edges": [sum(part["edges"].values()) for part in parts],
+        "cut": sum(part.cut for part in parts),
+        "nodes": [sum(part.nodes.values()) for part in parts],
+        "train": [part.splits[DEFAULT_NTYPE]["train"] for part in parts],
+        "edges": [sum(part.edges.values()) for part in parts],
     }
 
 

@@ -328,14 +328,14 @@ def statistics(directory: Path, features: str = "feat") -> Graph:
     with tempfile.TemporaryDirectory() as place:
         shard = load_shard(meta, 0, 1, replicated=True, stage=Stage(Path(place)))
         degrees = Degrees.of(np.diff(shard.topology[etype].indptr))
-    parts = meta.manifest["parts"]
-    edges = sum(part["edges"][etype_str(etype)] for part in parts)
+    parts = meta.manifest.parts
+    edges = sum(part.edges[etype_str(etype)] for part in parts)
     return Graph(
         nodes=meta.num_nodes(ntype),
         edges=edges,
-        features=meta.manifest["features"][f"{ntype}/{features}"]["shape"][0],
-        training=sum(part["splits"][ntype]["train"] for part in parts),
-        cut=sum(part["cut"] for part in parts) / edges,
+        features=meta.manifest.features[f"{ntype}/{features}"].shape[0],
+        training=sum(part.splits[ntype]["train"] for part in parts),
+        cut=sum(part.cut for part in parts) / edges,
         degrees=degrees,
     )
 

@@ -17,7 +17,7 @@ from raygnn.graph.data import (
     GraphData,
     NodeFrame,
 )
-from raygnn.graph.partition.edge_target import EdgeSplit
+from raygnn.graph.partition.edges import EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.staging.node_cache import Stage

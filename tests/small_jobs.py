@@ -20,9 +20,10 @@ from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
 from raygnn.driver.resume import check_mirror, find_start, only_fetched, resume_mode
 from raygnn.graph.collection import ensure_collection
-from raygnn.graph.partition.edge_target import EdgeTarget
-from raygnn.graph.partition.layout import AnyPath, read_meta
+from raygnn.graph.partition.edges import EdgeTarget
+from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import ensure_partition
+from raygnn.graph.remote import AnyPath
 from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import RunDir

@@ -19,7 +19,8 @@ from torch import Tensor
 from peers import BENCHMARKS
 from peers.model import BATCH, SAGE, SEED, Result, measure, sampler
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition.layout import load_part, read_meta
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.read import load_part
 
 SECONDS = 600.0
 

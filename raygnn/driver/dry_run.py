@@ -24,7 +24,7 @@ from raygnn.config.schema import Config
 from raygnn.driver.inputs import Input, PartitionInput
 from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
-from raygnn.graph.partition.dgl_file import read_tensor
+from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.graph.remote import AnyPath
 from raygnn.preflight.facts import DryRun, PartitionFacts
 from raygnn.worker.job import Goal

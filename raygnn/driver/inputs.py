@@ -38,7 +38,8 @@ from raygnn.runs.display import Display
 from raygnn.sampling.plan import resolve_fanouts
 
 if TYPE_CHECKING:
-    from raygnn.graph.partition.layout import AnyPath, PartitionMeta
+    from raygnn.graph.partition.layout import PartitionMeta
+    from raygnn.graph.remote import AnyPath
 
 # bytes for each edge, as measured with 10 and 50 edges a node: METIS takes 31 to 55, and is done
 # when parts are assembled, which takes 33 to 53
@@ -98,7 +99,7 @@ def table(meta: Stored) -> list[dict[str, object]]:
     if isinstance(meta, CollectionMeta):
         size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
         return [{**size, "bytes": meta.bytes, "seconds": meta.manifest.seconds}]
-    from raygnn.graph.partition.manifest import table
+    from raygnn.graph.partition.read import table
 
     return [dict(row) for row in table(meta)]
 
@@ -293,16 +294,15 @@ class PartitionInput:
         if self.data is not None:
             return self.data.names
         assert self.meta is not None
-        names: Container[str] = (self.meta.manifest or {}).get("names", {})
-        return names
+        return self.meta.names
 
     @property
     def _nodes_are_split(self) -> bool:
         if self.data is not None:
             return any("train_mask" in frame.data for frame in self.data.nodes.values())
         assert self.meta is not None
-        parts = (self.meta.manifest or {}).get("parts", [])
-        return any(part["splits"] for part in parts)
+        parts = self.meta.manifest.parts if self.meta.manifest else []
+        return any(part.splits for part in parts)
 
     def _edge_arrays(self) -> set[str] | None:
         """Names of arrays of edges; None where only reading the parts would tell."""
@@ -313,7 +313,7 @@ class PartitionInput:
         if manifest is None:
             return None
         kinds = {etype_str(etype) for etype in self.meta.etypes}
-        named = (key.rpartition("/") for key in manifest["features"])
+        named = (key.rpartition("/") for key in manifest.features)
         return {name for kind, _, name in named if kind in kinds}
 
 

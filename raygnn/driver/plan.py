@@ -10,7 +10,7 @@ from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import Input
 from raygnn.driver.ray.connection import RayCluster
-from raygnn.graph.partition.edge_target import EdgeTarget
+from raygnn.graph.partition.edges import EdgeTarget
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition_facts import Stored, edge_target, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources

@@ -23,6 +23,7 @@ from raygnn.driver.plan_display import header, show_finding, show_nodes
 from raygnn.driver.ray.connection import RayCluster
 from raygnn.driver.watch import SAVE
 from raygnn.errors import InputError, Interrupted, TrainingError
+from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.preflight.report import refuse
 from raygnn.runs import interrupts
 from raygnn.runs.diagnose import diagnose
@@ -193,11 +194,10 @@ class Session:
     def _note_parts(self, made: Input) -> None:
         """Leave for the report how the partition divides the graph; what others wrote is not read
         for that."""
-        manifest = getattr(made.meta, "manifest", None)
-        if isinstance(manifest, dict):
+        if isinstance(made.meta, PartitionMeta) and made.meta.manifest is not None:
+            parts = [part.model_dump() for part in made.meta.manifest.parts]
             with suppress(TrainingError):
-                parts = {"directory": str(made.place), "parts": manifest["parts"]}
-                self.run.write(PARTITION, parts)
+                self.run.write(PARTITION, {"directory": str(made.place), "parts": parts})
 
     def _save(self, launch: Launch) -> None:
         """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no

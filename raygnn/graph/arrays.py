@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+IntArray: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 # DLPack's type codes and bits: 0 signed, 1 unsigned, 2 float, 4 bfloat
 DTYPES = {
@@ -32,8 +33,12 @@ DTYPES = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()} | {"bool": (1, 8)}
 
-
 _PIECE = 1 << 22  # bytes that are gathered at a time
+
+
+def index_type(limit: int) -> type[np.int32 | np.int64]:
+    """The integer type for ids and places below ``limit``."""
+    return np.int32 if limit < 2**31 else np.int64
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from raygnn.errors import CapabilityError
+from raygnn.graph.arrays import IntArray
 from raygnn.graph.dgl_distributed import accept_any_device
-from raygnn.graph.partition.dgl_json import IntArray
 
 # add-on → where its native library lies inside the package, for one torch version
 _LIBRARIES = {

@@ -298,10 +298,10 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
         return {}
     import pyarrow as pa
 
-    from raygnn.graph.partition.id_file import read_ids
+    from raygnn.graph.partition.read import read_ids
 
     meta = read_meta(plan.input.place)
-    words = {**(meta.manifest or {}).get("names", {}), **(asked.weights.words or {})}
+    words = {**meta.names, **(asked.weights.words or {})}
     if goal.edges is None or key == "node":
         if ntype is None:
             ntype = goal.ntype if goal.edges is None else goal.edges.etype[0]

@@ -244,7 +244,7 @@ def _with_words(config: Config, found: weights.Weights) -> Config:
         assert found.words is not None
         assert config.partition.path is not None
         meta = read_meta(any_path(config.partition.path))
-        words.check(found.words, (meta.manifest or {}).get("names", {}))
+        words.check(found.words, meta.names)
     return config
 
 

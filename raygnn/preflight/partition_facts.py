@@ -12,13 +12,15 @@ from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig, SplitConfig
 from raygnn.graph.data import MASKS, SPLITS, EdgeType, etype_str
-from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
+from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
 from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.data import GraphData
-    from raygnn.graph.partition.layout import AnyPath, PartitionMeta
+    from raygnn.graph.partition.layout import PartitionMeta
+    from raygnn.graph.partition.manifest import Manifest
+    from raygnn.graph.remote import AnyPath
 
 Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
@@ -32,7 +34,7 @@ _RELATION = "relation"
 def stored_files(meta: Stored) -> dict[str, int]:
     """Path within the directory → size in bytes, of every file a node needs."""
     from raygnn.graph.collection import CollectionMeta
-    from raygnn.graph.partition.layout import within
+    from raygnn.graph.remote import within
 
     root, jsons = meta.directory, stored_jsons(meta)
     if isinstance(meta, CollectionMeta):
@@ -47,7 +49,7 @@ def stored_jsons(meta: Stored) -> tuple[str, ...]:
     """The files that say what it is; of a partition DGL's json, and our manifest if it has one."""
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.collection.collection_manifest import MANIFEST as OF_COLLECTION
-    from raygnn.graph.partition.layout import MANIFEST
+    from raygnn.graph.partition.manifest import MANIFEST
 
     if isinstance(meta, CollectionMeta):
         return (OF_COLLECTION,)
@@ -60,8 +62,8 @@ def stored_digests(meta: Stored) -> dict[str, str]:
 
     if isinstance(meta, CollectionMeta):
         return {name: file.sha256 for name, file in meta.manifest.files.items()}
-    files = meta.manifest["files"] if meta.manifest else {}
-    return {name: facts["sha256"] for name, facts in files.items()}
+    files = meta.manifest.files if meta.manifest else {}
+    return {name: file.sha256 for name, file in files.items()}
 
 
 def collection_facts(
@@ -290,29 +292,27 @@ def fingerprint(directory: AnyPath, names: tuple[str, ...]) -> str | None:
     return digest.hexdigest() if names else None
 
 
-def _from_manifest(
-    manifest: Mapping[str, Any], meta: PartitionMeta
-) -> tuple[_Columns, _Edges, _Counts]:
+def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
     """What we wrote comes from one array each, so every part has the same."""
     columns: _Columns = {ntype: {} for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     named = {etype_str(etype): arrays for etype, arrays in edges.items()}
-    for key, facts in manifest["features"].items():
+    for key, feature in manifest.features.items():
         kind, _, name = key.rpartition("/")
-        column = Column(facts["dtype"], tuple(facts["shape"]))
+        column = Column(feature.dtype, tuple(feature.shape))
         if kind in columns:
             columns[kind][name] = (column,)
         elif kind in named:
             named[kind][name] = column
     by_type: _Counts = {}
     for ntype in meta.ntypes:
-        counts = [part["splits"].get(ntype, {}) for part in manifest["parts"]]
+        counts = [part.splits.get(ntype, {}) for part in manifest.parts]
         by_type[ntype] = {split: sum(c.get(split, 0) for c in counts) for split in SPLITS}
     return columns, edges, by_type
 
 
 def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
-    from raygnn.graph.partition.layout import load_part
+    from raygnn.graph.partition.read import load_part
 
     by_part: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}

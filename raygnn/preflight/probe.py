@@ -39,7 +39,7 @@ from raygnn.preflight.partition_facts import (
 )
 
 if TYPE_CHECKING:
-    from raygnn.graph.partition.layout import AnyPath
+    from raygnn.graph.remote import AnyPath
     from raygnn.preflight.partition_facts import Stored
 
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")

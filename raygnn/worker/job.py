@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
+from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
 from raygnn.runs.run_directory import RunDir, lost
 from raygnn.worker.control import Board, Control
 
 if TYPE_CHECKING:
-    from raygnn.graph.partition.layout import AnyPath
+    from raygnn.graph.remote import AnyPath
 
 TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank

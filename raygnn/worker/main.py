@@ -27,7 +27,7 @@ from raygnn.worker import blackbox, failures
 from raygnn.worker.job import Job
 
 if TYPE_CHECKING:
-    from raygnn.graph.partition.layout import AnyPath
+    from raygnn.graph.remote import AnyPath
 
 _POLL = 0.1  # seconds between looks for the partition
 _WATCH = 1.0  # seconds between signs of life

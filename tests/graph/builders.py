@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from raygnn.config.graph import DglGraph, GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
-from raygnn.graph.partition.dgl_file import write_graph
+from raygnn.graph.partition.dgl_format import write_graph
 
 SECTIONS = {
     "planetoid": PlanetoidGraph,

@@ -10,8 +10,15 @@ import torch
 from hypothesis import strategies as st
 
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.partition.dgl_file import read_tensors
-from raygnn.graph.partition.layout import Part, PartitionMeta, load_part
+from raygnn.graph.partition.dgl_format import read_tensors
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.partition.read import (
+    Part,
+    load_part,
+    read_ids,
+    read_original_edges,
+    read_original_nodes,
+)
 
 DTYPES = ["float32", "float64", "float16", "int64", "int32", "uint8", "bool", "bfloat16"]
 
@@ -49,6 +56,16 @@ def graphs(draw: st.DrawFn) -> GraphData:
 
 def load_all(meta: PartitionMeta) -> list[Part]:
     return [load_part(meta, part) for part in range(meta.num_parts)]
+
+
+def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
+    """Read all files, which checks them; or those of some parts."""
+    for part in range(meta.num_parts) if parts is None else parts:
+        load_part(meta, part)
+        read_original_nodes(meta, part)
+        read_original_edges(meta, part)
+    for ntype in meta.ntypes if parts is None else ():
+        read_ids(meta, ntype)
 
 
 def original_ids(meta: PartitionMeta) -> tuple[dict[str, Any], dict[EdgeType, Any]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raygnn.graph import arrays
 from raygnn.graph.arrays import Rows
-from raygnn.graph.partition.dgl_file import read_tensors, write_tensors
+from raygnn.graph.partition.dgl_format import read_tensors, write_tensors
 
 
 def test_rows_are_written_as_they_would_be_at_once(

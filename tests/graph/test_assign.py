@@ -11,10 +11,10 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.graph import edge_kernels
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.dgl import metis
-from raygnn.graph.partition import assign
+from raygnn.graph.partition import edge_kernels
+from raygnn.graph.partition import metis as assign
 from tests.graph.parted import graphs
 from tests.graphs import random_graph
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition.dgl_file import open_graphs
+from raygnn.graph.partition.dgl_format import open_graphs
 from raygnn.graph.sources import gin_text, saved_graphs
 
 TINY = "2\n3 7\n5 1 1\n-2 2 0 2\n5 1 1\n1 -1\n9 0\n"

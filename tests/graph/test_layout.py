@@ -23,9 +23,10 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition.dgl_file import read_graphs, read_tensors, write_graph, write_tensors
-from raygnn.graph.partition.layout import PartitionMeta, load_part, read_meta
-from raygnn.graph.partition.manifest import verify
+from raygnn.graph.partition.dgl_format import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
+from raygnn.graph.partition.read import load_part
+from tests.graph.parted import verify
 from tests.graphs import partitioned, random_graph, typed_graph
 
 
@@ -100,7 +101,7 @@ def test_old_spellings(tmp_path: Path) -> None:
     assert old.ntypes == [DEFAULT_NTYPE]
     assert old.etypes == [DEFAULT_ETYPE]
     for part in range(2):
-        now, then = load_part(ours, part), load_part(old, part)
+        now, then = load_part(replace(ours, manifest=None), part), load_part(old, part)
         assert torch.equal(now.csc[DEFAULT_ETYPE].src, then.csc[DEFAULT_ETYPE].src)
         assert now.node_data[DEFAULT_NTYPE].keys() == then.node_data[DEFAULT_NTYPE].keys()
         assert then.node_data[DEFAULT_NTYPE]["train_mask"].dtype == torch.bool
@@ -337,11 +338,11 @@ def test_a_file_cut_short_anywhere(name: str, meta: PartitionMeta) -> None:
     for length in {0, 1, 7, 8, 15, 16, len(good) - 1, *range(0, len(good), 97)} - {len(good)}:
         path.write_bytes(good[:length])
         with pytest.raises(DataError) as error:
-            load_part(bare, 0)
+            verify(bare, [0])
         assert error.value.where == str(path), length
     path.write_bytes(good + b"x")
     with pytest.raises(DataError, match="goes on"):
-        load_part(bare, 0)
+        verify(bare, [0])
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +369,7 @@ def test_garbled_files_never_do_more_than_raise(
     path.write_bytes(bad)
     try:
         with contextlib.suppress(DataError):
-            load_part(replace(shared, manifest=None), 0)
+            verify(replace(shared, manifest=None), [0])
     finally:
         path.write_bytes(good)
 
@@ -434,7 +435,7 @@ def test_we_write_what_dgl_writes(tmp_path: Path) -> None:
         written = write_tensors(tmp_path / "ours.dgl", {name: tensors[name]})
         dgl().data.utils.save_tensors(str(tmp_path / "theirs.dgl"), {name: tensors[name]})
         assert (tmp_path / "ours.dgl").read_bytes() == (tmp_path / "theirs.dgl").read_bytes()
-        assert written.size == os.path.getsize(tmp_path / "ours.dgl")
+        assert written.bytes == os.path.getsize(tmp_path / "ours.dgl")
     write_tensors(tmp_path / "all.dgl", tensors)
     loaded = dgl().data.utils.load_tensors(str(tmp_path / "all.dgl"))
     assert all(torch.equal(loaded[n], tensors[n].to(loaded[n].dtype)) for n in tensors)
@@ -480,7 +481,7 @@ def test_only_bfloat16_needs_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from raygnn.graph.partition.dgl_file import read_tensors\n"
+        "from raygnn.graph.partition.dgl_format import read_tensors\n"
         f"read_tensors(Path({str(tmp_path / 'plain.dgl')!r}))\n"
         "assert not {'torch', 'dgl', 'ray'} & sys.modules.keys()\n"
         f"read_tensors(Path({str(tmp_path / 'brain.dgl')!r}))\n"

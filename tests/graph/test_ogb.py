@@ -23,8 +23,8 @@ from ogb_builder import (
 from raygnn.config.graph import OgbGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
-from raygnn.graph.partition.layout import load_part
 from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.partition.read import load_part
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.triples import ETYPE
 

@@ -33,16 +33,18 @@ from raygnn.graph.data import (
     etype_str,
 )
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition import assign, write
-from raygnn.graph.partition.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.partition import metis, write
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import ensure_partition, find_partition, partition_graph
-from raygnn.graph.partition.manifest import describe, table, verify
+from raygnn.graph.partition.manifest import Feature
+from raygnn.graph.partition.read import load_part, part_facts, table
 from tests.graph.parted import (
     assert_same,
     graphs,
     in_edges,
     original_ids,
     reassemble,
+    verify,
 )
 from tests.graphs import TYPED, random_graph, typed_graph
 
@@ -62,7 +64,7 @@ def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: s
         again, lists = reassemble(meta, *original_ids(meta))
         assert_same(again, data)
         assert lists == in_edges(data)  # in original order, however the graph was divided
-        nodes = [sum(row.values()) for row in (part["nodes"] for part in describe(meta)["parts"])]
+        nodes = [sum(row.values()) for row in (part.nodes for part in part_facts(meta))]
         if method == "random":
             assert max(nodes) - min(nodes) <= 1
         verify(meta)
@@ -74,15 +76,16 @@ def test_the_manifest_counts_what_the_parts_hold(data: GraphData, parts: int) ->
     with tempfile.TemporaryDirectory() as directory:
         meta = make(data, Path(directory) / "p", parts)
         (meta.directory / "raygnn.json").unlink()
-        foreign = describe(read_meta(meta.directory))
-        ours = describe(meta)
-        assert ours["parts"] == foreign["parts"]
-        for name, found in foreign["features"].items():
-            # without the manifest a bool that is not called a mask stays DGL's uint8
-            bare = found | {"dtype": "bool"} if ours["features"][name]["dtype"] == "bool" else found
-            assert ours["features"][name] == bare
+        assert meta.manifest
+        assert meta.manifest.parts == part_facts(read_meta(meta.directory))
+        frames = {**data.nodes, **{etype_str(etype): edges for etype, edges in data.edges.items()}}
+        assert meta.manifest.features == {
+            f"{kind}/{name}": Feature.of(array)
+            for kind, frame in frames.items()
+            for name, array in frame.data.items()
+        }
         for ntype, frame in data.nodes.items():
-            counts = [part["splits"].get(ntype, {}) for part in ours["parts"]]
+            counts = [part.splits.get(ntype, {}) for part in meta.manifest.parts]
             for split in SPLITS:
                 mask = frame.data.get(f"{split}_mask")
                 assert all((split in count) == (mask is not None) for count in counts)
@@ -134,7 +137,7 @@ def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
             data, tmp_path / name, parts=3, method=method, digest="", source={}, seed=seed
         )
         assert meta.manifest
-        return meta.manifest["files"]
+        return meta.manifest.files
 
     plain = random_graph()
     plain.nodes[DEFAULT_NTYPE].data.clear()
@@ -271,7 +274,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
         edges.data["w"] = np.arange(edges.num, dtype=np.float32)
     data.nodes = dict(sorted(data.nodes.items()))  # as DGL orders types
     data.edges = dict(sorted(data.edges.items()))
-    assignment = assign.assign(data, 3, "random", 0)
+    assignment = metis.assign(data, 3, "random", 0)
     config, *theirs = dgl_partition(data, tmp_path / "dgl", 3, monkeypatch, assignment)
     meta = make(data, tmp_path / "ours", 3)
     ours = original_ids(meta)
@@ -297,7 +300,7 @@ def test_what_dgl_wrote_is_read(
         assert meta.config_file == config
         again, lists = reassemble(meta, nids, eids)
         assert_same(again, data)
-        assert load_part(meta, 0).orig_nids is None
+        assert meta.files[0].orig_nids is None
         assert {e: [sorted(ids) for ids in lists[e]] for e in lists} == in_edges(data)
 
 
@@ -466,7 +469,7 @@ def test_a_partition_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert meta.digest.startswith(meta.directory.name)
     assert len(meta.directory.name) == 16
     assert meta.manifest
-    assert {"load", *meta.manifest["seconds"]} == {stage.partition(",")[0] for stage in stages}
+    assert {"load", *meta.manifest.seconds} == {stage.partition(",")[0] for stage in stages}
     verify(meta)
     monkeypatch.setattr(sources, "load_graph", lambda graph: pytest.fail("read the graph again"))
     again = ensure_partition(job(tmp_path, parts=2), 7, stages.append)
@@ -560,4 +563,4 @@ def test_edge_types_keep_their_names(tmp_path: Path) -> None:
     assert meta.ntypes == list(typed_graph().nodes)
     assert meta.num_nodes("user") == 40
     assert meta.num_edges(TYPED[1]) == 480
-    assert set(describe(meta)["parts"][0]["edges"]) == {etype_str(etype) for etype in TYPED}
+    assert set(part_facts(meta)[0].edges) == {etype_str(etype) for etype in TYPED}

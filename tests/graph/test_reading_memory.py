@@ -29,7 +29,7 @@ from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import DataError
 from raygnn.graph import available_memory
 from raygnn.graph.data import GraphData
-from raygnn.graph.partition.dgl_file import write_graph
+from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph, planted, reading_bytes
 from raygnn.graph.tables import columns
@@ -291,7 +291,7 @@ def test_memory_that_runs_out_later_is_no_bug(
     def fail(*_: Any) -> Any:
         raise MemoryError("Unable to allocate 8.0 GiB")
 
-    monkeypatch.setattr("raygnn.graph.partition.assign.assign", fail)
+    monkeypatch.setattr("raygnn.graph.partition.metis.assign", fail)
     graph = {"format": "planted", "nodes": 1000}
     assert main(["partition", job(tmp_path / "job.yaml", graph, storage=str(tmp_path))]) == 4
     said = capsys.readouterr().err

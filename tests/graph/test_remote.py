@@ -17,14 +17,15 @@ from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import remote
-from raygnn.graph.partition.layout import PartitionMeta, load_part, read_meta
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import find_partition
-from raygnn.graph.partition.manifest import table, verify
+from raygnn.graph.partition.read import load_part, table
 from raygnn.graph.remote import RemotePath, any_path, within
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import load_shard
 from raygnn.preflight.partition_facts import partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
+from tests.graph.parted import verify
 from tests.graphs import partitioned, typed_graph
 
 SECRET = "s3://AKIDKEY:s3cr%2Fet@bucket/some%20where?region=eu&session_token=t0ken"

@@ -24,9 +24,10 @@ from raygnn.graph.data import (
     NodeFrame,
     etype_str,
 )
-from raygnn.graph.partition.dgl_file import read_graphs, read_tensors, write_graph, write_tensors
-from raygnn.graph.partition.layout import MANIFEST, PartitionMeta, read_meta
+from raygnn.graph.partition.dgl_format import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.partition.manifest import MANIFEST
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
 from tests.graph.parted import assert_same_data, graphs, in_edges, load_all, original_ids
@@ -212,7 +213,7 @@ def test_tables(tmp_path: Path) -> None:
 
 
 def test_tables_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raygnn.graph.staging.staged_parts._CHUNK", 100)
+    monkeypatch.setattr("raygnn.graph.staging.parts._CHUNK", 100)
     meta = partitioned(random_graph(200, 2), tmp_path, 1)
     shard = load_shard(meta, 0, 1, replicated=True, stage=Stage(tmp_path / "stage"))
     held = shard.node_data["_N"]
@@ -271,7 +272,7 @@ def test_large_graphs_get_wide_ids(tmp_path: Path) -> None:
     far[-1, 1] = 2**31
     wide = replace(meta, node_ranges={**meta.node_ranges, "item": far})
     assert wide.num_nodes("item") == 2**31
-    from raygnn.graph.staging.staged_parts import Staged
+    from raygnn.graph.staging.parts import Staged
 
     entry = Staged(Stage(tmp_path / "stage"), wide).topology((0, 1))
     for etype in TYPED:

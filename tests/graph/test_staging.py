@@ -23,10 +23,9 @@ from raygnn.config.execution import StagingConfig
 from raygnn.config.load import load_config
 from raygnn.errors import DataError
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.staging.entries import Draft, Entry
-from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.node_cache import Draft, Entry, Stage
+from raygnn.graph.staging.parts import _write_table
 from raygnn.graph.staging.shard import load_shard
-from raygnn.graph.staging.staged_parts import _write_table
 from raygnn.graph.validate import check_weights
 from tests.graphs import partitioned, typed_graph
 
@@ -172,17 +171,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (break_size, "0.npy has 50 bytes, expected"),
     "a file missing": (lambda path: (path / "0.npy").unlink(), "0.npy"),
     "facts missing": (lambda path: (path / "stage.json").unlink(), "stage.json is missing"),
-    "facts empty": (lambda path: (path / "stage.json").write_bytes(b""), "Expecting value"),
-    "facts no text": (lambda path: (path / "stage.json").write_bytes(b"\xff\xfe"), "decode"),
+    "facts empty": (lambda path: (path / "stage.json").write_bytes(b""), "stage.json is garbled"),
+    "facts no text": (
+        lambda path: (path / "stage.json").write_bytes(b"\xff\xfe"),
+        "stage.json is garbled",
+    ),
     "facts that are others": (break_facts, ""),
     "another version": (
         lambda path: (path / "stage.json").write_text('{"version": 99}'),
-        "version 99",
+        "version: Input should be 1",
     ),
     "a link in its place": (replace_by_link, "symbolic link"),
     "facts that are a link": (lambda path: replace_by_link(path / "stage.json"), "symbolic link"),
     "a file that is a link": (lambda path: replace_by_link(path / "0.npy"), "0.npy is no file"),
-    "a file elsewhere": (lead_out, "no file of ours"),
+    "a file elsewhere": (lead_out, "stage.json is garbled"),
     "facts that never end": (lambda path: replace_by_pipe(path / "stage.json"), "none of ours"),
     "a file that never ends": (lambda path: replace_by_pipe(path / "0.npy"), "0.npy is no file"),
 }

@@ -88,7 +88,7 @@ def test_a_subset_keeps_its_numbers(
         users={"class": [None, now[1], None], "fold": [None] * 3},
         bought={"mood": ["sad", "sad", None]},
     )
-    words = read_meta(old.parent).manifest["names"]
+    words = read_meta(old.parent).names
     assert data.names == words
     for key, values in {"item/brand": now, "user/label": [None, now[1], None]}.items():
         ntype, _, name = key.partition("/")

@@ -16,9 +16,9 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import ConfigError
-from raygnn.graph.partition.id_file import read_ids
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import Missing, ensure_partition, find_partition
+from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import load_graph
 from raygnn.prediction import merge as merging
 from raygnn.prediction.merge import merge

@@ -8,7 +8,7 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.graph.data import EdgeType
-from raygnn.graph.partition.edge_target import EdgeSplit, EdgeTarget
+from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
 from raygnn.preflight.partition_facts import edge_target
 
 BUYS: EdgeType = ("user", "buys", "item")

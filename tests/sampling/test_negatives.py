@@ -10,7 +10,7 @@ import pytest
 
 from raygnn.config.task import NegativesConfig
 from raygnn.graph.data import EdgeType
-from raygnn.graph.partition.edge_target import TRAIN, EdgeSplit
+from raygnn.graph.partition.edges import TRAIN, EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import Negatives, make_negatives

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.partition.edge_target import TRAIN, EdgeSplit
+from raygnn.graph.partition.edges import TRAIN, EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, build_store

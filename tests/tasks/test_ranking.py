@@ -12,7 +12,7 @@ import torch
 
 from raygnn.config.model import read_model
 from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.partition.edge_target import EdgeSplit
+from raygnn.graph.partition.edges import EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.graph import edge_kernels
-from raygnn.graph.arrays import Rows
+from raygnn.graph.arrays import IntArray, Rows, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
-from raygnn.graph.edge_kernels import IndexArray, index_type
-from raygnn.graph.partition.dgl_json import IntArray
+from raygnn.graph.partition import edge_kernels
+from raygnn.graph.partition.edge_kernels import IndexArray
 
 
 @dataclass(frozen=True)

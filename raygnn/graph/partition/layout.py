@@ -17,24 +17,23 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from raygnn.config.places import Uri
 from raygnn.errors import DataError
-from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.partition.dgl_json import Fields, IntArray, find_config
-from raygnn.graph.partition.partition_manifest import check_manifest, read_manifest
+from raygnn.graph.arrays import IntArray
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS, EdgeType, etype_str
+from raygnn.graph.partition.manifest import (
+    MANIFEST,
+    FileFacts,
+    Manifest,
+    damaged,
+    read_json,
+    read_manifest,
+)
 from raygnn.graph.remote import AnyPath, RemotePath, any_path, within
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-MANIFEST = "raygnn.json"
-"""The file beside DGL's json that says what we wrote; see `raygnn.graph.partition.manifest`."""
-
-LAYOUT_VERSION = 2
 
 _MAX_PARTS = 1 << 20
 
@@ -50,8 +49,8 @@ class PartFiles:
     orig_eids: AnyPath | None
 
     def all(self) -> list[AnyPath]:
-        found = (self.graph, self.node_feats, self.edge_feats, self.orig_nids, self.orig_eids)
-        return [path for path in found if path is not None]
+        files = (self.graph, self.node_feats, self.edge_feats, self.orig_nids, self.orig_eids)
+        return [path for path in files if path is not None]
 
 
 @dataclass(frozen=True)
@@ -80,26 +79,30 @@ class PartitionMeta:
     node_map: dict[str, IntArray]
     edge_map: dict[EdgeType, IntArray]
     files: list[PartFiles]
-    manifest: dict[str, Any] | None
+    manifest: Manifest | None
     digest: str
 
-    def name_of(self, path: AnyPath) -> str:
-        """A file's path within the directory."""
+    def expected(self, path: AnyPath) -> FileFacts | None:
+        """What one of its files must look like, as far as the manifest says."""
         name = within(path, self.directory)
-        assert name is not None  # seen to when the json was read
-        return name
+        return self.manifest.files.get(name or "") if self.manifest else None
 
     def id_file(self, ntype: str) -> AnyPath | None:
         """Where the user's ids of a node type lie; None where the numbers are all there is."""
-        known = (self.manifest or {}).get("ids", ())
-        return self.directory / "ids" / f"{ntype}.arrow" if ntype in known else None
+        kept = self.manifest is not None and ntype in self.manifest.ids
+        return self.directory / "ids" / f"{ntype}.arrow" if kept else None
+
+    @property
+    def names(self) -> dict[str, list[Any]]:
+        """``"<type>/<array>"`` → what the codes 0, 1, … in it stand for, as far as is known."""
+        return self.manifest.names if self.manifest else {}
 
     @property
     def reverses(self) -> dict[EdgeType, EdgeType]:
         """Edge type → the one that holds its edges the other way round, as far as is known."""
-        named = {etype_str(etype): etype for etype in self.etypes}
-        known = (self.manifest or {}).get("reverses", {})
-        return {named[one]: named[other] for one, other in known.items()}
+        etypes = {etype_str(etype): etype for etype in self.etypes}
+        reverses = self.manifest.reverses if self.manifest else {}
+        return {etypes[one]: etypes[other] for one, other in reverses.items()}
 
     def num_nodes(self, ntype: str) -> int:
         """Nodes of one type, over all parts."""
@@ -108,41 +111,6 @@ class PartitionMeta:
     def num_edges(self, etype: EdgeType) -> int:
         """Edges of one type, over all parts."""
         return int(self.edge_ranges[etype][-1, 1])
-
-
-@dataclass(frozen=True)
-class CSC:
-    """In-edges of a part's own nodes of the destination type, int64.
-
-    Attributes:
-        indptr: ``[n_inner + 1]``; row i is the i-th own node, in id order.
-        src: ``[E]`` type-wise ids of the source nodes, over all parts.
-        eid: ``[E]`` type-wise edge ids, increasing within a row.
-    """
-
-    indptr: Tensor
-    src: Tensor
-    eid: Tensor
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part, as one worker sees it.
-
-    Attributes:
-        part: its number.
-        csc: edge type → in-edges.
-        node_data: node type → name → ``[n_inner, …]``, rows in id order.
-        edge_data: edge type → name → ``[E, …]``, rows in edge id order.
-        orig_nids: node type → int64 ``[n_inner]``, the ids in the graph that was partitioned;
-            None if the writer did not keep them.
-    """
-
-    part: int
-    csc: dict[EdgeType, CSC]
-    node_data: dict[str, dict[str, Tensor]]
-    edge_data: dict[EdgeType, dict[str, Tensor]]
-    orig_nids: dict[str, Tensor] | None
 
 
 def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
@@ -168,22 +136,18 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
     if isinstance(directory, RemotePath):  # one look rather than several at each file
         directory = directory.listed()
         path = directory if path == directory else directory / path.name
-    manifest = read_manifest(directory / MANIFEST, LAYOUT_VERSION)
-    config_file = find_config(directory, MANIFEST) if path.is_dir() else path
-    fields = Fields(config_file)
-
-    num_parts = fields.integer("num_parts", 1, _MAX_PARTS)
-    ntypes = fields.types("ntypes", DEFAULT_NTYPE)
-    etypes = fields.edge_types("etypes", etype_str(DEFAULT_ETYPE), ntypes)
-    node_map = fields.ranges("node_map", ntypes, num_parts, "num_nodes")
-    edge_map = fields.ranges("edge_map", [etype_str(e) for e in etypes], num_parts, "num_edges")
-    if manifest is not None:
-        _check_sizes(directory, manifest)
-    files = [PartFiles(*fields.part_files(part)) for part in range(num_parts)]
+    manifest = read_manifest(directory)
+    config = _DglJson(_find_json(directory) if path.is_dir() else path)
+    num_parts = config.integer("num_parts", 1, _MAX_PARTS)
+    ntypes = config.types("ntypes", DEFAULT_NTYPE)
+    etypes = config.edge_types("etypes", etype_str(DEFAULT_ETYPE), ntypes)
+    node_map = config.ranges("node_map", ntypes, num_parts, "num_nodes")
+    edge_map = config.ranges("edge_map", [etype_str(e) for e in etypes], num_parts, "num_edges")
+    files = [config.part_files(part) for part in range(num_parts)]
     meta = PartitionMeta(
         directory=directory,
-        config_file=config_file,
-        graph_name=str(fields.values.get("graph_name", config_file.stem)),
+        config_file=config.path,
+        graph_name=str(config.values.get("graph_name", config.path.stem)),
         num_parts=num_parts,
         ntypes=ntypes,
         etypes=etypes,
@@ -193,22 +157,11 @@ def read_meta(path: str | Path | Uri | AnyPath) -> PartitionMeta:
         edge_map={etype: edge_map[etype_str(etype)] for etype in etypes},
         files=files,
         manifest=manifest,
-        digest=manifest["digest"] if manifest else _foreign_digest(config_file, files),
+        digest=manifest.digest if manifest else _foreign_digest(config.path, files),
     )
-    check_manifest(directory / MANIFEST, meta)
+    if manifest is not None and (wrong := _contradiction(manifest, meta)) is not None:
+        raise damaged(directory / MANIFEST, wrong)
     return meta
-
-
-def load_part(meta: PartitionMeta, part: int) -> Part:
-    """Read one part. Masks are bool and everything else has the dtype that was stored.
-
-    Raises:
-        DataError: naming the file that is missing, cut short, garbled or inconsistent.
-    """
-    # here, because preflight reads descriptions in processes that need not load torch
-    from raygnn.graph.partition.topology import read_part
-
-    return read_part(meta, part)
 
 
 def typewise(homogeneous: IntArray) -> IntArray:
@@ -218,16 +171,21 @@ def typewise(homogeneous: IntArray) -> IntArray:
     return np.stack([ends - sizes, ends], axis=1)
 
 
-def _check_sizes(directory: AnyPath, manifest: dict[str, Any]) -> None:
-    for name, facts in manifest["files"].items():
-        path = directory / name
-        size = path.stat().st_size if path.is_file() else None
-        if size != facts["bytes"]:
-            raise DataError(
-                "is missing" if size is None else f"has {size} bytes, expected {facts['bytes']}",
-                where=str(path),
-                remedy="copy the whole directory again, or make the partition again",
-            )
+def _find_json(directory: AnyPath) -> AnyPath:
+    """The one json of a directory that describes a partition (GraphStorm leaves others there)."""
+    jsons: list[AnyPath] = [*directory.glob("*.json")]
+    descriptions = [
+        path
+        for path in sorted(jsons, key=lambda path: path.name)
+        if path.name != MANIFEST and {"num_parts", "node_map"} <= read_json(path).keys()
+    ]
+    if len(descriptions) == 1:
+        return descriptions[0]
+    raise DataError(
+        f"holds {len(descriptions) or 'no'} partition{'s' if descriptions else ''}",
+        where=str(directory),
+        remedy="name the partition's json file, the one with num_parts and node_map in it",
+    )
 
 
 def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
@@ -236,3 +194,145 @@ def _foreign_digest(config_file: AnyPath, files: list[PartFiles]) -> str:
         stat = path.stat()
         digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _contradiction(manifest: Manifest, meta: PartitionMeta) -> str | None:
+    """The first entry of a manifest that is not what DGL's json says."""
+    if manifest.num_parts != meta.num_parts or len(manifest.parts) != meta.num_parts:
+        return "num_parts"
+    for path in (meta.config_file, *(path for part in meta.files for path in part.all())):
+        if meta.expected(path) is None:
+            return f"files, {within(path, meta.directory)} is missing"
+    for ntype in manifest.ids:
+        if ntype not in meta.ntypes or f"ids/{ntype}.arrow" not in manifest.files:
+            return f"ids, {ntype}"
+    ends = {etype_str(etype): etype[::2] for etype in meta.etypes}
+    for etype, reverse in manifest.reverses.items():
+        if etype not in ends or ends.get(reverse) != ends[etype][::-1]:
+            return f"reverses, {etype[:100]!r}"
+    masks: dict[str, set[str]] = {}
+    for key in manifest.features:
+        ntype, _, name = key.rpartition("/")
+        if ntype in meta.ntypes and name in MASKS:
+            masks.setdefault(ntype, set()).add(name.removesuffix("_mask"))
+    nodes = {ntype: np.diff(rows)[:, 0] for ntype, rows in meta.node_ranges.items()}
+    edges = {etype_str(etype): np.diff(rows)[:, 0] for etype, rows in meta.edge_ranges.items()}
+    for number, part in enumerate(manifest.parts):
+        if part.nodes != {ntype: sizes[number] for ntype, sizes in nodes.items()}:
+            return f"parts, {number}, nodes"
+        if part.edges != {etype: sizes[number] for etype, sizes in edges.items()}:
+            return f"parts, {number}, edges"
+        if {ntype: set(counts) for ntype, counts in part.splits.items()} != masks:
+            return f"parts, {number}, splits"
+    return None
+
+
+class _DglJson:
+    """DGL's partition json. Every method raises DataError naming file and key."""
+
+    def __init__(self, path: AnyPath):
+        self.path = path
+        self.values = read_json(path)
+
+    def bad(self, key: str, what: str) -> DataError:
+        return DataError(
+            what,
+            where=f"{self.path}: {key}",
+            remedy="make the partition again, or correct the json",
+        )
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        value = self.values.get(key)
+        if type(value) is not int or not low <= value <= high:
+            raise self.bad(key, f"{value!r} is not a whole number from {low} to {high}")
+        return value
+
+    def types(self, key: str, default: str) -> list[str]:
+        """Type names in the order of their ids."""
+        ids = self.values.get(key, {default: 0})
+        if not isinstance(ids, dict) or not ids:
+            raise self.bad(key, f"{ids!r} does not number the types")
+        order = {number: name for name, number in ids.items() if isinstance(number, int)}
+        if sorted(order) != list(range(len(ids))):
+            raise self.bad(key, f"{ids!r} does not number the types from 0")
+        return [order[number] for number in range(len(ids))]
+
+    def edge_types(self, key: str, default: str, ntypes: list[str]) -> list[EdgeType]:
+        etypes: list[EdgeType] = []
+        for name in self.types(key, default):
+            ends = name.split(":")
+            if len(ends) != 3:
+                raise self.bad(key, f"{name!r} is not 'source type:relation:destination type'")
+            if not {ends[0], ends[2]} <= set(ntypes):
+                raise self.bad(key, f"{name!r} joins types that are not in ntypes")
+            etypes.append((ends[0], ends[1], ends[2]))
+        return etypes
+
+    def ranges(
+        self, key: str, types: list[str], num_parts: int, total_key: str
+    ) -> dict[str, IntArray]:
+        """Type → int64 ``[num_parts, 2]``; also from the old spelling, which lists only ends."""
+        given, total = self.values.get(key), self.values.get(total_key)
+        if isinstance(given, list) and len(types) == 1:
+            given = {types[0]: given}
+        if not isinstance(given, dict):
+            raise self.bad(key, "holds no id ranges (partitions that map ids by file are not read)")
+        if set(given) != set(types):
+            raise self.bad(key, f"has the types {sorted(given)}, expected {sorted(types)}")
+        ranges = {kind: self._range(f"{key}.{kind}", given[kind], num_parts) for kind in types}
+        flat = np.stack(list(ranges.values()), axis=1).reshape(-1, 2)
+        follows = np.concatenate([[0], flat[:-1, 1]])
+        if (flat[:, 0] != follows).any() or (flat[:, 0] > flat[:, 1]).any():
+            raise self.bad(key, "its ranges do not follow each other, part by part, type by type")
+        if total != flat[-1, 1]:
+            raise self.bad(total_key, f"is {total!r}, but {key} ends at {flat[-1, 1]}")
+        return ranges
+
+    def _range(self, key: str, rows: Any, num_parts: int) -> IntArray:
+        try:
+            array = np.asarray(rows)
+        except ValueError:  # rows of unequal length
+            array = np.empty(0)
+        if array.dtype.kind == "i" and array.shape == (num_parts,):
+            array = np.stack([np.concatenate([[0], array[:-1]]), array], axis=1)
+        if array.dtype.kind != "i" or array.shape != (num_parts, 2):
+            raise self.bad(key, f"is not a list of {num_parts} id ranges")
+        return array.astype(np.int64)
+
+    def part_files(self, part: int) -> PartFiles:
+        entry = self.values.get(f"part-{part}")
+        if not isinstance(entry, dict):
+            raise self.bad(f"part-{part}", "is missing")
+        if "part_graph" not in entry and "part_graph_graphbolt" in entry:
+            raise DataError(
+                "this partition holds only GraphBolt's fused graphs, which are not read",
+                where=f"{self.path}: part-{part}",
+                remedy="partition with use_graphbolt=False, or keep part_graph beside it",
+            )
+        graph, nodes, edges = (
+            self._inside(f"part-{part}.{key}", entry.get(key))
+            for key in ("part_graph", "node_feats", "edge_feats")
+        )
+        # as DGL's dispatch tool calls them; the json does not mention them
+        originals: list[AnyPath] = [graph.with_name(f"orig_{ids}.dgl") for ids in ("nids", "eids")]
+        nids, eids = (path if path.is_file() else None for path in originals)
+        return PartFiles(graph, nodes, edges, nids, eids)
+
+    def _inside(self, key: str, name: object) -> AnyPath:
+        if not isinstance(name, str) or not name:
+            raise self.bad(key, "is missing")
+        directory = self.path.parent.resolve()
+        try:
+            path = (directory / name).resolve()
+            exists = path.is_file()
+        except (OSError, ValueError):  # a name that no file can have
+            raise self.bad(key, f"{name!r} is no file name") from None
+        if within(path, directory) is None:
+            raise self.bad(key, f"{name!r} leads out of the partition's directory")
+        if not exists:
+            raise DataError(
+                "a file of the partition is missing",
+                where=str(path),
+                remedy="copy the whole directory, or make the partition again",
+            )
+        return path

@@ -20,7 +20,8 @@ from raygnn.config.places import unwritable
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.data import GraphData
-from raygnn.graph.partition.layout import LAYOUT_VERSION, MANIFEST, PartitionMeta, read_meta
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
+from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Source
 from raygnn.graph.remote import RemotePath, any_path
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
 
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], object]
 
-# Fixed, so that runs with different training seeds share one partition.
 _INSTEAD = "set storage or partition.path elsewhere"
-_SEED = 0
+_SEED = 0  # fixed, so that runs with different training seeds share one partition
 
 
 def ensure_partition(config: Config, parts: int, progress: Progress | None = None) -> PartitionMeta:
@@ -45,21 +45,19 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
 
     Args:
         parts: how many to make where ``partition.parts`` is ``auto``.
-        progress: called with ``"load"``, ``"metis"`` (assignment), ``"assemble"``, ``"write"`` and
-            ``"write, 1 of 2 parts"``.
+        progress: called with ``"load"``, and as by :func:`partition_graph`.
 
     Raises:
         ConfigError: ``partition.path`` holds something else than asked for.
         DataError: the graph or the partition is damaged, or cannot be written.
     """
-    found = find_partition(config, parts)
-    if isinstance(found, PartitionMeta):
-        return found
-    _tell(progress, "load")
-    return found.make(
-        sources.load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains),
-        progress,
-    )
+    partition = find_partition(config, parts)
+    if isinstance(partition, PartitionMeta):
+        return partition
+    if progress is not None:
+        progress("load")
+    data = sources.load_graph(partition.graph, needs_masks=config.needs_masks, trains=config.trains)
+    return partition.make(data, progress)
 
 
 @dataclass(frozen=True)
@@ -98,53 +96,59 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
     Raises:
         ConfigError, DataError: as `ensure_partition`.
     """
+    key, graph = config.where("partition.path"), config.graph
     place = None if config.partition.path is None else any_path(config.partition.path)
-    there = read_meta(place) if place is not None and not is_vacant(place) else None
-    if there is not None and (there.manifest is None or config.graph is None):
-        _check_parts(config, there)
-        return there
-    if config.graph is None:
+    meta = None if place is None or is_vacant(place) else read_meta(place)
+    if meta is not None and (meta.manifest is None or graph is None):
+        _check_parts(config, meta)
+        return meta
+    if graph is None:
         raise ConfigError(
             f"there is no partition at {place}, and no graph to make one from",
-            where=config.where("partition.path"),
+            where=key,
             remedy="correct partition.path, or add a graph section",
         )
-    if there is None and isinstance(place, RemotePath):
+    if meta is None and isinstance(place, RemotePath):
         raise ConfigError(
             f"there is no partition at {place}, and none can be made there",
-            where=config.where("partition.path"),
+            where=key,
             remedy="make it in a local directory with `raygnn partition`, and copy that whole",
         )
     if config.partition.parts != "auto":
         parts = config.partition.parts
-    elif there is not None:
-        parts = there.num_parts
+    elif meta is not None:
+        parts = meta.num_parts
     made_from = {
-        "graph": sources.digest(config.graph),
+        "graph": sources.digest(graph),
         "parts": parts,
         "method": config.partition.method,
         "seed": _SEED,
         "layout": LAYOUT_VERSION,
     }
-    source = {"options": config.graph.model_dump(mode="json"), "made_from": made_from}
+    source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     if place is None:
         place = Path(config.storage) / "partitions" / digest[:16]
-        there = None if is_vacant(place) else read_meta(place)
-    if there is None:
+        meta = None if is_vacant(place) else read_meta(place)
+    if meta is None:
         assert isinstance(place, Path)
-        _check_writable(config, place)
-        return Missing(place, config.graph, parts, config.partition.method, digest, source)
-    if there.digest != digest:
+        if config.partition.path is not None and (why := unwritable(place)) is not None:
+            raise ConfigError(
+                f"no partition can be made in {place}: {why}",
+                where=key,
+                remedy="name a directory that can be made and written",
+            )
+        return Missing(place, graph, parts, config.partition.method, digest, source)
+    if meta.digest != digest:
         raise ConfigError(
-            f"{place} holds another partition: {_differences(there, source)}",
-            where=config.where("partition.path"),
+            f"{place} holds another partition: {_differences(meta, source)}",
+            where=key,
             remedy="name another directory, or delete this one to have it made again",
         )
     if isinstance(place, Path):
         with contextlib.suppress(OSError):  # a directory that is read only
             remove_stale(place)
-    return there
+    return meta
 
 
 def partition_graph(
@@ -176,52 +180,42 @@ def partition_graph(
     """
     # here, because looking for a partition that is there needs neither torch nor DGL
     from raygnn.graph.partition.assemble import Assembly
-    from raygnn.graph.partition.assign import assign
+    from raygnn.graph.partition.metis import assign
     from raygnn.graph.partition.write import check_storable, write_json, write_parts
 
     out_dir = out_dir.absolute()
     if not is_vacant(out_dir):
-        return _the_same(out_dir, digest)
+        return _same(out_dir, digest)
     check_storable(data)
+    tell = progress or (lambda stage: None)
     seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def stage(name: str) -> Iterator[None]:
-        _tell(progress, name)
+        tell(name)
         started = time.perf_counter()
         yield
         seconds[name] = time.perf_counter() - started
 
-    with (
-        storage_errors(out_dir, DataError, _INSTEAD),
-        new_directory(out_dir) as directory,
-    ):
+    with storage_errors(out_dir, DataError, _INSTEAD), new_directory(out_dir) as directory:
         with stage("metis"):
             assignment = assign(data, parts, method, seed)
         with stage("assemble"):
             assembly = Assembly(data, assignment, parts)
         with stage("write"):
             manifest = write_parts(
-                data, assembly, directory, method, lambda done: _tell(progress, f"write, {done}")
+                data, assembly, directory, method, lambda done: tell(f"write, {done}")
             )
-        manifest |= {"digest": digest, "seed": seed, "source": source, "seconds": seconds}
-        write_json(directory / MANIFEST, manifest)
+        made = {"digest": digest, "seed": seed, "source": Source(**source), "seconds": seconds}
+        values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
+        write_json(directory / MANIFEST, values)
         if not publish(directory, out_dir):
-            return _the_same(out_dir, digest)
+            return _same(out_dir, digest)
     return read_meta(out_dir)
 
 
-def _check_writable(config: Config, place: Path) -> None:
-    """Refuse a ``partition.path`` where nothing can be made, before the graph is read."""
-    if config.partition.path is not None and (why := unwritable(place)) is not None:
-        raise ConfigError(
-            f"no partition can be made in {place}: {why}",
-            where=config.where("partition.path"),
-            remedy="name a directory that can be made and written",
-        )
-
-
-def _the_same(place: Path, digest: str) -> PartitionMeta:
+def _same(place: Path, digest: str) -> PartitionMeta:
+    """The partition of this digest that is there already."""
     meta = read_meta(place)
     if meta.digest != digest:
         raise DataError(
@@ -232,34 +226,25 @@ def _the_same(place: Path, digest: str) -> PartitionMeta:
     return meta
 
 
-def _check_parts(config: Config, there: PartitionMeta) -> None:
-    wanted = config.partition.parts
-    if wanted not in ("auto", there.num_parts):
+def _check_parts(config: Config, meta: PartitionMeta) -> None:
+    parts = config.partition.parts
+    if parts not in ("auto", meta.num_parts):
         raise ConfigError(
-            f"{wanted}, but the partition at {config.partition.path} has {there.num_parts} parts",
+            f"{parts}, but the partition at {config.partition.path} has {meta.num_parts} parts",
             where=config.where("partition.parts"),
             remedy="set partition.parts to auto, or name another partition.path",
         )
 
 
-def _differences(there: PartitionMeta, source: dict[str, Any]) -> str:
+def _differences(meta: PartitionMeta, source: dict[str, Any]) -> str:
     """Which keys of the config make it another partition than the one that is there."""
-    theirs = (there.manifest or {}).get("source", {})
-    before, now = theirs.get("made_from", {}), source["made_from"]
-    found = [
-        f"partition.{key} is {before.get(key)!r} there and {now[key]!r} here"
-        for key in ("parts", "method")
-        if before.get(key) != now[key]
-    ]
+    assert meta.manifest is not None
+    before, now = meta.manifest.source.made_from, source["made_from"]
+    keys = [(f"partition.{key}", before.get(key), now[key]) for key in ("parts", "method")]
+    old, new = meta.manifest.source.options, source["options"]
     if before.get("graph") != now["graph"]:
-        old, new = theirs.get("options", {}), source["options"]
-        keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-        found += [f"graph.{k} is {old.get(k)!r} there and {new.get(k)!r} here" for k in keys]
-        if not keys:
-            found.append("the input files have changed since")
-    return "; ".join(found) or "it was made by another version of raygnn"
-
-
-def _tell(progress: Progress | None, stage: str) -> None:
-    if progress is not None:
-        progress(stage)
+        keys += [(f"graph.{k}", old.get(k), new.get(k)) for k in sorted(old.keys() | new.keys())]
+    changed = [f"{key} is {was!r} there and {to!r} here" for key, was, to in keys if was != to]
+    if before.get("graph") != now["graph"] and old == new:
+        changed.append("the input files have changed since")
+    return "; ".join(changed) or "it was made by another version of raygnn"

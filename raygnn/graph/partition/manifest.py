@@ -3,224 +3,211 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, Rows, dtype_name
-from raygnn.graph.data import MASKS, etype_str
-from raygnn.graph.partition.layout import PartitionMeta, load_part
+from raygnn.graph.data import MASKS
 from raygnn.graph.remote import AnyPath
 
-_CHUNK = 1 << 20
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MANIFEST = "raygnn.json"
+LAYOUT_VERSION = 2
+
+_LARGEST = 64 * 2**20  # bytes
+_CHUNK = 1 << 22
+_AGAIN = "make the partition again"
+
+_Count = Annotated[int, Field(ge=0)]
+_Counts = dict[str, _Count]
 
 
-def describe(meta: PartitionMeta) -> dict[str, Any]:
-    """The manifest's facts: ``parts`` (see :func:`table`), ``features`` (name → dtype, shape),
-    ``digest``, ``method``, ``seconds``, ….
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
 
-    For a partition that others wrote, which has no manifest, the parts are read for it.
+
+class FileFacts(_Section):
+    """What a file must look like: bytes, and SHA-256 in hex."""
+
+    bytes: _Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Feature(_Section):
+    """An array of nodes or edges: dtype, and shape without the rows."""
+
+    dtype: str
+    shape: list[_Count]
+
+    @classmethod
+    def of(cls, array: Array | Tensor | Rows) -> Feature:
+        return cls(dtype=dtype_name(array), shape=list(array.shape[1:]))
+
+
+class PartFacts(_Section):
+    """The size of one part.
+
+    Attributes:
+        nodes, edges: type → how many it owns.
+        halo: nodes of other parts that own edges come from.
+        cut: own edges that come from other parts.
+        splits: node type → split → how many own nodes its mask marks.
     """
-    if meta.manifest is not None:
-        return meta.manifest
-    features: dict[str, Any] = {}
-    parts = []
-    for number in range(meta.num_parts):
-        part = load_part(meta, number)
-        cut, halo = 0, 0
-        for ntype in meta.ntypes:
-            first, last = meta.node_ranges[ntype][number]
-            far = torch.zeros(meta.num_nodes(ntype), dtype=torch.bool)
-            for etype, csc in part.csc.items():
-                if etype[0] == ntype:
-                    far[csc.src] = True
-                    cut += int(((csc.src < first) | (csc.src >= last)).sum())
-            far[first:last] = False
-            halo += int(far.sum())
-        node_data = _flat(part.node_data)
-        edge_data = _flat({etype_str(t): frame for t, frame in part.edge_data.items()})
-        features |= {key: feature(tensor) for key, tensor in (node_data | edge_data).items()}
-        parts.append(
-            {
-                "nodes": {t: int(r[number, 1] - r[number, 0]) for t, r in meta.node_ranges.items()},
-                "edges": {etype_str(t): len(csc.eid) for t, csc in part.csc.items()},
-                "halo": halo,
-                "cut": cut,
-                "splits": splits(node_data),
-                "bytes": sum(path.stat().st_size for path in meta.files[number].all()),
-            }
-        )
-    return {
-        "digest": meta.digest,
-        "graph_name": meta.graph_name,
-        "num_parts": meta.num_parts,
-        "features": features,
-        "parts": parts,
-    }
+
+    nodes: _Counts
+    edges: _Counts
+    halo: _Count
+    cut: _Count
+    splits: dict[str, _Counts]
+    bytes: _Count
 
 
-def feature(tensor: torch.Tensor | Rows) -> dict[str, Any]:
-    """How the manifest describes an array: dtype, and shape without the rows."""
-    return {"dtype": dtype_name(tensor), "shape": list(tensor.shape[1:])}
+class Source(_Section):
+    """What a partition was made from: the graph section, and all that decides the result."""
+
+    options: dict[str, Any] = {}
+    made_from: dict[str, Any] = {}
 
 
-def splits(node_data: Mapping[str, Array | torch.Tensor]) -> dict[str, dict[str, int]]:
+class Manifest(_Section):
+    """The contents of ``raygnn.json``.
+
+    Attributes:
+        features: ``"<type>/<array>"`` → what the array is like.
+        ids: the node types whose nodes the user calls by names.
+        names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
+        reverses: edge type → the one that holds its edges the other way round.
+        files: path within the directory → what the file must look like.
+        digest: stands for the input and everything that decides the result.
+        seconds: of each stage of making it.
+    """
+
+    layout: int = LAYOUT_VERSION
+    graph_name: str = ""
+    num_parts: int
+    method: str = ""
+    features: dict[str, Feature]
+    ids: list[str] = []
+    names: dict[str, list[Any]] = {}
+    reverses: dict[str, str] = {}
+    parts: list[PartFacts]
+    files: dict[str, FileFacts]
+    versions: dict[str, str] = {}
+    digest: str
+    seed: int = 0
+    source: Source
+    seconds: dict[str, float] = {}
+
+
+def split_counts(node_data: Mapping[str, Array | Tensor]) -> dict[str, dict[str, int]]:
     """How many nodes a part's masks (``"<type>/<name>"``) mark: node type → split → number.
 
     Masks that are not there are left out, and so are types without any.
     """
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for key, mask in node_data.items():
         ntype, _, name = key.rpartition("/")
         if name in MASKS:
-            found.setdefault(ntype, {})[name.removesuffix("_mask")] = int(mask.sum())
-    return found
+            counts.setdefault(ntype, {})[name.removesuffix("_mask")] = int(mask.sum())
+    return counts
 
 
-def _flat(frames: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {f"{kind}/{name}": t for kind, frame in frames.items() for name, t in frame.items()}
-
-
-def table(meta: PartitionMeta) -> list[dict[str, Any]]:
-    """One row for each part and one for the total, all counts over all types.
-
-    Keys: ``part`` (number, or ``"total"``), ``nodes``, ``edges`` (in-edges of the part's nodes),
-    ``halo`` (nodes of other parts that these come from), ``cut`` (edges that come from other
-    parts), ``training_nodes``, ``bytes``, ``seconds`` (of the total; None where unknown).
-    """
-    facts = describe(meta)
-    rows = [
-        {
-            "part": number,
-            "nodes": sum(part["nodes"].values()),
-            "edges": sum(part["edges"].values()),
-            "halo": part["halo"],
-            "cut": part["cut"],
-            "training_nodes": sum(counts.get("train", 0) for counts in part["splits"].values()),
-            "bytes": part["bytes"],
-            "seconds": None,
-        }
-        for number, part in enumerate(facts["parts"])
-    ]
-    total = {
-        key: sum(row[key] for row in rows) for key in rows[0] if key not in ("part", "seconds")
-    }
-    seconds = sum(facts["seconds"].values()) if "seconds" in facts else None
-    return [*rows, {"part": "total", **total, "seconds": seconds}]
-
-
-def verify(meta: PartitionMeta, parts: Iterable[int] | None = None) -> None:
-    """Check presence, size and SHA-256 of the files (all, or those of the parts named).
-
-    Raises:
-        DataError: naming the first file that is missing or has changed. A partition without a
-            manifest has nothing to be checked against; its files are only read whole.
-    """
-    numbers = range(meta.num_parts) if parts is None else parts
-    if meta.manifest is None:
-        for number in numbers:
-            load_part(meta, number)
-        return
-    paths = [meta.config_file, *(path for n in numbers for path in meta.files[n].all())]
-    if parts is None:
-        paths += [path for ntype in meta.ntypes if (path := meta.id_file(ntype)) is not None]
-    for path in paths:
-        with checked(meta, path) as file, file.open() as stream:
-            while stream.read(_CHUNK):
-                pass
-
-
-@contextmanager
-def checked(meta: PartitionMeta, path: AnyPath) -> Iterator[CheckedFile]:
-    """A file of a partition, to be read once and to its end; then it is compared.
-
-    Raises:
-        DataError: it cannot be read, or its size or SHA-256 is not what the manifest says. What
-            others wrote has no manifest to be compared with.
-    """
-    files = meta.manifest["files"] if meta.manifest else {}
-    file = CheckedFile(path)
-    yield file
-    name = meta.name_of(path)
-    if name in files:
-        file.compare(files[name])
-
-
-class CheckedFile:
-    """A file that is hashed while it is read, from its start to its end."""
-
-    def __init__(self, path: AnyPath):
-        self._path = path
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def __str__(self) -> str:
-        return str(self._path)
-
-    def stat(self) -> Any:
-        return self._path.stat()
-
-    _stream: Any
-
-    def open(self, mode: Literal["rb"] = "rb", buffering: int = -1) -> CheckedFile:
-        with self._saying():
-            self._stream = self._path.open(mode, buffering)
-        return self
-
-    def __enter__(self) -> CheckedFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def read(self, size: int) -> bytes:
-        with self._saying():
-            data: bytes = self._stream.read(size)
-        self._hash.update(data)
-        self._size += len(data)
-        return data
-
-    def readinto(self, buffer: memoryview) -> int:
-        start = self._size
-        for low in range(0, len(buffer), _CHUNK):  # hashed while it is in the cache
-            chunk = buffer[low : low + _CHUNK]
-            with self._saying():
-                count = self._stream.readinto(chunk)
-            self._hash.update(chunk[:count])
-            self._size += count
-            if count < len(chunk):
-                break
-        return self._size - start
-
-    def seek(self, to: int) -> None:
-        """Only forward."""
-        while self._size < to and self.read(min(_CHUNK, to - self._size)):
-            pass
-
-    def compare(self, facts: Mapping[str, Any]) -> None:
-        remedy = "copy the file again, or make the partition again"
-        if self._size != facts["bytes"]:
+def read_json(path: AnyPath) -> dict[str, Any]:
+    """A JSON object from a file. Raises DataError for anything else."""
+    try:
+        if not path.is_file():  # a FIFO would be waited for
+            raise DataError("is no file", where=str(path), remedy=_AGAIN)
+        if (size := path.stat().st_size) > _LARGEST:
             raise DataError(
-                f"has {self._size} bytes, expected {facts['bytes']}",
-                where=str(self),
-                remedy=remedy,
+                f"has {size:,} bytes, more than any partition's description",
+                where=str(path),
+                remedy=f"check that this is the file you meant, or {_AGAIN}",
             )
-        if self._hash.hexdigest() != facts["sha256"]:
-            raise DataError("has changed since it was written", where=str(self), remedy=remedy)
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"cannot be read: {error.strerror}", where=str(path), remedy="check its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}", where=str(path), remedy=_AGAIN) from error
+    if not isinstance(values, dict):
+        raise DataError("is not a JSON object", where=str(path), remedy=_AGAIN)
+    return values
 
-    @contextmanager
-    def _saying(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError(
-                f"cannot be read: {error.strerror or error}",
-                where=str(self),
-                remedy="copy the file again, or make the partition again",
-            ) from error
+
+def read_manifest(directory: AnyPath) -> Manifest | None:
+    """The manifest of a partition; None where there is none.
+
+    Raises:
+        DataError: it is of another layout version, or not as we write it, or a file is missing
+            or of another size than it says.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        return None
+    values = read_json(path)
+    if values.get("layout") != LAYOUT_VERSION:
+        raise DataError(
+            f"is of layout version {values.get('layout')!r}; this is version {LAYOUT_VERSION}",
+            where=str(path),
+            remedy=f"{_AGAIN} with this version of raygnn",
+        )
+    try:
+        manifest = Manifest.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ", ".join(str(part)[:100] for part in first["loc"])
+        raise damaged(path, f"{key}: {first['msg']}") from None
+    for name, expected in manifest.files.items():
+        _check_size(directory, name, expected.bytes)
+    return manifest
+
+
+def damaged(path: AnyPath, key: str) -> DataError:
+    """The error of a manifest that is wrong at some key."""
+    return DataError(
+        f"does not say what the partition is: {key}",
+        where=str(path),
+        remedy=f"the file is damaged: restore it, or {_AGAIN}",
+    )
+
+
+def file_facts(path: AnyPath) -> FileFacts:
+    """What a file looks like, read once. Raises OSError as reading does."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileFacts(bytes=size, sha256=digest.hexdigest())
+
+
+def compare(path: AnyPath, expected: FileFacts, size: int, sha256: str | None = None) -> None:
+    """Raise DataError unless a file's size, and its hash where given, are what is expected."""
+    problem = None
+    if size != expected.bytes:
+        problem = f"has {size} bytes, expected {expected.bytes}"
+    elif sha256 not in (None, expected.sha256):
+        problem = "has changed since it was written"
+    if problem is not None:
+        raise DataError(problem, where=str(path), remedy=f"copy the file again, or {_AGAIN}")
+
+
+def _check_size(directory: AnyPath, name: str, expected: int) -> None:
+    path = directory / name if "\0" not in name else directory
+    try:
+        size = path.stat().st_size if path.is_file() else None
+    except OSError:  # a name that no file can have
+        size = None
+    if size != expected:
+        raise DataError(
+            "is missing" if size is None else f"has {size} bytes, expected {expected}",
+            where=str(path),
+            remedy=f"copy the whole directory again, or {_AGAIN}",
+        )

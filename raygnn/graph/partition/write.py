@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import storable
 from raygnn.graph.data import MASKS, GraphData, etype_str
 from raygnn.graph.partition.assemble import Assembly
-from raygnn.graph.partition.dgl_file import Written, write_graph, write_tensors
-from raygnn.graph.partition.id_file import write_ids
-from raygnn.graph.partition.layout import LAYOUT_VERSION, MANIFEST
-from raygnn.graph.partition.manifest import feature, splits
+from raygnn.graph.partition.dgl_format import write_graph, write_tensors
+from raygnn.graph.partition.manifest import (
+    LAYOUT_VERSION,
+    MANIFEST,
+    Feature,
+    FileFacts,
+    Manifest,
+    PartFacts,
+    Source,
+    file_facts,
+    split_counts,
+)
+from raygnn.graph.partition.read import ID_COLUMN
 from raygnn.util.files import sync_file
 
 _MAX_THREADS = 16
@@ -51,109 +62,131 @@ def write_parts(
     assembly: Assembly,
     directory: Path,
     method: str,
-    tell: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Write every part and DGL's json. Returns the manifest's facts about them.
+    tell: Callable[[str], object] = lambda text: None,
+) -> Manifest:
+    """Write every part, the ids and DGL's json, durably. Returns what the manifest says of them.
 
     Args:
         tell: called with how many parts are written, when there is one more.
     """
-    folders = [directory / f"part{part}" for part in range(assembly.parts)]
-    for folder in folders:
-        folder.mkdir()
+    numbers = range(assembly.parts)
+    for part in numbers:
+        (directory / f"part{part}").mkdir()
     # A few more threads than cores, as some wait for the disk. Whatever their number, what they
     # hold is at most what all parts hold together.
     threads = min(2 * assembly.parts, (os.cpu_count() or 1) + 2, _MAX_THREADS)
     with ThreadPoolExecutor(threads, "write") as pool:
-        arrays = [pool.submit(_write_arrays, assembly, *each) for each in enumerate(folders)]
-        graphs = [pool.submit(_write_graph, assembly, *each) for each in enumerate(folders)]
+        arrays = [pool.submit(_write_arrays, assembly, part, directory) for part in numbers]
+        graphs = [pool.submit(_write_graph, assembly, part, directory) for part in numbers]
         try:
             written = []
-            for part in range(len(folders)):
+            for part in numbers:
                 written.append((graphs[part].result(), arrays[part].result()))
-                tell(f"{part + 1} of {len(folders)} parts")
+                tell(f"{part + 1} of {assembly.parts} parts")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    files: dict[str, Written] = {}
-    features: dict[str, Any] = {}
+    files: dict[str, FileFacts] = {}
+    features: dict[str, Feature] = {}
     parts = []
-    for (graph_files, graph_facts), (array_files, array_facts, kinds) in written:
-        own = graph_files | array_files
-        files |= own
-        features |= kinds
-        parts.append(graph_facts | array_facts | {"bytes": sum(each.size for each in own.values())})
-    files |= write_ids(data.ids, directory)
+    for part, (graph, (part_files, part_features, splits)) in enumerate(written):
+        part_files = {f"part{part}/graph.dgl": graph.file} | part_files
+        files |= part_files
+        features |= part_features
+        parts.append(
+            PartFacts(
+                nodes=assembly.num_nodes(part),
+                edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
+                halo=graph.halo,
+                cut=graph.cut,
+                splits=splits,
+                bytes=sum(file.bytes for file in part_files.values()),
+            )
+        )
+    files |= _write_ids(data.ids, directory)
     config = _dgl_json(data, assembly, method)
     name = f"{config['graph_name']}.json"
     files[name] = write_json(directory / name, config)
-    return {
-        "layout": LAYOUT_VERSION,
-        "graph_name": config["graph_name"],
-        "num_parts": assembly.parts,
-        "method": method,
-        "features": features,
-        "ids": list(data.ids),
-        "names": data.names,
-        "reverses": {etype_str(one): etype_str(other) for one, other in data.reverses.items()},
-        "parts": parts,
-        "files": {
-            name: {"bytes": each.size, "sha256": each.sha256} for name, each in files.items()
-        },
-        "versions": {name: metadata.version(name) for name in ("dgl", "torch", "numpy")},
-    }
-
-
-def _write_graph(
-    assembly: Assembly, part: int, folder: Path
-) -> tuple[dict[str, Written], dict[str, Any]]:
-    """Write a part's structure; returns the file, and facts for the manifest."""
-    graph = assembly.part(part)
-    written = write_graph(
-        folder / "graph.dgl", graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata
+    return Manifest(
+        layout=LAYOUT_VERSION,
+        graph_name=config["graph_name"],
+        num_parts=assembly.parts,
+        method=method,
+        features=features,
+        ids=list(data.ids),
+        names=data.names,
+        reverses={etype_str(one): etype_str(other) for one, other in data.reverses.items()},
+        parts=parts,
+        files=files,
+        versions={name: metadata.version(name) for name in ("dgl", "torch", "numpy")},
+        digest="",
+        source=Source(),
     )
-    facts = {
-        "nodes": assembly.num_nodes(part),
-        "edges": {etype_str(t): count for t, count in assembly.num_edges(part).items()},
-        "halo": graph.halo,
-        "cut": graph.cut,
-    }
-    return {f"{folder.name}/graph.dgl": written}, facts
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """A part's graph, on disk."""
+
+    file: FileFacts
+    halo: int
+    cut: int
+
+
+def _write_graph(assembly: Assembly, part: int, directory: Path) -> _Structure:
+    graph = assembly.part(part)
+    path = directory / f"part{part}" / "graph.dgl"
+    file = write_graph(path, graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata)
+    return _Structure(file, graph.halo, graph.cut)
 
 
 def _write_arrays(
-    assembly: Assembly, part: int, folder: Path
-) -> tuple[dict[str, Written], dict[str, Any], dict[str, Any]]:
-    """Write a part's data and original ids; returns the files, facts, and kinds of data."""
-    files: dict[str, Written] = {}
-    kinds: dict[str, Any] = {}
-    facts: dict[str, Any] = {}
-    for name, choose in (
-        ("node_feat.dgl", assembly.node_data),
-        ("edge_feat.dgl", assembly.edge_data),
+    assembly: Assembly, part: int, directory: Path
+) -> tuple[dict[str, FileFacts], dict[str, Feature], dict[str, dict[str, int]]]:
+    """Write a part's data and original ids; returns the files, the arrays and the splits."""
+    files: dict[str, FileFacts] = {}
+    features: dict[str, Feature] = {}
+    splits: dict[str, dict[str, int]] = {}
+    for name, rows_of in (("node_feat", assembly.node_data), ("edge_feat", assembly.edge_data)):
+        rows = rows_of(part)
+        file = f"part{part}/{name}.dgl"
+        files[file] = write_tensors(directory / file, rows)
+        features |= {key: Feature.of(array) for key, array in rows.items()}
+        if name == "node_feat":
+            masks = {k: mask.whole() for k, mask in rows.items() if k.rpartition("/")[2] in MASKS}
+            splits = split_counts(masks)
+        del rows  # before the next are chosen
+    for name, ids_of in (
+        ("orig_nids", assembly.original_nodes),
+        ("orig_eids", assembly.original_edges),
     ):
-        chosen = choose(part)
-        files[f"{folder.name}/{name}"] = write_tensors(folder / name, chosen)
-        kinds |= {key: feature(rows) for key, rows in chosen.items()}
-        if name == "node_feat.dgl":
-            masks = {k: rows.whole() for k, rows in chosen.items() if k.rpartition("/")[2] in MASKS}
-            facts = {"splits": splits(masks)}
-        del chosen  # before the next are chosen
-    for name, gather in (
-        ("orig_nids.dgl", assembly.original_nodes),
-        ("orig_eids.dgl", assembly.original_edges),
-    ):
-        files[f"{folder.name}/{name}"] = write_tensors(folder / name, gather(part))
-    return files, facts, kinds
+        file = f"part{part}/{name}.dgl"
+        files[file] = write_tensors(directory / file, ids_of(part))
+    return files, features, splits
 
 
-def write_json(path: Path, values: dict[str, Any]) -> Written:
+def _write_ids(ids: Mapping[str, Any], directory: Path) -> dict[str, FileFacts]:
+    """Write what the user calls the nodes of each type, by original id, as an Arrow IPC file of one
+    record batch, so that it can be mapped and asked for any rows; returns the files."""
+    files = {}
+    for ntype, values in ids.items():
+        name = f"ids/{ntype}.arrow"
+        (directory / "ids").mkdir(exist_ok=True)
+        batch = pa.RecordBatch.from_arrays([values], names=[ID_COLUMN])
+        with (directory / name).open("wb") as stream:
+            with pa.ipc.new_file(stream, batch.schema) as writer:
+                writer.write_batch(batch)
+            sync_file(stream)
+        files[name] = file_facts(directory / name)
+    return files
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> FileFacts:
     """Write a JSON file, durably."""
-    text = json.dumps(values, indent=1).encode()
-    with path.open("wb") as file:
-        file.write(text)
+    with path.open("w") as file:
+        json.dump(values, file, indent=1)
         sync_file(file)
-    return Written(len(text), hashlib.sha256(text).hexdigest())
+    return file_facts(path)
 
 
 def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from raygnn.config.graph import DglGraph
 from raygnn.errors import DataError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.partition.dgl_file import Relation, StoredGraph, open_graphs, read_graphs
+from raygnn.graph.partition.dgl_format import Relation, StoredGraph, open_graphs, read_graphs
 from raygnn.graph.sources import input_files
 from raygnn.graph.sources.input_files import Array, check_file
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from raygnn.config.graph import TablesGraph
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, etype_str
-from raygnn.graph.partition.dgl_json import read_json
+from raygnn.graph.partition.manifest import read_json
 from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.description import read_description
 from raygnn.graph.tables.frames import Nodes, edge_reader, read_edges

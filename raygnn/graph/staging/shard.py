@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.edge_target import EdgeSplit
+from raygnn.graph.partition.edges import EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.mapped import map_rows
 from raygnn.graph.staging.node_cache import Stage
-from raygnn.graph.staging.staged_parts import Staged
+from raygnn.graph.staging.parts import Staged
 
 SPLIT, NUMBER = "split", "number"  # arrays of the edges to predict
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError
 from raygnn.graph.data import etype_str
-from raygnn.graph.partition.id_file import read_ids
 from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.read import read_ids
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
 from raygnn.models.network import Network, Schema
@@ -184,9 +184,7 @@ class PartitionPlane:
     def _words(self, ntype: str, name: str) -> list[Any]:
         """What the numbers of an array stand for, as far as the partition says."""
         assert self.job.partition is not None
-        manifest = read_meta(self.job.partition).manifest or {}
-        words: list[Any] = manifest.get("names", {}).get(f"{ntype}/{name}", [])
-        return words
+        return read_meta(self.job.partition).names.get(f"{ntype}/{name}", [])
 
     def classes(self, labels: Tensor) -> int:
         """How many there are over all ranks, from this rank's labels int64 ``[n]``. Collective."""
@@ -346,7 +344,7 @@ class PartitionPlane:
         how much there is of it."""
         assert self.job.partition is not None
         meta = read_meta(self.job.partition)
-        made_from = ((meta.manifest or {}).get("source") or {}).get("made_from") or {}
+        made_from = meta.manifest.source.made_from if meta.manifest else {}
         if "graph" in made_from:
             return str(made_from["graph"])
         counts = {t: meta.num_nodes(t) for t in meta.ntypes}

@@ -44,7 +44,7 @@ def words(job: Job) -> Words:
         return {}
     if job.config.task.of_graphs:
         return read_collection(Path(str(job.partition))).manifest.values
-    names: Words = (read_meta(job.partition).manifest or {}).get("names", {})
+    names: Words = read_meta(job.partition).names
     wanted = {*model.categories, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]
     targets = set()

@@ -7,13 +7,10 @@ import itertools
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph import edge_kernels
+from raygnn.graph import dgl
+from raygnn.graph.arrays import IntArray, index_type
 from raygnn.graph.data import GraphData
-from raygnn.graph.dgl import metis
-from raygnn.graph.edge_kernels import index_type
-from raygnn.graph.partition.dgl_json import IntArray
-
-METHODS = ("metis", "random")
+from raygnn.graph.partition import edge_kernels
 
 # With fewer training nodes than this for each part, METIS gives up the balance of all nodes
 # (it was seen to leave a part empty) for one of training nodes that hardly matters.
@@ -56,11 +53,11 @@ def _metis(data: GraphData, parts: int) -> IntArray:
     indptr, ids = undirected(data)
     weights = constraints(data, parts)
     try:
-        assigned = metis(indptr, ids, parts, weights)
+        assigned = dgl.metis(indptr, ids, parts, weights)
         edges = _in_degrees(data)
         if _uneven(assigned, edges, parts):
             weights = np.concatenate([weights, edges[:, None]], axis=1)
-            assigned = metis(indptr, ids, parts, weights)
+            assigned = dgl.metis(indptr, ids, parts, weights)
     except RuntimeError as error:
         raise DataError(
             f"METIS could not divide the graph into {parts} parts: {error}",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit, uint64
 
-from raygnn.graph.partition.dgl_json import IntArray
+from raygnn.graph.arrays import IntArray, index_type
 from raygnn.util import hashing
 
 IndexArray = np.ndarray[Any, Any]  # int32 where that is wide enough, int64 elsewhere
@@ -22,12 +22,7 @@ _COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 _mix = njit(inline="always")(hashing.mix)
 
 
-def index_type(limit: int) -> type[np.int32] | type[np.int64]:
-    """The integer type for ids and places below ``limit``."""
-    return np.int32 if limit < 2**31 else np.int64
-
-
-def group(keys: IntArray, groups: int) -> tuple[IntArray, IndexArray]:
+def group(keys: IndexArray, groups: int) -> tuple[IntArray, IndexArray]:
     """Stable counting sort: (int64 ``[groups+1]`` where each group starts, places by group)."""
     starts = starts_of(keys, groups)
     order = np.empty(len(keys), dtype=index_type(len(keys)))
@@ -35,14 +30,14 @@ def group(keys: IntArray, groups: int) -> tuple[IntArray, IndexArray]:
     return starts, order
 
 
-def in_lists(dst: IntArray, num: int) -> tuple[IntArray, IndexArray]:
+def in_lists(dst: IndexArray, num: int) -> tuple[IntArray, IndexArray]:
     """The in-edge lists of an edge list: see the module's text."""
     if rising(dst):
         return starts_of(dst, num), np.empty(0, dtype=index_type(len(dst)))
     return group(dst, num)
 
 
-def starts_of(keys: IntArray, groups: int) -> IntArray:
+def starts_of(keys: IndexArray, groups: int) -> IntArray:
     """int64 ``[groups+1]``: where each key's run starts once the keys are sorted."""
     starts = np.zeros(groups + 1, dtype=np.int64)
     _count(keys, starts)

@@ -17,30 +17,31 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, dtype_name
+from raygnn.graph.arrays import Array, IntArray, dtype_name, index_type
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.dgl_json import IntArray
-from raygnn.graph.partition.edge_split import Splitter, numbers
-from raygnn.graph.partition.edge_target import EdgeSplit
+from raygnn.graph.partition.edges import TRAIN, EdgeSplit, Splitter, is_reverse_of_hidden
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.partition.manifest import checked
-from raygnn.graph.partition.topology import (
+from raygnn.graph.partition.read import (
     read_edge_data,
     read_in_edges,
     read_node_data,
-    read_original,
+    read_original_nodes,
 )
-from raygnn.graph.staging.entries import ArrayWriter, Draft, Entry
-from raygnn.graph.staging.message_graph import write_messages
-from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.node_cache import ArrayWriter, Draft, Entry, Stage
 
 _CHUNK = 1 << 22  # bytes
+_ROWS = 1 << 20  # rows that are copied at a time
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A partition as one node's cache has it."""
+    """A partition as one node's cache has it.
+
+    Raises:
+        DataError: by its methods, when a file is damaged, or parts differ in an array's dtype or
+            shape, or edges lack the masks.
+    """
 
     stage: Stage
     meta: PartitionMeta
@@ -49,11 +50,7 @@ class Staged:
         """``indptr/<etype>`` int64 ``[R+1]``, ``src/<etype>`` int32 where ids fit, else int64
         ``[E]``; ``keys/<ntype>`` ``[R]`` original ids, int32 where they fit; and of the edge
         arrays those that the type has, ``edge/<etype>/<name>`` ``[E, …]``, aligned with src
-        (bfloat16 as float32).
-
-        Raises:
-            DataError: a file is damaged, or parts differ in an array's dtype or shape.
-        """
+        (bfloat16 as float32)."""
         names = sorted(set(edge_arrays))
 
         def build(draft: Draft) -> None:
@@ -63,20 +60,17 @@ class Staged:
 
     def edge_split(self, span: Span, split: EdgeSplit) -> Entry:
         """Of the in-edges of type ``split.etype``, aligned with `topology`: ``split`` int8 ``[E]``
-        (see `raygnn.graph.partition.edge_target`), ``number`` int64 ``[E]``, in the user's graph.
-
-        Raises:
-            DataError: a file is damaged, or edges lack the masks.
-        """
+        (see `raygnn.graph.partition.edges`), ``number`` int64 ``[E]``, in the user's graph."""
 
         def build(draft: Draft) -> None:
             rows = _rows(self.meta.edge_ranges[split.etype], span)
             splitter = Splitter(self.meta, split)
             codes = draft.array("split", "int8", (rows,))
-            originals = draft.array("number", "int64", (rows,))
+            numbers = draft.array("number", "int64", (rows,))
             for part in range(*span):
-                codes.append(splitter.part(part)[2])
-                originals.append(numbers(self.meta, part, split.etype))
+                edges = splitter.part(part)
+                codes.append(edges.codes)
+                numbers.append(edges.numbers)
 
         return self._entry("edgesplit", span, build, split=split.to_dict())
 
@@ -84,30 +78,18 @@ class Staged:
         self, span: Span, edge_arrays: Sequence[str], splits: Sequence[EdgeSplit]
     ) -> Entry:
         """As `topology`, without the edges for validation and test of some splits, and their
-        reverses.
-
-        Raises:
-            DataError: see `topology` and `edge_split`.
-        """
+        reverses: what messages pass along where edges are predicted."""
         whole = self.topology(span, edge_arrays)
         codes = [self.edge_split(span, split) for split in splits]
 
         def build(draft: Draft) -> None:
-            hidden = [
-                None if split.reverse is None else Splitter(self.meta, split).hidden()
-                for split in splits
-            ]
-            write_messages(draft, self.meta, span, whole, list(zip(splits, codes, hidden)))
+            _write_messages(draft, self.meta, span, whole, list(zip(splits, codes)))
 
         names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in splits]
         return self._entry("messages", span, build, edge_arrays=names, splits=listed)
 
     def node_data(self, span: Span) -> Entry:
-        """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``.
-
-        Raises:
-            DataError: a file is damaged, or parts differ in an array's dtype or shape.
-        """
+        """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``."""
 
         def build(draft: Draft) -> None:
             _write_node_data(draft, self.meta, span)
@@ -128,11 +110,11 @@ class Staged:
         nodes = self.node_data(span)
         keys = [f"data/{ntype}/{name}" for name in names]
         for key, name in zip(keys, names):
-            facts = nodes.arrays.get(key)
-            if facts is None or facts.dtype == "bool":
-                what = "has no array" if facts is None else "has no numbers in its array"
+            array = nodes.arrays.get(key)
+            if array is None or array.dtype == "bool":
+                problem = "has no array" if array is None else "has no numbers in its array"
                 raise DataError(
-                    f"node type {ntype!r} {what} {name!r}",
+                    f"node type {ntype!r} {problem} {name!r}",
                     where=str(self.meta.config_file),
                     remedy="correct model.features",
                 )
@@ -146,16 +128,16 @@ class Staged:
         made = self._entry("table", span, build, ntype=ntype, names=list(names), dtype=target)
         return made, "table"
 
-    def _entry(self, what: str, span: Span, build: Callable[[Draft], None], **more: Any) -> Entry:
+    def _entry(self, kind: str, span: Span, build: Callable[[Draft], None], **more: Any) -> Entry:
         manifest = self.meta.manifest
         # two partitions made from the same input may differ, so the digest is not enough
-        files = json.dumps(manifest["files"] if manifest else None, sort_keys=True)
+        files = json.dumps(manifest.model_dump()["files"] if manifest else None, sort_keys=True)
         made_from = {
             "digest": self.meta.digest,
             "files": hashlib.sha256(files.encode()).hexdigest(),
             **more,
         }
-        return self.stage.entry(what, span, made_from, build)
+        return self.stage.entry(kind, span, made_from, build)
 
 
 def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[str]) -> None:
@@ -168,126 +150,160 @@ def _write_topology(draft: Draft, meta: PartitionMeta, span: Span, names: list[s
         name, rows = etype_str(etype), _rows(meta.node_ranges[etype[2]], span)
         indptr[etype] = draft.array(f"indptr/{name}", "int64", (rows + 1,))
         indptr[etype].append(np.zeros(1, np.int64))
-        ids = "int32" if meta.num_nodes(etype[0]) < 2**31 else "int64"
+        ids = index_type(meta.num_nodes(etype[0])).__name__
         src[etype] = draft.array(f"src/{name}", ids, (_rows(meta.edge_ranges[etype], span),))
-    columns: dict[str, _Column] = {}
+    columns = _Columns(draft, meta)
     for part in range(*span):
-        data: dict[EdgeType, dict[str, Tensor]] = {}
-        if names:
-            with checked(meta, meta.files[part].edge_feats) as file:
-                data = read_edge_data(meta, part, file)
-        with checked(meta, meta.files[part].graph) as file:
-            lists = read_in_edges(meta, part, file)
+        data: dict[EdgeType, dict[str, Tensor]] = read_edge_data(meta, part) if names else {}
+        lists = read_in_edges(meta, part)
         for etype, edges in lists.items():
             indptr[etype].append(edges.indptr[1:] + ends[etype])
             ends[etype] += len(edges.src)
             src[etype].append(edges.src)
+            rows = _rows(meta.edge_ranges[etype], span)
             for name in set(names) & data.get(etype, {}).keys():
                 values = data[etype][name]
                 if values.dtype == torch.bfloat16:  # numpy has none
                     values = values.float()
                 if edges.order is not None:
-                    values = values[torch.from_numpy(edges.order)]
-                key = f"edge/{etype_str(etype)}/{name}"
-                _column(columns, key, meta, _rows(meta.edge_ranges[etype], span)).append(
-                    draft, values
-                )
+                    values = values[torch.from_numpy(edges.order.astype(np.int64))]
+                columns.append(f"edge/{etype_str(etype)}/{name}", values, rows)
         del lists, edges  # before the next part is read
-    for column in columns.values():
-        column.close(draft)
+    columns.close()
 
 
 def _write_node_data(draft: Draft, meta: PartitionMeta, span: Span) -> None:
     for ntype, pieces in _original(meta, span).items():
         _write_ids(draft, f"original/{ntype}", pieces)
-    columns: dict[str, _Column] = {}
+    columns = _Columns(draft, meta)
     for part in range(*span):
-        with checked(meta, meta.files[part].node_feats) as file:
-            data = read_node_data(meta, part, file)
-        for ntype, arrays in data.items():
+        for ntype, arrays in read_node_data(meta, part).items():
             rows = _rows(meta.node_ranges[ntype], span)
             for name, values in arrays.items() if rows or not meta.num_nodes(ntype) else ():
-                _column(columns, f"data/{ntype}/{name}", meta, rows).append(draft, values)
+                columns.append(f"data/{ntype}/{name}", values, rows)
     # parts without nodes of a type need not have its arrays, but every rank must know of them
     for ntype in meta.ntypes:
         sizes = np.diff(meta.node_ranges[ntype], axis=1)[:, 0]
         if sizes.any() and not sizes[slice(*span)].any():
-            part = int(np.argmax(sizes > 0))
-            with checked(meta, meta.files[part].node_feats) as file:
-                arrays = read_node_data(meta, part, file)[ntype]
-            for name, values in arrays.items():
-                _column(columns, f"data/{ntype}/{name}", meta, 0).append(draft, values[:0])
-    for column in columns.values():
-        column.close(draft)
+            for name, values in read_node_data(meta, int(np.argmax(sizes > 0)))[ntype].items():
+                columns.append(f"data/{ntype}/{name}", values[:0], 0)
+    columns.close()
 
 
-class _Column:
-    """One array, whose file is begun when the first rows say what it is like."""
+class _Columns:
+    """Arrays, each in a file that is begun when its first rows say what it is like."""
 
-    def __init__(self, key: str, meta: PartitionMeta, rows: int):
-        self._key, self._meta, self._rows = key, meta, rows
-        self._like: Tensor | None = None
-        self._writer: ArrayWriter | None = None
-        self._done = 0
+    def __init__(self, draft: Draft, meta: PartitionMeta):
+        self._draft, self._meta = draft, meta
+        self._like: dict[str, tuple[Tensor, int]] = {}
+        self._writers: dict[str, ArrayWriter] = {}
+        self._done: dict[str, int] = {}
 
-    def append(self, draft: Draft, values: Tensor) -> None:
-        if self._writer is None:
-            self._like = values[:0]
-        assert self._like is not None
+    def append(self, key: str, values: Tensor, rows: int) -> None:
+        """Add rows of one part to the array, which will have ``rows`` in all."""
+        if key not in self._writers:
+            self._like[key] = values[:0], rows
         if not len(values):
             return  # a part without nodes of the type need not have the right kind
-        if self._writer is None:
-            self._writer = self._begin(draft, values)
-        kinds = {(each.dtype, each.shape[1:]) for each in (self._like, values)}
-        if len(kinds) > 1:
-            raise self._differs(str(sorted(map(str, kinds))))
-        self._writer.append(values)
-        self._done += len(values)
+        like, _ = self._like[key]
+        if (like.dtype, like.shape[1:]) != (values.dtype, values.shape[1:]):
+            kinds = {str((array.dtype, array.shape[1:])) for array in (like, values)}
+            raise self._differs(key, str(sorted(kinds)))
+        if key not in self._writers:
+            self._begin(key)
+        self._writers[key].append(values)
+        self._done[key] += len(values)
 
-    def close(self, draft: Draft) -> None:
-        if self._done != self._rows:
-            raise self._differs("some lack it")
-        if self._writer is None:
-            assert self._like is not None
-            self._begin(draft, self._like)
+    def close(self) -> None:
+        for key, (_, rows) in self._like.items():
+            if key not in self._writers:
+                self._begin(key)
+            if self._done[key] != rows:
+                raise self._differs(key, "some lack it")
 
-    def _begin(self, draft: Draft, like: Tensor) -> ArrayWriter:
-        return draft.array(self._key, dtype_name(like), (self._rows, *like.shape[1:]))
+    def _begin(self, key: str) -> None:
+        like, rows = self._like[key]
+        shape = (rows, *like.shape[1:])
+        self._writers[key] = self._draft.array(key, dtype_name(like), shape)
+        self._done[key] = 0
 
-    def _differs(self, how: str) -> DataError:
+    def _differs(self, key: str, how: str) -> DataError:
         return DataError(
-            f"{self._key.partition('/')[2]} differs between the parts: {how}",
+            f"{key.partition('/')[2]} differs between the parts: {how}",
             where=str(self._meta.config_file),
             remedy="partition the graph again, with one dtype and shape for each array",
         )
 
 
-def _column(columns: dict[str, _Column], key: str, meta: PartitionMeta, rows: int) -> _Column:
-    return columns.setdefault(key, _Column(key, meta, rows))
+def _write_messages(
+    draft: Draft,
+    meta: PartitionMeta,
+    span: Span,
+    whole: Entry,
+    splits: Sequence[tuple[EdgeSplit, Entry]],
+) -> None:
+    """Copy a topology without what must not be seen. Memory: a byte for each edge of one type,
+    8 for each hidden edge of splits that hide reverses, and what lies in some rows."""
+    hidden = [Splitter(meta, s).hidden() if s.reverse is not None else None for s, _ in splits]
+    for name in (name for name in whole.arrays if name.startswith("keys/")):
+        _copy(draft, name, whole)
+    for etype in meta.etypes:
+        name = etype_str(etype)
+        aligned = [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
+        indptr = whole.array(f"indptr/{name}")
+        keep = np.ones(int(indptr[-1]), bool)
+        for (split, codes), edges in zip(splits, hidden):
+            if etype == split.etype:
+                keep &= codes.array("split") <= TRAIN
+            if edges is not None and etype == split.reverse:
+                _hide(keep, meta, span, etype, whole, edges)
+        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep)])
+        draft.array(f"indptr/{name}", "int64", indptr.shape).append(kept[indptr])
+        for key in aligned:
+            _copy(draft, key, whole, keep)
+
+
+def _hide(
+    keep: Array, meta: PartitionMeta, span: Span, etype: EdgeType, whole: Entry, hidden: IntArray
+) -> None:
+    """Clear the places of edges whose reverse is hidden."""
+    name, ntype = etype_str(etype), etype[2]
+    indptr, src = whole.array(f"indptr/{name}"), whole.array(f"src/{name}")
+    first = int(meta.node_ranges[ntype][span[0], 0])
+    for low in range(0, len(indptr) - 1, _ROWS):
+        rows = indptr[low : low + _ROWS + 1]
+        dst = np.repeat(np.arange(low, low + len(rows) - 1) + first, np.diff(rows))
+        at = slice(int(rows[0]), int(rows[-1]))
+        sources = src[at].astype(np.int64)
+        keep[at] &= ~is_reverse_of_hidden(sources, dst, hidden, meta.num_nodes(etype[0]))
+
+
+def _copy(draft: Draft, name: str, whole: Entry, keep: Array | None = None) -> None:
+    """Copy an array, or those of its rows that are to be kept."""
+    facts, rows = whole.arrays[name], whole.array(name)
+    count = len(rows) if keep is None else int(np.count_nonzero(keep))
+    writer = draft.array(name, facts.dtype, (count, *facts.shape[1:]))
+    for low in range(0, len(rows), _ROWS):
+        chunk = rows[low : low + _ROWS]
+        writer.append(chunk if keep is None else chunk[keep[low : low + _ROWS]])
 
 
 def _write_table(draft: Draft, arrays: list[Tensor], dtype: torch.dtype) -> None:
-    matrices = [each.flatten(1) if each.dim() > 1 else each.unsqueeze(1) for each in arrays]
-    rows, width = len(matrices[0]), sum(each.shape[1] for each in matrices)
+    matrices = [array.flatten(1) if array.dim() > 1 else array.unsqueeze(1) for array in arrays]
+    rows, width = len(matrices[0]), sum(matrix.shape[1] for matrix in matrices)
     writer = draft.array("table", str(dtype).removeprefix("torch."), (rows, width))
     step = max(1, _CHUNK // max(1, width * dtype.itemsize))
-    buffer = torch.empty((min(step, rows), width), dtype=dtype)
     for low in range(0, rows, step):
-        chunk = buffer[: min(step, rows - low)]
-        left = 0
-        for matrix in matrices:
-            piece = matrix[low : low + step]
-            chunk[:, left : left + piece.shape[1]] = piece
-            left += piece.shape[1]
+        pieces = [matrix[low : low + step] for matrix in matrices]
+        chunk = torch.cat([piece.to(dtype) for piece in pieces], 1)
         if chunk.is_floating_point() and not torch.isfinite(chunk.sum(dtype=torch.float64)):
-            _check_range(matrices, low, low + len(chunk), dtype)
+            _check_range(pieces, dtype)
         writer.append(chunk)
 
 
-def _check_range(matrices: list[Tensor], low: int, high: int, dtype: torch.dtype) -> None:
+def _check_range(pieces: list[Tensor], dtype: torch.dtype) -> None:
     """Refuse numbers that are none any more in the dtype that the model computes in."""
-    for matrix in matrices:
-        piece = matrix[low:high]
+    for piece in pieces:
         lost = torch.isfinite(piece) & ~torch.isfinite(piece.to(dtype))
         if lost.any():
             raise DataError(
@@ -298,22 +314,13 @@ def _check_range(matrices: list[Tensor], low: int, high: int, dtype: torch.dtype
 
 
 def _original(meta: PartitionMeta, span: Span) -> dict[str, list[Array]]:
-    """Node type → original ids, part by part, int32 where they fit; ids stand in for those that
-    the writer did not keep."""
-    found: dict[str, list[Array]] = {ntype: [] for ntype in meta.ntypes}
+    """Node type → original ids, part by part, int32 where they fit."""
+    original: dict[str, list[Array]] = {ntype: [] for ntype in meta.ntypes}
     for part in range(*span):
-        path = meta.files[part].orig_nids
-        if path is None:
-            ids: dict[str, Array] = {
-                t: np.arange(*ranges[part]) for t, ranges in meta.node_ranges.items()
-            }
-        else:
-            with checked(meta, path) as file:
-                ids = {t: each.numpy() for t, each in read_original(meta, part, file).items()}
-        for ntype, each in ids.items():
-            fits = not len(each) or (each.min() >= -(2**31) and each.max() < 2**31)
-            found[ntype].append(each.astype(np.int32 if fits else np.int64))
-    return found
+        for ntype, ids in read_original_nodes(meta, part).items():
+            fits = not len(ids) or (ids.min() >= -(2**31) and ids.max() < 2**31)
+            original[ntype].append(ids.astype(np.int32 if fits else np.int64))
+    return original
 
 
 def _write_ids(draft: Draft, name: str, pieces: list[Array]) -> None:

@@ -1,0 +1,461 @@
+"""DGL's two binary file formats, read and written without DGL.
+
+Tensor files (``dgl.data.utils.save_tensors``) hold named arrays, graph files
+(``dgl.save_graphs``) hold graphs with node and edge data. DGL's own reader trusts what it reads:
+a file cut short can crash the process, or come back as uninitialised memory without any error.
+This one checks every length against the file and raises DataError with the file's name.
+What is written here is byte for byte what DGL writes, except that padding is zero.
+Arrays are numpy's, so that a file can be refused without the seconds that torch takes to import;
+only bfloat16, which numpy lacks, comes as torch tensors.
+
+The formats are those of DGL 0.5 to 2.4 (``src/graph/serialize`` and ``src/runtime/ndarray.cc``
+in its sources), little-endian throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from raygnn.errors import DataError
+from raygnn.graph.arrays import (
+    CODES,
+    DTYPES,
+    Array,
+    Rows,
+    csr_rows,
+    dtype_name,
+    element_bytes,
+    storable,
+)
+from raygnn.graph.partition.manifest import FileFacts, compare
+from raygnn.graph.remote import AnyPath
+from raygnn.util.files import sync_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TENSOR_FILE = 0xDD5A9FBE3FA2443F
+_GRAPH_FILE = 0xDD2E4FF046B4A13F
+_NDARRAY = 0xDD5E40F096B4A13F
+_HETERO_GRAPH = 0xDD589FBE35224ABF
+_UNIT_GRAPH = 0xDD2E60F0F6B4A127
+_META_GRAPH = 0xDD3C5FFE20046ABF
+_CSR = 0xDD6CD31205DFF127
+_COO = 0xDD61FFD305DFF127
+
+_GRAPH_VERSION = 2
+_HETERO_KIND = 2
+_HEADER_BYTES = 4096
+_FORMAT_BITS = {"coo": 1, "csr": 2, "csc": 4}
+_ALL_FORMATS = 7
+_NEW_STYLE = 1 << 32  # marks format codes as bit sets
+_MAX_DIMS = 16
+_CHUNK = 1 << 20  # bytes that are hashed while the processor's cache has them
+
+Sparse = tuple[Array, Array, Array]
+
+
+@dataclass
+class Relation:
+    """The edges of one type: ``formats`` maps ``coo`` to (src, dst, edge ids) and ``csr``/``csc``
+    to (indptr, indices, edge ids); empty edge ids stand for 0 … E-1."""
+
+    src_type: int
+    dst_type: int
+    formats: dict[str, Sparse] = field(default_factory=dict)
+
+
+@dataclass
+class StoredGraph:
+    """One graph of a graph file. ``ndata`` and ``edata`` are per node type and per relation."""
+
+    ntypes: list[str]
+    etypes: list[str]
+    num_nodes: list[int]
+    relations: list[Relation]
+    ndata: list[dict[str, Array | Tensor]]
+    edata: list[dict[str, Array | Tensor]]
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph file that is open: how many graphs it holds, the arrays saved as labels (as they
+    are, of any length), and the graphs, to be read once while it is open."""
+
+    count: int
+    labels: dict[str, Array | Tensor]
+    graphs: Iterator[StoredGraph]
+
+
+def read_tensors(path: AnyPath, expected: FileFacts | None = None) -> dict[str, Array | Tensor]:
+    """The named arrays of a tensor file.
+
+    Args:
+        expected: what the file must look like; it is hashed while it is read.
+
+    Raises:
+        DataError: it is anything but a whole tensor file, or not what is expected.
+    """
+    with _open(path, expected) as reader:
+        reader.magic(_TENSOR_FILE, "tensor file")
+        declared = reader.u64()
+        arrays = reader.named_arrays()
+        # DGL writes the number of entries twice, the first one 0 for an empty dictionary
+        if declared not in (0, len(arrays)):
+            raise reader.bad(f"says {declared} tensors and holds {len(arrays)}")
+        reader.end()
+        return arrays
+
+
+def read_tensor(path: AnyPath, name: str) -> Array | Tensor | None:
+    """One of the arrays of a tensor file, the others skipped; None if it is not there."""
+    with _open(path) as reader:
+        reader.magic(_TENSOR_FILE, "tensor file")
+        reader.skip(8)
+        return reader.named_arrays(name).get(name)
+
+
+def read_graphs(path: AnyPath, expected: FileFacts | None = None) -> list[StoredGraph]:
+    """The graphs of a graph file. Arguments and errors as of :func:`read_tensors`."""
+    with open_graphs(path, expected) as file:
+        return list(file.graphs)
+
+
+@contextlib.contextmanager
+def open_graphs(path: AnyPath, expected: FileFacts | None = None) -> Iterator[GraphFile]:
+    """A graph file, to be read graph by graph; see :func:`read_graphs`."""
+    with _open(path, expected) as reader:
+        reader.magic(_GRAPH_FILE, "graph file")
+        if (version := reader.u64()) != _GRAPH_VERSION:
+            raise reader.bad(f"is of format version {version}; only {_GRAPH_VERSION} can be read")
+        if reader.u64() != _HETERO_KIND:
+            raise reader.bad("is of a kind that DGL has not written since 0.5")
+        count = reader.u64()
+        reader.skip(_HEADER_BYTES - reader.at)
+        start = reader.u64()
+        labels = reader.named_arrays()
+        if reader.at != start:
+            raise reader.bad(f"has labels that do not end at byte {start}, as it says")
+        yield GraphFile(reader.fits(count, 8), labels, reader.graphs(count))
+
+
+def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor | Rows]) -> FileFacts:
+    """Write a tensor file, durably, that ``dgl.data.utils.load_tensors`` reads.
+
+    Raises ValueError for an array that DGL cannot store; OSError as writing files does.
+    """
+    with path.open("wb") as file:
+        writer = _Writer(file)
+        writer.u64(_TENSOR_FILE, len(arrays))
+        writer.named_arrays(arrays)
+        return writer.done()
+
+
+def write_graph(
+    path: Path,
+    num_nodes: int,
+    src: Array | Tensor,
+    dst: Array | Tensor,
+    ndata: Mapping[str, Array | Tensor],
+    edata: Mapping[str, Array | Tensor],
+) -> FileFacts:
+    """Write one homogeneous graph, in COO, durably, as a file that ``dgl.load_graphs`` reads.
+
+    Args:
+        src, dst: int64 ``[E]``, ids in ``0 … num_nodes-1``.
+        ndata, edata: name → array with ``num_nodes`` or ``E`` rows.
+    """
+    nothing = np.empty(0, dtype=np.int64)
+    with path.open("wb") as file:
+        writer = _Writer(file)
+        writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
+        writer.raw(bytes(_HEADER_BYTES - writer.size))
+        start = writer.size + 16
+        writer.u64(start, 0)  # no labels
+        writer.u64(_HETERO_GRAPH)
+        writer.meta_graph()
+        writer.u64(1, _UNIT_GRAPH, _FORMAT_BITS["coo"] | _NEW_STYLE, _ALL_FORMATS | _NEW_STYLE)
+        writer.meta_graph()
+        writer.u64(_COO, num_nodes, num_nodes)
+        for array in (src, dst, nothing):
+            writer.array(array)
+        writer.raw(bytes(2))  # neither rows nor columns are declared sorted
+        writer.u64(1, num_nodes)
+        writer.u64(1)
+        writer.named_arrays(ndata)
+        writer.u64(1)
+        writer.named_arrays(edata)
+        for name in ("_N", "_E"):
+            writer.u64(1)
+            writer.string(name)
+        writer.u64(16, 1, start, 16)
+        return writer.done()
+
+
+def _open(path: AnyPath, expected: FileFacts | None = None) -> _Reader:
+    try:
+        return _Reader(path, path.open("rb", buffering=1 << 16), expected)
+    except OSError as error:
+        raise DataError(
+            f"cannot be opened: {error.strerror}",
+            where=str(path),
+            remedy="check the path and its permissions, or make the partition again",
+        ) from error
+
+
+class _Reader:
+    """A cursor over a file that never reads, allocates or counts beyond its end."""
+
+    def __init__(self, path: AnyPath, file: BinaryIO, expected: FileFacts | None):
+        self.path = path
+        self.file = file
+        self.size = path.stat().st_size
+        self.at = 0
+        self._expected = expected
+        self._hash = hashlib.sha256()
+        if expected is not None:
+            compare(path, expected, self.size)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.file.close()
+
+    def bad(self, what: str) -> DataError:
+        return DataError(
+            f"{what} (at byte {self.at} of {self.size})",
+            where=str(self.path),
+            remedy="the file is damaged or was not written by DGL: copy or write it again",
+        )
+
+    def fits(self, count: int, width: int) -> int:
+        """``count``, once it is sure that so many items of ``width`` bytes can still follow."""
+        if not 0 <= count * width <= self.size - self.at:
+            raise self.bad("is cut short or garbled")
+        return count
+
+    def skip(self, count: int) -> None:
+        if self._expected is not None:  # all is hashed
+            self.raw(count)
+        else:
+            self.at += self.fits(count, 1)
+            self.file.seek(self.at)
+
+    def raw(self, count: int) -> bytes:
+        self.fits(count, 1)
+        try:
+            data = self.file.read(count)
+        except OSError as error:
+            raise self.bad(f"cannot be read: {error.strerror or error}") from error
+        self._passed(data, count)
+        return data
+
+    def fill(self, buffer: memoryview) -> None:
+        for start in range(0, len(buffer), _CHUNK):
+            chunk = buffer[start : start + _CHUNK]
+            try:
+                count = self.file.readinto(chunk)  # type: ignore[attr-defined]
+            except OSError as error:
+                raise self.bad(f"cannot be read: {error.strerror or error}") from error
+            self._passed(chunk[:count], len(chunk))
+
+    def _passed(self, data: bytes | memoryview, count: int) -> None:
+        if self._expected is not None:
+            self._hash.update(data)
+        self.at += len(data)
+        if len(data) != count:
+            raise self.bad("is cut short")
+
+    def u64(self) -> int:
+        return int.from_bytes(self.raw(8), "little")
+
+    def magic(self, expected: int, what: str) -> None:
+        if self.size - self.at < 8 or self.u64() != expected:
+            raise self.bad(f"holds no DGL {what} here")
+
+    def end(self) -> None:
+        if self.at != self.size:
+            raise self.bad("goes on after its end")
+        if self._expected is not None:
+            compare(self.path, self._expected, self.at, self._hash.hexdigest())
+
+    def string(self) -> str:
+        return self.raw(self.u64()).decode("utf-8", "replace")
+
+    def strings(self) -> list[str]:
+        return [self.string() for _ in range(self.fits(self.u64(), 8))]
+
+    def array(self) -> Array | Tensor:
+        name, shape, dtype = self.array_head()
+        array: Array = np.empty(shape, dtype)
+        if array.size:
+            self.fill(element_bytes(array))
+        if name != "bfloat16":
+            return array
+        import torch
+
+        return torch.from_numpy(array).view(torch.bfloat16)
+
+    def array_head(self) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
+        """Name of the dtype, shape, and the dtype in memory of the array whose elements follow."""
+        self.magic(_NDARRAY, "array")
+        _, _, _, ndim, code, bits, lanes = struct.unpack("<QiiiBBH", self.raw(24))
+        name = DTYPES.get((code, bits))
+        if name is None or lanes != 1 or not 0 <= ndim <= _MAX_DIMS:
+            raise self.bad(f"holds an array of unknown type (code {code}, {bits} bits)")
+        dtype = np.dtype(np.int16 if name == "bfloat16" else name)
+        shape = struct.unpack(f"<{ndim}q", self.raw(8 * ndim))
+        # numpy and torch refuse shapes whose strides overflow, even without elements
+        if min(shape, default=1) < 0 or math.prod(max(n, 1) for n in shape) >= 2**60:
+            raise self.bad(f"holds an array of impossible shape {shape}")
+        elements = math.prod(shape)
+        if self.u64() != elements * dtype.itemsize:
+            raise self.bad(f"holds an array whose size does not fit its shape {shape}")
+        self.fits(elements, dtype.itemsize)
+        return name, shape, dtype
+
+    def named_arrays(self, only: str | None = None) -> dict[str, Array | Tensor]:
+        """Those of the name ``only`` alone, the others skipped, unless that is None."""
+        arrays: dict[str, Array | Tensor] = {}
+        for _ in range(self.fits(self.u64(), 8)):
+            name = self.string()
+            if only in (None, name):
+                arrays[name] = self.array()
+            else:
+                _, shape, dtype = self.array_head()
+                self.skip(math.prod(shape) * dtype.itemsize)
+        return arrays
+
+    def frames(self, count: int, unit: str) -> list[dict[str, Array | Tensor]]:
+        if self.u64() != count:
+            raise self.bad(f"does not hold data for each {unit} type")
+        return [self.named_arrays() for _ in range(count)]
+
+    def sparse(self, magic: int, flags: int) -> Sparse:
+        self.magic(magic, "sparse matrix")
+        self.skip(16)  # rows and columns
+        arrays = self.indices(), self.indices(), self.indices()
+        self.skip(flags)
+        return arrays
+
+    def indices(self) -> Array:
+        array = self.array()
+        if (
+            not isinstance(array, np.ndarray)
+            or array.ndim != 1
+            or array.dtype not in (np.int32, np.int64)
+        ):
+            raise self.bad("holds a sparse matrix whose indices are no integers")
+        return array
+
+    def meta_graph(self) -> Sparse:
+        self.magic(_META_GRAPH, "meta graph")
+        return self.sparse(_CSR, 1)
+
+    def graph(self) -> StoredGraph:
+        self.magic(_HETERO_GRAPH, "graph")
+        indptr, dst_types, order = self.meta_graph()
+        count = len(dst_types)
+        src_types = csr_rows(indptr, count, self.bad)
+        if len(order) and not np.array_equal(np.sort(order), np.arange(count)):
+            raise self.bad("holds a meta graph whose edges are not each there once")
+        if self.u64() != count:
+            raise self.bad("does not hold one matrix for each edge type")
+        place = np.argsort(order) if len(order) else range(count)
+        relations = [
+            self.relation(Relation(int(src_types[at]), int(dst_types[at]))) for at in place
+        ]
+        num_nodes = [self.u64() for _ in range(self.fits(self.u64(), 8))]
+        ndata = self.frames(len(num_nodes), "node")
+        edata = self.frames(len(relations), "edge")
+        ntypes, etypes = self.strings(), self.strings()
+        if len(ntypes) != len(num_nodes) or len(etypes) != len(relations):
+            raise self.bad("does not name each type")
+        return StoredGraph(ntypes, etypes, num_nodes, relations, ndata, edata)
+
+    def graphs(self, count: int) -> Iterator[StoredGraph]:
+        """All graphs; after the last one, that the file ends there."""
+        for _ in range(count):
+            yield self.graph()
+        # The trailer lists where each graph starts; a file without it was cut short.
+        if self.u64() != 8 + 8 * count or self.u64() != count:
+            raise self.bad("does not end as a graph file does")
+        self.skip(8 * count + 8)
+        self.end()
+
+    def relation(self, relation: Relation) -> Relation:
+        self.magic(_UNIT_GRAPH, "graph of one edge type")
+        saved = self.u64()
+        self.skip(8)  # the formats that may be made from it
+        if not saved & _NEW_STYLE:  # DGL before 0.8 saved one: 1 = COO, 2 = CSR, 3 = CSC
+            saved = 1 << (saved - 1) if 1 <= saved <= 3 else 0
+        for name, bit in _FORMAT_BITS.items():
+            if saved & bit:
+                self.meta_graph()
+                magic, flags = (_COO, 2) if name == "coo" else (_CSR, 1)
+                relation.formats[name] = self.sparse(magic, flags)
+        if not relation.formats:
+            raise self.bad("holds a graph in no known sparse format")
+        return relation
+
+
+class _Writer:
+    """Writes and hashes at once, so that nothing is read back for its checksum."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.size = 0
+        self._hash = hashlib.sha256()
+
+    def raw(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), _CHUNK):
+            chunk = view[start : start + _CHUNK]
+            self._hash.update(chunk)
+            self.file.write(chunk)
+        self.size += len(view)
+
+    def u64(self, *values: int) -> None:
+        self.raw(struct.pack(f"<{len(values)}Q", *values))
+
+    def string(self, text: str) -> None:
+        data = text.encode()
+        self.u64(len(data))
+        self.raw(data)
+
+    def array(self, array: Array | Tensor | Rows) -> None:
+        if not storable(array):
+            raise ValueError(f"DGL's files cannot hold {dtype_name(array)}")
+        code, bits = CODES[dtype_name(array)]
+        self.raw(struct.pack("<QQiiiBBH", _NDARRAY, 0, 1, 0, array.ndim, code, bits, 1))
+        self.raw(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes))
+        for piece in array.pieces() if isinstance(array, Rows) else [array]:
+            if piece.nbytes:
+                self.raw(element_bytes(piece))
+
+    def named_arrays(self, arrays: Mapping[str, Array | Tensor | Rows]) -> None:
+        self.u64(len(arrays))
+        for name, array in arrays.items():
+            self.string(name)
+            self.array(array)
+
+    def meta_graph(self) -> None:
+        """The meta graph of a homogeneous graph: one edge, from the only node type to itself."""
+        self.u64(_META_GRAPH, _CSR, 1, 1)
+        for values in ([0, 1], [0], [0]):
+            self.array(np.array(values, dtype=np.int64))
+        self.raw(bytes(1))
+
+    def done(self) -> FileFacts:
+        sync_file(self.file)
+        return FileFacts(bytes=self.size, sha256=self._hash.hexdigest())

@@ -1,0 +1,369 @@
+"""A partition's files → plain arrays in type-wise ids. Each file is checked while it is read.
+
+What is read raises DataError, naming the file, when it is damaged, is not what the manifest says,
+or contradicts the partition's json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numba import njit
+from torch import Tensor
+
+from raygnn.errors import DataError
+from raygnn.graph.arrays import Array, IntArray, csr_rows, index_type
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
+from raygnn.graph.partition.dgl_format import StoredGraph, read_graphs, read_tensors
+from raygnn.graph.partition.edge_kernels import in_lists
+from raygnn.graph.partition.layout import PartitionMeta, typewise
+from raygnn.graph.partition.manifest import PartFacts, compare, file_facts, split_counts
+from raygnn.graph.remote import AnyPath
+
+ID_COLUMN = "id"
+_ID = "_ID"  # dgl.NID and dgl.EID: the homogeneous ids of a part graph's nodes and edges
+
+
+@dataclass(frozen=True)
+class InEdges:
+    """In-edges of a part's own nodes of one destination type.
+
+    Attributes:
+        indptr: int64 ``[n_inner + 1]``.
+        src: int32 or int64 ``[E]``, type-wise ids; in the order of edge ids within a row.
+        order: ``[E]``, where each edge lies among the part's own edges of its type, in the order
+            of ids; None: 0 … E-1.
+    """
+
+    indptr: IntArray
+    src: Array
+    order: Array | None
+
+
+@dataclass(frozen=True)
+class CSC:
+    """In-edges of a part's own nodes of the destination type, int64.
+
+    Attributes:
+        indptr: ``[n_inner + 1]``; row i is the i-th own node, in id order.
+        src: ``[E]`` type-wise ids of the source nodes, over all parts.
+        eid: ``[E]`` type-wise edge ids, increasing within a row.
+    """
+
+    indptr: Tensor
+    src: Tensor
+    eid: Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part.
+
+    Attributes:
+        csc: edge type → in-edges.
+        node_data: node type → name → ``[n_inner, …]``, rows in id order.
+        edge_data: edge type → name → ``[E, …]``, rows in edge id order.
+    """
+
+    part: int
+    csc: dict[EdgeType, CSC]
+    node_data: dict[str, dict[str, Tensor]]
+    edge_data: dict[EdgeType, dict[str, Tensor]]
+
+
+def load_part(meta: PartitionMeta, part: int) -> Part:
+    """Read one part. Masks are bool and everything else has the dtype that was stored."""
+    csc = {}
+    for etype, edges in read_in_edges(meta, part).items():
+        order = np.arange(len(edges.src)) if edges.order is None else edges.order
+        ids = order + meta.edge_ranges[etype][part, 0]
+        arrays = edges.indptr, edges.src.astype(np.int64), ids
+        csc[etype] = CSC(*map(torch.from_numpy, arrays))
+    return Part(part, csc, read_node_data(meta, part), read_edge_data(meta, part))
+
+
+def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
+    """The in-edge lists of one part. Edges that other parts own (those of the halo) are left out.
+
+    Memory: the file's, and 8 to 16 bytes for each edge.
+    """
+    path = meta.files[part].graph
+    stored = read_graphs(path, meta.expected(path))
+    if len(stored) != 1 or len(stored[0].relations) != 1 or len(stored[0].num_nodes) != 1:
+        raise _inconsistent(path, "does not hold one homogeneous graph")
+    (graph,) = stored
+    nodes, edges = (_ids(path, frames[0].get(_ID)) for frames in (graph.ndata, graph.edata))
+    src, dst, order = _ends(path, graph)
+    if len(nodes) != graph.num_nodes[0]:
+        raise _inconsistent(path, "does not hold one id for each of its nodes")
+    if len(edges) != len(src):
+        raise _inconsistent(path, "does not hold one id for each of its edges")
+    node_type, node_id = _typewise(path, nodes, list(meta.node_map.values()))
+
+    # a part's own edges have one range of homogeneous ids, type by type
+    starts = np.array([meta.edge_map[t][part, 0] for t in meta.etypes], np.int64)
+    bounds = np.append(starts, meta.edge_map[meta.etypes[-1]][part, 1])
+    rows = np.array([meta.node_ranges[t[2]][part] for t in meta.etypes], np.int64)
+    ends = np.array([[meta.ntypes.index(t[0]), meta.ntypes.index(t[2])] for t in meta.etypes])
+    own = int(bounds[-1] - bounds[0])
+    row = np.full(own, -1, index_type(int((rows[:, 1] - rows[:, 0]).max())))
+    far = np.empty(own, node_id.dtype)
+    total = int(meta.edge_map[meta.etypes[-1]][-1, 1])
+    fault, at, placed = _place_edges(
+        src, dst, order, edges, total, node_type, node_id, bounds, ends, rows, row, far
+    )
+    if fault:
+        raise _inconsistent(path, _FAULTS[fault].format(etype_str(meta.etypes[at])))
+    if placed != own:
+        raise _inconsistent(path, f"holds {placed} of the {own} edges that it owns")
+    del src, dst, order, edges, graph, stored
+    return {
+        etype: _lists(row[low:high], far[low:high], int(last - first))
+        for etype, low, high, (first, last) in zip(
+            meta.etypes, bounds[:-1] - bounds[0], bounds[1:] - bounds[0], rows
+        )
+    }
+
+
+def read_node_data(meta: PartitionMeta, part: int) -> dict[str, dict[str, Tensor]]:
+    """Node type → name → ``[n_inner, …]``; masks are bool."""
+    rows = {ntype: int(np.diff(meta.node_ranges[ntype][part])[0]) for ntype in meta.ntypes}
+    return _frames(meta, meta.files[part].node_feats, rows, DEFAULT_NTYPE)
+
+
+def read_edge_data(meta: PartitionMeta, part: int) -> dict[EdgeType, dict[str, Tensor]]:
+    """Edge type → name → ``[E, …]``, rows in the order of edge ids; masks are bool."""
+    rows = {etype_str(t): int(np.diff(meta.edge_ranges[t][part])[0]) for t in meta.etypes}
+    frames = _frames(meta, meta.files[part].edge_feats, rows, etype_str(DEFAULT_ETYPE))
+    return {etype: frames[etype_str(etype)] for etype in meta.etypes}
+
+
+def read_original_nodes(meta: PartitionMeta, part: int) -> dict[str, Array]:
+    """Node type → int64 ``[n_inner]``, ids in the graph that was partitioned; type-wise ids where
+    the writer did not keep them."""
+    return _originals(meta, meta.files[part].orig_nids, {t: t for t in meta.ntypes}, part)
+
+
+def read_original_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, Array]:
+    """Edge type → int64 ``[E]``, numbers in the graph that was partitioned, in the order of edge
+    ids; those ids where the writer did not keep them."""
+    names = {etype: etype_str(etype) for etype in meta.etypes}
+    return _originals(meta, meta.files[part].orig_eids, names, part)
+
+
+def _originals(
+    meta: PartitionMeta, path: AnyPath | None, names: Mapping[Any, str], part: int
+) -> dict[Any, Array]:
+    ranges: Mapping[Any, IntArray] = {**meta.node_ranges, **meta.edge_ranges}
+    if path is None:
+        return {kind: np.arange(*ranges[kind][part]) for kind in names}
+    ids = read_tensors(path, meta.expected(path))
+    shapes = {name: (int(np.diff(ranges[kind][part])[0]),) for kind, name in names.items()}
+    if {name: tuple(array.shape) for name, array in ids.items()} != shapes:
+        raise _inconsistent(path, "does not hold one original id for each node or edge of the part")
+    return {kind: _ids(path, ids[name]) for kind, name in names.items()}
+
+
+def read_ids(meta: PartitionMeta, ntype: str) -> Any:
+    """What the user calls the nodes of a type: a pyarrow array ``[N]`` of int64 or large_string by
+    original id, mapped where it lies on a disk; None where the numbers are all there is."""
+    path = meta.id_file(ntype)
+    if path is None:
+        return None
+    expected = meta.expected(path)
+    assert expected is not None  # seen to when the json was read
+    try:
+        read = file_facts(path)
+        compare(path, expected, read.bytes, read.sha256)
+        source = pa.memory_map(str(path)) if isinstance(path, Path) else path.read_bytes()
+        ids = pa.ipc.open_file(source).get_batch(0).column(ID_COLUMN)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise _inconsistent(path, f"does not hold ids: {error}") from None
+    if len(ids) != meta.num_nodes(ntype):
+        raise _inconsistent(path, f"holds {len(ids)} ids, expected {meta.num_nodes(ntype)}")
+    return ids
+
+
+def part_facts(meta: PartitionMeta) -> list[PartFacts]:
+    """The size of each part: from the manifest, or else read off the parts."""
+    if meta.manifest is not None:
+        return meta.manifest.parts
+    facts = []
+    for number in range(meta.num_parts):
+        part = load_part(meta, number)
+        cut, halo = 0, 0
+        for ntype in meta.ntypes:
+            first, last = meta.node_ranges[ntype][number]
+            far = torch.zeros(meta.num_nodes(ntype), dtype=torch.bool)
+            for etype, csc in part.csc.items():
+                if etype[0] == ntype:
+                    far[csc.src] = True
+                    cut += int(((csc.src < first) | (csc.src >= last)).sum())
+            far[first:last] = False
+            halo += int(far.sum())
+        masks = {f"{t}/{name}": rows for t, f in part.node_data.items() for name, rows in f.items()}
+        facts.append(
+            PartFacts(
+                nodes={t: int(np.diff(rows[number])[0]) for t, rows in meta.node_ranges.items()},
+                edges={etype_str(etype): len(csc.eid) for etype, csc in part.csc.items()},
+                halo=halo,
+                cut=cut,
+                splits=split_counts(masks),
+                bytes=sum(path.stat().st_size for path in meta.files[number].all()),
+            )
+        )
+    return facts
+
+
+def table(meta: PartitionMeta) -> list[dict[str, Any]]:
+    """One row for each part and one for the total, all counts over all types.
+
+    Keys: ``part`` (number, or ``"total"``), ``nodes``, ``edges`` (in-edges of the part's nodes),
+    ``halo`` (nodes of other parts that these come from), ``cut`` (edges that come from other
+    parts), ``training_nodes``, ``bytes``, ``seconds`` (of the total; None where unknown).
+    """
+    rows = [
+        {
+            "nodes": sum(part.nodes.values()),
+            "edges": sum(part.edges.values()),
+            "halo": part.halo,
+            "cut": part.cut,
+            "training_nodes": sum(counts.get("train", 0) for counts in part.splits.values()),
+            "bytes": part.bytes,
+        }
+        for part in part_facts(meta)
+    ]
+    total = {key: sum(row[key] for row in rows) for key in rows[0]}
+    seconds = meta.manifest.seconds if meta.manifest else {}
+    return [
+        *({"part": number, **row, "seconds": None} for number, row in enumerate(rows)),
+        {"part": "total", **total, "seconds": sum(seconds.values()) if seconds else None},
+    ]
+
+
+_UNKNOWN, _TWICE, _TYPES, _OUTSIDE = 1, 2, 3, 4
+_FAULTS = {
+    _UNKNOWN: "holds edges whose ends or ids are out of range",
+    _TWICE: "holds {!r} edges twice, not those it owns",
+    _TYPES: "{!r} edges join other node types",
+    _OUTSIDE: "owns {!r} edges into other parts",
+}
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _place_edges(  # type: ignore[no-untyped-def]
+    src, dst, order, edges, total, node_type, node_id, bounds, ends, rows, row, far
+):
+    """Put each own edge where its id says.
+
+    Args:
+        src, dst: ``[E]`` local ids of the nodes; order: ``[E]`` local ids of the edges, or empty.
+        edges: ``[E]`` homogeneous ids, by local id; below ``total``.
+        node_type, node_id: ``[N]``, by local id.
+        bounds: ``[T+1]`` homogeneous ids of the part's own edges, type by type.
+        ends: ``[T, 2]`` node types of source and destination; rows: ``[T, 2]`` own destinations.
+        row, far: ``[own]``, to be filled: row within the part (-1 before), source id.
+
+    Returns:
+        ``(fault or 0, edge type of it, edges placed)``.
+    """
+    nodes, numbered, kind, placed = len(node_id), len(order) > 0, 0, 0
+    for e in range(len(src)):
+        s, d, k = src[e], dst[e], order[e] if numbered else e
+        if s < 0 or s >= nodes or d < 0 or d >= nodes or k < 0 or k >= len(edges):
+            return _UNKNOWN, kind, placed
+        edge = edges[k]
+        if edge < 0 or edge >= total:
+            return _UNKNOWN, kind, placed
+        if edge < bounds[0] or edge >= bounds[-1]:
+            continue
+        while edge < bounds[kind]:
+            kind -= 1
+        while edge >= bounds[kind + 1]:
+            kind += 1
+        at = edge - bounds[0]
+        if row[at] >= 0:
+            return _TWICE, kind, placed
+        if node_type[s] != ends[kind, 0] or node_type[d] != ends[kind, 1]:
+            return _TYPES, kind, placed
+        if node_id[d] < rows[kind, 0] or node_id[d] >= rows[kind, 1]:
+            return _OUTSIDE, kind, placed
+        row[at] = node_id[d] - rows[kind, 0]
+        far[at] = node_id[s]
+        placed += 1
+    return 0, kind, placed
+
+
+def _lists(row: Array, src: Array, num_rows: int) -> InEdges:
+    """Edges in the order of their ids → in-edge lists."""
+    # ours lie in this order already; DGL's are in the order of ids only
+    indptr, order = in_lists(row, num_rows)
+    return InEdges(indptr, src[order], order) if len(order) else InEdges(indptr, src, None)
+
+
+def _ends(path: AnyPath, stored: StoredGraph) -> tuple[Array, Array, Array]:
+    """Local ends of each edge, and the edges' local ids (empty: 0 … E-1)."""
+    name, (first, second, order) = next(iter(stored.relations[0].formats.items()))
+    if name != "coo":
+        first = csr_rows(first, len(second), partial(_inconsistent, path))
+    src, dst = (second, first) if name == "csc" else (first, second)
+    if len(src) != len(dst) or len(order) not in (0, len(src)):
+        raise _inconsistent(path, "holds edges with one end")
+    return src, dst, order
+
+
+def _ids(path: AnyPath, ids: Array | Tensor | None) -> IntArray:
+    """Ids of nodes or edges as the file has them, int64."""
+    if ids is None:
+        raise _inconsistent(path, "does not hold the global ids of its nodes and edges")
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise _inconsistent(path, "holds global ids that are no ids")
+    return ids.astype(np.int64, copy=False)
+
+
+def _typewise(path: AnyPath, ids: IntArray, maps: list[IntArray]) -> tuple[Array, Array]:
+    """Homogeneous node ids → type number and type-wise id, in the narrowest dtype that does."""
+    ranges = np.stack(maps, axis=1).reshape(-1, 2)  # by part, then type: increasing
+    shift = np.stack([typewise(rows) - rows for rows in maps], axis=1).reshape(-1, 2)[:, 0]
+    if len(ids) and not (ids.min() >= 0 and ids.max() < ranges[-1, 1]):
+        raise _inconsistent(path, "holds global ids that are out of range")
+    # The last range that starts at or before an id: empty ranges start where the next does.
+    at = np.searchsorted(ranges[:, 0], ids, side="right") - 1
+    index = index_type(max(int(typewise(rows)[-1, 1]) for rows in maps))
+    kind = np.int8 if len(maps) < 2**7 else np.int32
+    return (at % len(maps)).astype(kind), (ids + shift[at]).astype(index)
+
+
+def _frames(
+    meta: PartitionMeta, path: AnyPath, rows: Mapping[str, int], default: str
+) -> dict[str, dict[str, Tensor]]:
+    """The arrays ``"<type>/<name>"`` by type; names without a type are the default type's."""
+    frames: dict[str, dict[str, Tensor]] = {kind: {} for kind in rows}
+    for key, array in read_tensors(path, meta.expected(path)).items():
+        full = key if "/" in key else f"{default}/{key}"
+        kind = max((k for k in rows if full.startswith(f"{k}/")), key=len, default=None)
+        if kind is None:
+            raise _inconsistent(path, f"holds {key!r}, which is of no type of this graph")
+        if array.ndim == 0 or len(array) != rows[kind]:
+            raise _inconsistent(path, f"{key!r} does not have {rows[kind]} rows")
+        tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+        # DGL's files have no bool: it comes back as uint8.
+        feature = meta.manifest.features.get(full) if meta.manifest else None
+        is_mask = feature.dtype == "bool" if feature else full.endswith("_mask")
+        if tensor.dtype == torch.uint8 and is_mask:
+            tensor = tensor.bool()
+        frames[kind][full[len(kind) + 1 :]] = tensor
+    return frames
+
+
+def _inconsistent(path: AnyPath, problem: str) -> DataError:
+    return DataError(
+        problem, where=str(path), remedy="the file is damaged: make the partition again"
+    )
