@@ -6,15 +6,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 from raygnn import __version__
 from raygnn.cli import jobs, predict, runs, submit
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.runs.interrupts import pending, stoppable
-from raygnn.runs.output import OutputLost, drop_output, open_streams, say
+from raygnn.runs.output import LOGGER_THREAD, OutputLost, drop_output, open_streams, say
 
 _EXIT_CODES = """\
 exit codes: 0 done, 2 bad input or configuration, 3 preflight refused, 4 training failed,
@@ -33,7 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     started = time.time()
     open_streams()
-    return carry_out(parser().parse_args(argv, argparse.Namespace(started=started)))
+    code = carry_out(parser().parse_args(argv, argparse.Namespace(started=started)))
+    if argv is None and any(t.name.startswith(LOGGER_THREAD) for t in threading.enumerate()):
+        # what the library of a logger that hangs does at the end of a process may hang, too
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def carry_out(args: argparse.Namespace) -> int:

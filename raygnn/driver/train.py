@@ -19,7 +19,7 @@ from raygnn.config.load import Source, as_config, load_config
 from raygnn.config.schema import Config
 from raygnn.driver.final_advice import advice_for
 from raygnn.driver.inputs import read_input, table, to_look_at
-from raygnn.driver.loggers.process import Loggers, check_packages
+from raygnn.driver.loggers import Loggers, check_packages
 from raygnn.driver.plan import Nodes, count_workers, make_plan
 from raygnn.driver.plan_display import display_of, show_report
 from raygnn.driver.ray.connection import RayCluster

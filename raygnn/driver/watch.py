@@ -15,7 +15,7 @@ from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.driver.health import Heartbeat, Preemption
 from raygnn.driver.launch import Launch
-from raygnn.driver.loggers.process import Loggers
+from raygnn.driver.loggers import Loggers
 from raygnn.driver.plan import Plan
 from raygnn.driver.prometheus import Prometheus
 from raygnn.driver.worker_startup import Startup
@@ -267,7 +267,6 @@ class Forwarding:
         self._launch = launch
         self._looked = -math.inf
         self._loggers = loggers
-        loggers.load()
         self._prometheus = Prometheus(run, config.name) if config.logging.prometheus else None
 
     def forward(self, records: Iterable[Record]) -> None:

@@ -16,6 +16,8 @@ from typing import IO, Any
 
 from raygnn.errors import Interrupted
 
+LOGGER_THREAD = "raygnn-logger-"  # how names of threads begin that a command does not wait for
+
 
 class OutputLost(Interrupted):
     """Standard output cannot be written any more.

@@ -1,8 +1,7 @@
-"""Loggers, in threads and in processes, and what feeds them."""
+"""Loggers: what they show after a resume, and runs that go on whatever becomes of them."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
@@ -20,12 +19,9 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
-from raygnn.driver.loggers import feeder as feeding
-from raygnn.driver.loggers import process
-from raygnn.driver.loggers.feeder import Feeder, Order
-from raygnn.driver.loggers.kinds import Csv, Kind, Status, kind_of
-from raygnn.driver.loggers.process import Loggers, check_packages
-from raygnn.errors import ConfigError, Interrupted, TrainingError
+from raygnn.driver import loggers as module
+from raygnn.driver.loggers import Backend, Loggers, LoggerThread, Status, backend_of, check_packages
+from raygnn.errors import ConfigError
 from raygnn.runs.interrupts import stoppable
 from raygnn.runs.run_directory import LOGGERS, METRICS, Events, RunDir
 from tests.small_jobs import job
@@ -59,11 +55,11 @@ def feed(run: RunDir, step: int, status: Status) -> None:
     """What a command hands on that began with this step and has ended."""
     events = Events(run.path / "logs" / LOGGERS)
     for name in load_config(run.path / "config.yaml").logging.loggers:
-        feeder = Feeder(kind_of(name, run.path), run.path, events.tell, step)
-        feeder.start()
-        feeder.finish(status)
-        feeder.join(60)
-        assert feeder.done
+        thread = LoggerThread(backend_of(name, run.path), run.path, events.tell, step)
+        thread.start()
+        thread.finish(status)
+        thread.join(60)
+        assert thread.done
 
 
 def rows(run: RunDir) -> list[dict[str, str]]:
@@ -127,8 +123,8 @@ def test_all_is_logged_when_the_run_ends(tmp_path: Path) -> None:
 def test_files_are_written_without_lightning() -> None:
     """Whose import takes as long as a short run."""
     code = (
-        "import sys, raygnn.driver.loggers.process\n"
-        "from raygnn.driver.loggers.kinds import Csv, TensorBoard\n"
+        "import sys, raygnn.driver.loggers\n"
+        "from raygnn.driver.loggers import Csv, TensorBoard\n"
         "import tempfile, pathlib\n"
         "with tempfile.TemporaryDirectory() as place:\n"
         "    for kind in (Csv, TensorBoard):\n"
@@ -141,169 +137,46 @@ def test_files_are_written_without_lightning() -> None:
     subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
 
 
-@pytest.mark.slow
-def test_the_process_logs_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_logger_that_hangs_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: bool
 ) -> None:
-    monkeypatch.setattr(process, "END", 100.0)  # for the import on a busy machine
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    config, run = make(tmp_path, loggers=["csv"])
-    with run:
-        write(run, records([1]))
-        with Loggers(config, run.path) as loggers, loggers.ending():
-            loggers.load()
-            loggers.start(1)
-            write(run, records([2]))
-        assert loggers._processes["csv"].returncode == 0
-        assert [row["step"] for row in rows(run)] == ["1", "2"]
-
-
-@pytest.mark.slow
-def test_a_process_whose_command_is_gone_ends(tmp_path: Path, remote: None) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    with run:
-        write(run, records([1]))
-        loggers = Loggers(config, run.path)
-        loggers.start(1)
-        started = loggers._processes["csv"]
-        assert started.stdin is not None
-        started.stdin.close()  # as when the command is killed
-        started.wait(timeout=120)
-        assert len(rows(run)) == 1
-
-
-def test_one_that_hangs_is_ended_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
-) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    monkeypatch.setattr(process, "FLUSH", 0.5)
-    monkeypatch.setattr(process, "END", 0.5)
-    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
-    with run:
-        loggers = Loggers(config, run.path)
-        with loggers, loggers.ending():
-            loggers.start(1)
-        assert loggers._processes["csv"].returncode == -9
-
-
-def test_what_a_library_started_ends_with_one_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
-) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    for name in ("FLUSH", "END", "_SILENT"):
-        monkeypatch.setattr(process, name, 0.5)
-    script = _script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
-    monkeypatch.setattr(process.sys, "executable", script)
+    """Where Ctrl-C ends the wait, it ends nothing else."""
+    config, run = make(tmp_path, loggers=["csv", "tensorboard"])
+    monkeypatch.setattr(module, "_LAST", 60.0 if stop else 0.4)
+    monkeypatch.setattr(module, "_QUICK", 0.2)
+    monkeypatch.setattr(module.Csv, "open", lambda self, step: threading.Event().wait())
     told: list[str] = []
-    with run, Loggers(config, run.path, told.append) as loggers:
-        loggers.start(1)
-        _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
-    state = Path(f"/proc/{int((tmp_path / 'pid').read_text())}/stat")
-    _wait(lambda: not state.exists() or state.read_text().split()[2] == "Z")
-    waiting, missing = told
-    assert waiting.startswith("waiting up to 0 s for csv to take the last records; Ctrl-C ends")
-    assert f"{run.metrics_file} has all of them, and the run is as it is" in waiting
-    assert missing.startswith("csv did not get all records")
-
-
-def test_a_file_that_hangs_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    for name in ("FLUSH", "END", "_SILENT"):
-        monkeypatch.setattr(process, name, 0.2)
-    monkeypatch.setattr(Csv, "open", lambda self, step: threading.Event().wait())
-    told: list[str] = []
-    with run:
-        write(run, records([1]))
-        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
-            loggers.start(1)
-    assert len(told) == 2
-    assert told[1].startswith("csv did not get all records")
-
-
-def test_ctrl_c_ends_the_wait_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
-) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    monkeypatch.setattr(process, "_SILENT", 0.1)
-    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exec sleep 1000"))
 
     def tell(text: str) -> None:
-        if text.startswith("waiting"):
+        told.append(text)
+        if stop and text.startswith("waiting"):
             signal.raise_signal(signal.SIGINT)
 
-    with run, stoppable(), Loggers(config, run.path, tell) as loggers, loggers.ending():
-        loggers.start(1)
-    assert loggers._processes["csv"].returncode == -9
+    with run:
+        write(run, records([1]))
+        with stoppable(), Loggers(config, run.path, tell) as loggers, loggers.ending():
+            loggers.start(1)
+        assert shown(run, "train/loss") == [(1, 1.0)]  # the other one has all
+    waiting, missing = told
+    assert " s for csv to take the last records; Ctrl-C ends the wait alone" in waiting
+    assert f"{run.metrics_file} has all of them, and the run is as it is" in waiting
+    assert missing == "csv did not get all records; metrics.jsonl has them"
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(None, "done"), (Interrupted("stop"), "interrupted"), (TrainingError("bad"), "failed")],
-)
-def test_the_process_is_told_how_the_run_ended(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    remote: None,
-    error: Exception | None,
-    status: str,
-) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    script = _script(tmp_path, f"cat > {tmp_path}/said")
-    monkeypatch.setattr(process.sys, "executable", script)
-    ended = contextlib.suppress(Interrupted, TrainingError)
-    with run, ended, Loggers(config, run.path) as loggers:
-        loggers.start(7)
-        if error is not None:
-            raise error
-    assert (tmp_path / "said").read_text() == f"7\n{status}\n"
-
-
-def _weight() -> str | None:
-    file = Path("/proc/self/autogroup")
-    return file.read_text() if file.exists() else None
-
-
-def test_a_process_that_hangs_without_its_command_ends(tmp_path: Path) -> None:
+def test_a_command_ends_beside_a_library_that_hangs() -> None:
     code = (
-        "import time, raygnn.driver.loggers.__main__ as main\n"
-        "main.FLUSH, main.END = 0.5, 0.5\n"
-        "main.kind_of = lambda *_: None\n"
-        "main.Feeder.__init__ = lambda self, *_: main.Thread.__init__(self)\n"
-        "main.Feeder.run = lambda self: time.sleep(1000)\n"
-        "main.Feeder.look = main.Feeder.finish = lambda *_: None\n"
-        "main.main(['run', 'csv'])"
+        "import sys, threading, raygnn.cli as cli\n"
+        "hang = threading.Event().wait\n"
+        "threading.Thread(target=hang, name=cli.LOGGER_THREAD + 'wandb', daemon=True).start()\n"
+        "threading.Thread(target=hang).start()  # of the library\n"
+        "cli.carry_out = lambda args: print('the end', end='') or 4\n"
+        "sys.argv = ['raygnn', 'runs']\n"
+        "sys.exit(cli.main())"
     )
-    before = _weight()
-    ended = subprocess.run(
-        [sys.executable, "-c", code], input=b"1\n", cwd=tmp_path, timeout=120, check=False
-    )
-    assert ended.returncode == -signal.SIGALRM
-    assert _weight() == before  # of this session, which is not that process's own
-
-
-def test_one_that_dies_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: None
-) -> None:
-    config, run = make(tmp_path, loggers=["csv"])
-    monkeypatch.setattr(process.sys, "executable", _script(tmp_path, "exit 3"))
-    told: list[str] = []
-    with run, Loggers(config, run.path, told.append) as loggers, loggers.ending():
-        loggers.start(1)
-        loggers._processes["csv"].wait()
-        loggers.look()
-        loggers.look()
-    assert len(told) == 1
-    assert "ended with 3" in told[0]
-
-
-def test_loggers_of_files_have_no_process(tmp_path: Path) -> None:
-    config, run = make(tmp_path, loggers=["csv", "tensorboard"])
-    with run, Loggers(config, run.path) as loggers:
-        loggers.load()
-        loggers.start(1)
-        assert loggers._processes == {}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (4, "the end")
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
@@ -311,22 +184,12 @@ def test_a_missing_package_is_refused(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(job(tmp_path, logging={"loggers": [name]}))
-    monkeypatch.setattr(process.importlib.util, "find_spec", lambda module: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda module: None)
     with pytest.raises(ConfigError, match=f"pip install {name}"):
         check_packages(config)
 
 
-def test_a_step_that_comes_again_is_noticed() -> None:
-    follow = Order()
-    assert follow.goes_back(records(range(1, 6))) is None
-    assert follow.goes_back(records([6, 7])) is None
-    assert follow.goes_back([]) is None
-    assert follow.goes_back(records([4, 5])) == 4
-    assert follow.goes_back([{"step": 5, "val/f1": 1.0, "epoch": 0, "time": 1.0}]) == 5
-    assert follow.goes_back([{"step": 5, "test/f1": 1.0, "epoch": 0, "time": 1.0}]) is None
-
-
-class _Flaky(Kind):
+class _Flaky(Backend):
     """Keeps what it gets; fails, or hangs, for as long as it is told to."""
 
     name = "flaky"
@@ -360,28 +223,22 @@ class _Flaky(Kind):
 
 
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CSV logger has a process, as those of packages that are not here."""
-    monkeypatch.setattr(Csv, "remote", True)
-
-
-@pytest.fixture
 def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Flaky, Any]]:
-    """A logger, and what makes a feeder of it that has begun, from what it tells."""
-    monkeypatch.setattr(feeding, "_POLL", 0.01)
-    monkeypatch.setattr(feeding, "_PAUSE", 0.01)
-    kind, begun = _Flaky(), list[Feeder]()
+    """A logger, and what makes a thread of it that has begun, from what it tells."""
+    monkeypatch.setattr(module, "_POLL", 0.01)
+    monkeypatch.setattr(module, "_PAUSE", 0.01)
+    kind, begun = _Flaky(), list[LoggerThread]()
 
-    def begin(tell: Callable[[str], object], step: int = 1) -> Feeder:
-        begun.append(Feeder(kind, tmp_path, tell, step))
+    def begin(tell: Callable[[str], object], step: int = 1) -> LoggerThread:
+        begun.append(LoggerThread(kind, tmp_path, tell, step))
         begun[-1].start()
         return begun[-1]
 
     yield kind, begin
-    for feeder in begun:
-        feeder.finish("done")
-        feeder.join(10)
-        assert not feeder.is_alive()
+    for thread in begun:
+        thread.finish("done")
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def put(place: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -393,19 +250,19 @@ def test_a_logger_that_fails_gets_all_later(tmp_path: Path, flaky: tuple[_Flaky,
     kind, begin = flaky
     told = list[str]()
     kind.broken.set()
-    feeder = begin(told.append)
+    thread = begin(told.append)
     put(tmp_path, records([1, 2]))
     _wait(lambda: bool(told))
     put(tmp_path, records([3]))
     time.sleep(0.1)
     assert told == ["flaky gets no records: OSError: no server; training goes on"]
     kind.broken.clear()
-    feeder.finish("done")
-    feeder.join(10)
+    thread.finish("done")
+    thread.join(10)
     assert kind.got == [1, 2, 3]
     assert kind.ends == ["done"]
     assert told[1:] == ["flaky gets records again"]
-    assert feeder.done
+    assert thread.done
 
 
 def test_what_a_logger_says_keeps_no_password(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
@@ -417,29 +274,29 @@ def test_what_a_logger_says_keeps_no_password(tmp_path: Path, flaky: tuple[_Flak
 
     kind.hang = fail
     put(tmp_path, records([1]))
-    feeder = begin(told.append)
-    feeder.finish("failed")
-    feeder.join(10)
+    thread = begin(told.append)
+    thread.finish("failed")
+    thread.join(10)
     assert "mlflow.example" in told[0]
     assert "sesame" not in told[0]
-    assert not feeder.done
+    assert not thread.done
 
 
 def test_a_logger_that_hangs_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flaky: tuple[_Flaky, Any]
 ) -> None:
-    monkeypatch.setattr(feeding, "_SILENT", 0.05)
+    monkeypatch.setattr(module, "_SILENT", 0.05)
     kind, begin = flaky
     told, go = list[str](), threading.Event()
     kind.hang = lambda: go.wait(60)
     put(tmp_path, records([1]))
-    feeder = begin(told.append)
-    _wait(lambda: (feeder.look(), bool(told))[1])
-    feeder.look()
+    thread = begin(told.append)
+    _wait(lambda: (thread.look(), bool(told))[1])
+    thread.look()
     assert len(told) == 1
     go.set()
-    feeder.finish("done")
-    feeder.join(10)
+    thread.finish("done")
+    thread.join(10)
     assert kind.got == [1]
 
 
@@ -448,17 +305,30 @@ def test_a_run_that_goes_back_opens_the_logger_anew(
 ) -> None:
     kind, begin = flaky
     put(tmp_path, records([1, 2, 3]))
-    feeder = begin(print)
+    thread = begin(print)
     _wait(lambda: kind.got == [1, 2, 3])
     first = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)[0]
     os.truncate(tmp_path / METRICS, len(first))  # as a run does that goes on from step 1
     put(tmp_path, [{"step": 2, "time": 9.0, "epoch": 0, "train/loss": 9.0}])
     _wait(lambda: len(kind.got) == 4)
-    feeder.finish("interrupted")
-    feeder.join(10)
+    thread.finish("interrupted")
+    thread.join(10)
     assert kind.opened == [1, 2]
     assert kind.got == [1, 2, 3, 2]
     assert kind.ends == [None, "interrupted"]
+
+
+def test_a_step_that_comes_again_is_noticed(tmp_path: Path, flaky: tuple[_Flaky, Any]) -> None:
+    """Also where only its evaluation does."""
+    kind, begin = flaky
+    validated = {"step": 5, "val/f1": 1.0, "epoch": 0, "time": 1.0}
+    put(tmp_path, [*records([4, 5]), {**validated, "test/f1": 1.0}])
+    begin(print)
+    _wait(lambda: kind.got == [4, 5, 5, 5])
+    assert kind.opened == [4]
+    put(tmp_path, [{**validated, "time": 3.0}])
+    _wait(lambda: len(kind.got) == 5)
+    assert kind.opened == [4, 5]
 
 
 def test_an_earlier_commands_records_are_not_logged_again(
@@ -475,12 +345,12 @@ def test_files_that_may_be_torn_are_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a disk that is full for a while."""
-    monkeypatch.setattr(feeding, "_POLL", 0.01)
-    monkeypatch.setattr(feeding, "_PAUSE", 0.01)
+    monkeypatch.setattr(module, "_POLL", 0.01)
+    monkeypatch.setattr(module, "_PAUSE", 0.01)
     _, run = make(tmp_path, loggers=["tensorboard", "csv"])
     with run:
         for name in ("tensorboard", "csv"):
-            kind, failures = kind_of(name, run.path), [3, 3, 5]
+            kind, failures = backend_of(name, run.path), [3, 3, 5]
             log = kind.log
 
             def fail(record: Record, log: Any = log, failures: list[int] = failures) -> None:
@@ -493,12 +363,12 @@ def test_files_that_may_be_torn_are_written_anew(
             if name == "tensorboard":
                 write(run, records(range(1, 9)))
             told: list[str] = []
-            feeder = Feeder(kind, run.path, told.append, 1)
-            feeder.start()
+            thread = LoggerThread(kind, run.path, told.append, 1)
+            thread.start()
             _wait(lambda told=told: len(told) == 2)
-            feeder.finish("done")
-            feeder.join(10)
-            assert feeder.done
+            thread.finish("done")
+            thread.join(10)
+            assert thread.done
         assert [int(row["step"]) for row in rows(run)] == [r["step"] for r in records(range(1, 9))]
         assert shown(run, "train/loss") == [(n, round(1 / n, 4)) for n in range(1, 9)]
 
@@ -532,13 +402,6 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     assert [m.step for m in client.get_metric_history(identity, "train/loss")] == [1, 2, 3, 4]
     assert client.get_run(identity).info.status == "FINISHED"
     assert client.get_run(identity).data.params["model/kind"] == "sage"
-
-
-def _script(directory: Path, text: str) -> str:
-    file = directory / "script"
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return str(file)
 
 
 def _wait(holds: Callable[[], bool]) -> None:

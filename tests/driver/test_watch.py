@@ -14,7 +14,7 @@ import pytest
 
 from raygnn.config.load import load_config
 from raygnn.driver import session, watch
-from raygnn.driver.loggers.process import Loggers
+from raygnn.driver.loggers import Loggers
 from raygnn.driver.watch import SaveFile, startup_progress
 from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs.diagnose.state_file import Place, Start

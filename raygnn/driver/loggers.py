@@ -1,0 +1,551 @@
+"""Loggers: TensorBoard, CSV, MLflow and W&B, each fed from ``metrics.jsonl`` by a thread of the
+driver.
+
+That file is the queue: what a logger does not take yet waits there and takes no memory, and what
+fails is tried again with all that it missed. No logger can end a run or hold it up.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import os
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, ClassVar, Literal
+
+import yaml
+
+from raygnn.config.places import without_users
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, Interrupted
+from raygnn.runs.interrupts import taken
+from raygnn.runs.metrics_files import MetricsTail, Record
+from raygnn.runs.output import LOGGER_THREAD, OutputLost
+from raygnn.runs.run import Run
+from raygnn.runs.run_directory import LOGGERS, LOGS, METRICS, Events
+from raygnn.util.files import read_json, write_atomic
+
+Status = Literal["done", "failed", "interrupted"]
+
+DIRECTORY = "loggers"
+_PACKAGES = {"mlflow": "mlflow", "wandb": "wandb"}  # that do not come with raygnn
+_EXPERIMENT = "raygnn"
+# these libraries are to print nothing into the display, nor to take what is printed there
+_QUIET = {
+    "WANDB_SILENT": "true",
+    "WANDB_CONSOLE": "off",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+_LAST = 30.0  # seconds for the last records
+_QUICK = 2.0  # seconds of them until the user is told of the wait
+_POLL = 0.5  # seconds between looks at the records
+_PAUSE, _LONGEST_PAUSE = 5.0, 300.0  # seconds until another try after one that failed
+_SILENT = 60.0  # seconds in one call until that is told
+_SHOWN = 300  # characters of an error
+
+
+def check_packages(config: Config) -> None:
+    """Refuse loggers whose package is not there.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    for name in config.logging.loggers:
+        module = _PACKAGES.get(name)
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"the logger {name} needs a package that is not installed here",
+                where=config.where("logging.loggers"),
+                remedy=f"install it with `pip install {module}`, or leave {name} out",
+            )
+
+
+class Loggers:
+    """The loggers of a run; a context manager that waits for their last records, for half a minute.
+
+    Args:
+        path: of the run.
+        tell: takes a sentence for the user.
+    """
+
+    def __init__(self, config: Config, path: Path, tell: Callable[[str], object] = print):
+        self._names = config.logging.loggers
+        self._path = path
+        self._tell = tell
+        self._events = Events(path / LOGS / LOGGERS)  # of the threads, which cannot show
+        self._threads: list[LoggerThread] = []
+        self._started = self._ended = False
+
+    def __enter__(self) -> Loggers:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait until all is logged, as long as that may take; Ctrl-C ends the wait."""
+        self.end(_status(error))
+        with taken():
+            self._wait(_QUICK)
+            if late := [thread.logger for thread in self._threads if thread.is_alive()]:
+                self._tell(
+                    f"waiting up to {_LAST:.0f} s for {' and '.join(late)} to take the last "
+                    f"records; Ctrl-C ends the wait alone: {self._path / METRICS} has all of "
+                    "them, and the run is as it is"
+                )
+                self._wait(_LAST - _QUICK)
+        if missing := [thread.logger for thread in self._threads if not thread.done]:
+            self._tell(f"{' and '.join(missing)} did not get all records; {METRICS} has them")
+        self._events.close()
+
+    def start(self, step: int) -> None:
+        """Begin to log, unless that was done.
+
+        Args:
+            step: of the first record of this command.
+        """
+        if self._started:
+            return
+        self._started = True
+        for name in self._names:
+            if name in _PACKAGES:
+                os.environ.update({**_QUIET, **os.environ})
+            backend = backend_of(name, self._path)
+            self._threads.append(LoggerThread(backend, self._path, self._events.tell, step))
+            self._threads[-1].start()
+
+    def look(self) -> None:
+        """Say what hangs."""
+        for thread in self._threads:
+            thread.look()
+
+    def end(self, status: Status) -> None:
+        """No more records come; nothing is waited for."""
+        if not self._ended:
+            self._ended = True
+            for thread in self._threads:
+                thread.finish(status)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """What is inside is all of the run: the loggers finish while what is outside ends."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(_status(error))
+            raise
+        self.end("done")
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _status(error: BaseException | None) -> Status:
+    """Of a run that ended so."""
+    if error is None:
+        return "done"
+    stopped = isinstance(error, (KeyboardInterrupt, Interrupted, OutputLost))
+    return "interrupted" if stopped else "failed"
+
+
+class LoggerThread(threading.Thread):
+    """Hands the records of a run to a logger in order; a daemon, since the logger may hang.
+
+    Args:
+        run: its directory.
+        tell: takes a sentence for the user.
+        step: of the first record that is not of an earlier command.
+
+    Attributes:
+        logger: its name.
+        done: whether the logger has got all records, and ended.
+    """
+
+    def __init__(self, backend: Backend, run: Path, tell: Callable[[str], None], step: int):
+        super().__init__(name=LOGGER_THREAD + backend.name, daemon=True)
+        self.logger = backend.name
+        self.done = False
+        self._backend = backend
+        self._tell = tell
+        self._file = run / METRICS
+        self._step = step
+        self._first: int | None = None
+        self._waiting: deque[Record] = deque()
+        self._rewind()
+        self._reopen = self._unflushed = False
+        self._failing = self._silent = False
+        self._status: Status | None = None
+        self._ended = threading.Event()
+        self._since: float | None = None  # when the present call began
+
+    def finish(self, status: Status) -> None:
+        """Log what there is, and end."""
+        self._status = status
+        self._ended.set()
+
+    def look(self) -> None:
+        """Say that the logger does not come back, if it has not for long."""
+        since = self._since
+        if since is not None and time.monotonic() - since > _SILENT and not self._silent:
+            self._silent = True
+            self._tell(f"{self.logger} has not answered for {_SILENT:.0f} s; training goes on")
+
+    def run(self) -> None:
+        pause = _PAUSE
+        while True:
+            last = self._ended.is_set()
+            worked = self._try(last)
+            if last:
+                self.done = worked
+                return
+            self._ended.wait(_POLL if worked else pause)
+            pause = _PAUSE if worked else min(2 * pause, _LONGEST_PAUSE)
+
+    def _try(self, last: bool) -> bool:
+        """Log what there is; whether that worked."""
+        self._since = time.monotonic()
+        try:
+            self._log()
+            if last:
+                self._backend.close(self._status)
+        except Exception as error:
+            if not self._failing:
+                reason = " ".join(without_users(f"{type(error).__name__}: {error}").split())
+                self._tell(f"{self.logger} gets no records: {reason[:_SHOWN]}; training goes on")
+            self._failing = True
+            self._reopen |= not self._backend.remote  # a file may have got half a record
+            return False
+        finally:
+            self._since = None
+        if self._failing or self._silent:
+            self._tell(f"{self.logger} gets records again")
+        self._failing = self._silent = False
+        return True
+
+    def _log(self) -> None:
+        backend = self._backend
+        while self._waiting or self._take():
+            if self._reopen:
+                self._reopen = False
+                if backend.whole:
+                    self._rewind()
+                backend.close()
+                continue
+            if backend.logger is None:
+                backend.open(int(self._waiting[0]["step"]))
+            self._unflushed = True
+            backend.log(self._waiting[0])
+            self._waiting.popleft()
+        if self._unflushed:
+            backend.flush()
+        self._unflushed = False
+
+    def _take(self) -> bool:
+        """Read on; whether there is something to log."""
+        if self._first is None:
+            self._first = -1 if self._backend.whole or self._backend.fresh else self._step
+        while records := self._tail.poll():
+            records = [record for record in records if isinstance(record.get("step"), int)]
+            if back := [record["step"] for record in records if self._comes_again(record)]:
+                self._first = min(self._first, *back)
+                self._reopen = True
+            self._waiting.extend(record for record in records if record["step"] >= self._first)
+            if self._waiting:
+                return True
+        return False
+
+    def _rewind(self) -> None:
+        """Begin again with the first record of the file."""
+        self._waiting.clear()
+        self._tail = MetricsTail(self._file)
+        self._last, self._values = -1, set[frozenset[str]]()  # names of the last step's values
+
+    def _comes_again(self, record: Record) -> bool:
+        """Whether the run went on from an earlier step with this record."""
+        step, values = record["step"], frozenset(record)
+        again = step < self._last or (step == self._last and values in self._values)
+        self._values = {values} if step != self._last else self._values | {values}
+        self._last = step
+        return again
+
+
+class Backend(ABC):
+    """A logger; every method may raise anything, and take any time.
+
+    Args:
+        directory: ``loggers/`` of the run.
+        arguments: the user's.
+        config: of the run, for what a logger calls hyperparameters.
+    """
+
+    name: ClassVar[str]
+    whole: ClassVar[bool] = False  # written anew from all records when a run goes on
+    remote: ClassVar[bool] = False  # talks to a server
+
+    def __init__(self, directory: Path, arguments: Mapping[str, Any], config: Mapping[str, Any]):
+        self.directory = directory
+        self.arguments = dict(arguments)
+        self.config = dict(config)
+        self.logger: Any = None
+
+    @property
+    @abstractmethod
+    def fresh(self) -> bool:
+        """Whether nothing of this run has been logged by any command."""
+
+    @abstractmethod
+    def make(self, step: int) -> Any:
+        """What takes records.
+
+        Args:
+            step: records from this step on may come again, and replace those that were logged.
+        """
+
+    @abstractmethod
+    def describe(self) -> None:
+        """Log the configuration."""
+
+    @abstractmethod
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Log a record."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Let others see what was logged."""
+
+    @abstractmethod
+    def end(self, logger: Any, status: Status | None) -> None:
+        """End what `make` made; without a status it is to be made again."""
+
+    def open(self, step: int) -> None:
+        """Make the logger, and tell it of the configuration if the run is new to it."""
+        fresh = self.fresh
+        self.logger = self.make(step)
+        if fresh:
+            self.describe()
+
+    def close(self, status: Status | None = None) -> None:
+        """End it, if it is open; without a status it is to be opened again."""
+        logger, self.logger = self.logger, None
+        if logger is not None:
+            self.end(logger, status)
+
+
+class File(Backend):
+    """One that writes files: in ``loggers/<name>``."""
+
+    @property
+    def place(self) -> Path:
+        return self.directory / self.name
+
+    def describe(self) -> None:
+        write_atomic(self.place / "hparams.yaml", yaml.safe_dump(self.config, sort_keys=False))
+
+    def flush(self) -> None:
+        self.logger.flush()
+
+    def end(self, logger: Any, status: Status | None) -> None:
+        logger.close()
+
+
+class TensorBoard(File):
+    """Files of events; of a step that comes again the later values are shown."""
+
+    name = "tensorboard"
+
+    @property
+    def fresh(self) -> bool:
+        return not any(self.place.glob("events.*"))
+
+    def make(self, step: int) -> Any:
+        # its SummaryWriter writes from a thread, which hides errors and may hold up the exit
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        self.place.mkdir(parents=True, exist_ok=True)
+        files = len(list(self.place.glob("events.*")))
+        # files of the same second would be one, and the second of them the only one
+        logger = EventsWriter(str(self.place / "events"), f".{files}")
+        if files:
+            logger.write_event(_event(step, session_log=SessionLog(status=SessionLog.START)))
+        return logger
+
+    def describe(self) -> None:
+        from tensorboardX.summary import hparams
+
+        super().describe()
+        # without a value that belongs to them, hyperparameters are not shown
+        for summary in hparams(dict(_flat(self.config)), {"epoch": 0.0}):
+            self.logger.write_event(_event(None, summary=summary))
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in _numbers(record).items()]
+        self.logger.write_event(_event(record["step"], summary=Summary(value=values)))
+
+
+class Csv(File):
+    """``metrics.csv``, which gets all records again when a run goes on."""
+
+    name = "csv"
+    whole = True
+
+    @property
+    def fresh(self) -> bool:
+        return True
+
+    @property
+    def _file(self) -> Path:
+        return self.place / "metrics.csv"
+
+    def make(self, step: int) -> Any:
+        self.place.mkdir(parents=True, exist_ok=True)
+        self._columns: list[str] = []
+        return self._begin([])
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        values = {**_numbers(record), "step": record["step"]}
+        if new := values.keys() - {*self._columns}:
+            self._columns = sorted({*self._columns, *new})
+            self.logger.close()
+            with open(self._file, newline="") as file:
+                rows = list(csv.DictReader(file))
+            self.logger = self._begin(rows)
+        csv.DictWriter(self.logger, self._columns).writerow(values)
+
+    def _begin(self, rows: Sequence[Mapping[str, Any]]) -> IO[str]:
+        """Put a file with these rows in its place, and leave it open for more."""
+        draft = self._file.with_suffix(".draft")
+        file = open(draft, "w", newline="")  # noqa: SIM115
+        writer = csv.DictWriter(file, self._columns)
+        if self._columns:
+            writer.writeheader()
+        writer.writerows(rows)
+        file.flush()
+        draft.replace(self._file)
+        return file
+
+
+class Remote(Backend):
+    """One of Lightning's that keeps runs elsewhere, under an id that is kept in
+    ``loggers/<name>.json``."""
+
+    remote = True
+
+    def open(self, step: int) -> None:
+        from lightning.pytorch.utilities import rank_zero_only
+
+        # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
+        rank_zero_only.rank = 0
+        super().open(step)
+
+    def describe(self) -> None:
+        self.logger.log_hyperparams(self.config)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self.logger.log_metrics(_numbers(record), step=record["step"])
+
+    def flush(self) -> None:
+        self.logger.save()
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of this run there."""
+        return read_json(self._file).get("id")
+
+    @property
+    def fresh(self) -> bool:
+        return self.run_id is None
+
+    def keep(self, run_id: str) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(self._file, json.dumps({"id": run_id}) + "\n")
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / f"{self.name}.json"
+
+
+class Mlflow(Remote):
+    """A run in MLflow; of a step that comes again both values are kept there."""
+
+    name = "mlflow"
+
+    def make(self, step: int) -> Any:
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        arguments = {"experiment_name": _EXPERIMENT, "run_name": self.config["name"]}
+        logger = MLFlowLogger(
+            **{**arguments, **self.arguments},
+            save_dir=str(self.directory / self.name),
+            run_id=self.run_id,
+        )
+        self.keep(logger.run_id)
+        return logger
+
+    def end(self, logger: Any, status: Status | None) -> None:
+        # a run that is to go on, or that somebody may resume, is not failed
+        ends = {"done": "success", "failed": "failed", "interrupted": "KILLED"}
+        if status is not None:
+            logger.finalize(ends[status])
+
+
+class Wandb(Remote):
+    """A run in Weights & Biases; of a step that comes again both values are kept there."""
+
+    name = "wandb"
+
+    def make(self, step: int) -> Any:
+        from lightning.pytorch.loggers import WandbLogger
+
+        run_id = self.run_id or uuid.uuid4().hex[:12]
+        arguments = {"project": _EXPERIMENT, "name": self.config["name"]}
+        logger = WandbLogger(
+            **{**arguments, **self.arguments},
+            save_dir=str(self.directory),
+            id=run_id,
+            resume="allow",
+        )
+        _ = logger.experiment  # which is when it is made
+        self.keep(run_id)
+        return logger
+
+    def end(self, logger: Any, status: Status | None) -> None:
+        logger.experiment.finish(exit_code=0 if status == "done" else 1)
+
+
+_BACKENDS: dict[str, type[Backend]] = {b.name: b for b in (TensorBoard, Csv, Mlflow, Wandb)}
+
+
+def backend_of(name: str, run: Path) -> Backend:
+    """A logger of a run, by the run's configuration."""
+    config = Run(run).config
+    return _BACKENDS[name](run / DIRECTORY, config["logging"].get(name, {}), config)
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
+
+
+def _event(step: int | None, **content: Any) -> Any:
+    from tensorboardX.proto.event_pb2 import Event
+
+    return Event(wall_time=time.time(), step=step, **content)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | float]]:
+    """Keys joined by slashes → numbers, or text of what is none."""
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}/")
+        else:
+            yield prefix + key, value if isinstance(value, (bool, int, float)) else str(value)
