@@ -1,51 +1,71 @@
-"""Several ranks on this machine, with a real gloo process group, as forked processes."""
+"""Several ranks on this machine, with a real gloo process group, as forked processes.
+
+The processes are kept between calls: what the first training in a process takes (lazy imports,
+compiled kernels) is paid once. Each call has a process group of its own, on the random state of
+this process.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import multiprocessing
+import os
 import pickle
+import random
 import tempfile
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from raygnn.sampling.exchange import Exchange, World
 
 TIMEOUT = 60.0
+_KEPT = 4  # processes; ranks beyond them end with their call
+
+_patches: weakref.WeakSet[Any] = weakref.WeakSet()  # every MonkeyPatch
 
 
-def run_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def run_ranks(
+    size: int, function: Callable[..., Any], *args: Any, fresh: bool = False
+) -> list[Any]:
     """Call ``function(exchange, *args)`` on ``size`` ranks; returns what each returned.
+
+    Args:
+        fresh: in processes forked for this call: of a function that ends its process, or leaves
+            traces in it. So it is, too, while a test has patched something, of which kept
+            processes would know nothing, and where the function cannot be pickled.
 
     Raises:
         RuntimeError: with the traceback of the first rank that raised.
     """
-    context = multiprocessing.get_context("fork")
+    patched = any(patch._setattr or patch._setitem for patch in _patches)
+    call = None if fresh or patched else _pickled((function, args))
+    if call is None or size > _KEPT:
+        ranks = [_Process((function, args)) for _ in range(size)]
+    else:
+        _pool.extend(_Process() for _ in range(size - len(_pool)))
+        ranks = _pool[:size]
     with tempfile.TemporaryDirectory() as directory:
-        pipes, processes = [], []
-        for rank in range(size):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_rank, args=(theirs, f"{directory}/store", World(rank, size), function, args)
-            )
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        try:
-            results = [_receive(pipe) for pipe in pipes]
-        finally:
-            for process in processes:
-                process.join(5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-    if failures := [value for ok, value in results if not ok]:
+        for rank, process in enumerate(ranks):
+            process.send((f"{directory}/store", World(rank, size), _State.now(), call))
+        results = [process.receive() for process in ranks]
+    failures = [value for ok, value in results if not ok]
+    if ranks[0] not in _pool:
+        _end(ranks)
+    elif failures:  # the others may wait for it still
+        end_kept_ranks()
+    if failures:
         # the cause rather than "connection closed by peer", which is what the others die of
         raise RuntimeError(min(failures, key=lambda text: "by peer" in text))
     return [value for _, value in results]
@@ -60,33 +80,142 @@ def _each(exchange: Exchange, function: Callable[..., Any], arguments: Sequence[
     return [function(exchange, *args) for args in arguments]
 
 
-def _receive(pipe: Connection) -> tuple[bool, Any]:
-    try:
-        return (
-            pickle.loads(pipe.recv_bytes())
-            if pipe.poll(TIMEOUT)
-            else (False, "a rank did not answer")
-        )
-    except EOFError:
-        return False, "a rank died without a word"
+def end_kept_ranks() -> None:
+    """End the kept processes; the next call forks others."""
+    _end(_pool)
+    _pool.clear()
 
 
-def _rank(
-    pipe: Connection, store: str, world: World, function: Callable[..., Any], args: Any
-) -> None:
-    torch.set_num_threads(1)
+@dataclass(frozen=True)
+class _State:
+    """What a forked process would have from this one at the time of the call."""
+
+    directory: str
+    environment: dict[str, str]
+    torch: torch.Tensor
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def now(cls) -> _State:
+        numpy = np.random.get_state()
+        return cls(os.getcwd(), dict(os.environ), torch.get_rng_state(), numpy, random.getstate())
+
+    def restore(self) -> None:
+        os.chdir(self.directory)
+        os.environ.clear()
+        os.environ.update(self.environment)
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+        torch.set_num_threads(1)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+
+
+class _Process:
+    """A forked process that runs calls until its pipe is closed.
+
+    Args:
+        only: the function and arguments of its only call; None = calls name theirs.
+    """
+
+    def __init__(self, only: tuple[Callable[..., Any], Any] | None = None):
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        # their ends of this process's pipes, which would never be seen closed
+        others = [self._pipe, *(process._pipe for process in _pool)]
+        self._process: BaseProcess = context.Process(target=_serve, args=(theirs, others, only))
+        self._process.start()
+        theirs.close()
+
+    def send(self, call: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `receive` says that it has died
+            self._pipe.send_bytes(pickle.dumps(call))
+
+    def receive(self) -> tuple[bool, Any]:
+        """Whether the call returned, and what, or the traceback."""
+        try:
+            if not self._pipe.poll(TIMEOUT):
+                return False, "a rank did not answer"
+            answer: tuple[bool, Any] = pickle.loads(self._pipe.recv_bytes())
+            return answer
+        except (EOFError, ConnectionError):
+            return False, "a rank died without a word"
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def join(self) -> None:
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+_pool: list[_Process] = []
+
+
+def _end(processes: list[_Process]) -> None:
+    for process in processes:
+        process.close()
+    for process in processes:
+        process.join()
+
+
+atexit.register(end_kept_ranks)
+
+
+def _pickled(value: Any) -> bytes | None:
+    from ray import cloudpickle  # of functions within functions, too
+
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=TIMEOUT / 2),
-        )
-        answer = (True, function(Exchange(world, dist.group.WORLD), *args))
-    except BaseException:
-        answer = (False, traceback.format_exc())
-    pipe.send_bytes(pickle.dumps(answer))  # plain: torch's own way shares memory of this process
-    pipe.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        return bytes(cloudpickle.dumps(value))
+    except Exception:
+        return None
+
+
+def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
+    for other in others:
+        other.close()
+    call: bytes | None = b""
+    while call is not None:
+        try:
+            store, world, state, call = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        state.restore()
+        try:
+            answer = pickle.dumps((True, _run(store, world, call, only)))
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+            return  # what is left open is closed, which the other ranks see
+        finally:
+            pipe.send_bytes(answer)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _run(store: str, world: World, call: bytes | None, only: Any) -> Any:
+    function, args = only if call is None else pickle.loads(call)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=TIMEOUT / 2),
+    )
+    return function(Exchange(world, dist.group.WORLD), *args)
+
+
+def _remember_patches() -> None:
+    init = pytest.MonkeyPatch.__init__
+
+    def remember(self: pytest.MonkeyPatch) -> None:
+        init(self)
+        _patches.add(self)
+
+    pytest.MonkeyPatch.__init__ = remember  # type: ignore[method-assign]
+
+
+_remember_patches()

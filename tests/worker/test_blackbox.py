@@ -486,7 +486,7 @@ def _one_waits(exchange: Exchange, logs: Path) -> tuple[list[dict[str, Any]], fl
 
 
 def test_a_collective_that_waits_is_seen(tmp_path: Path) -> None:
-    (waits, waited, reason), (done, none, _) = run_ranks(2, _one_waits, tmp_path)
+    (waits, waited, reason), (done, none, _) = run_ranks(2, _one_waits, tmp_path, fresh=True)
     assert waited > 0.5
     assert reason is not None
     assert reason.startswith("a collective has waited")

@@ -494,7 +494,7 @@ def test_a_parameter_that_is_not_used_on_one_rank(accumulate: int) -> None:
         if rank == 1:
             setup.one_branch = {1}
 
-    other, own = run_ranks(2, train, change)
+    other, own = run_ranks(2, train, change, fresh=True)
     assert own["what"] == (
         "no gradient for model.branch.weight, model.branch.bias on rank 1, for which the others "
         "would wait"
