@@ -39,7 +39,8 @@ from machine import load, setting, table  # noqa: E402
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.config.schema import Config  # noqa: E402
 from raygnn.worker import rank  # noqa: E402
-from raygnn.worker.guard import Guard, compare  # noqa: E402
+from raygnn.worker.guard import compare  # noqa: E402
+from raygnn.worker.guard.callback import Guard  # noqa: E402
 from tests.small_jobs import job, train_on_ranks  # noqa: E402
 
 LIMIT = 0.5  # % of a step

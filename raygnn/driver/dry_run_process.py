@@ -31,8 +31,8 @@ from raygnn.sampling.exchange import World
 from raygnn.util.files import write_atomic
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
-from raygnn.worker.planes.plane import open_plane
-from raygnn.worker.precision import PRECISIONS
+from raygnn.worker.planes import open_plane
+from raygnn.worker.planes.plane import PRECISIONS
 
 _NODES = 32  # of each type
 _DEGREE = 8  # in-edges of each node, of each edge type

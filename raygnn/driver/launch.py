@@ -16,7 +16,7 @@ from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
 from raygnn.worker import blackbox, ray_nodes
 from raygnn.worker import failures as faults
-from raygnn.worker.blackbox import memory
+from raygnn.worker.blackbox.recorder import oom_kills
 from raygnn.worker.control import Link, SaveRequest, Snapshot, read_result
 from raygnn.worker.job import Job, attempts
 from raygnn.worker.main import train_loop
@@ -62,7 +62,7 @@ class Launch:
         self._comm = comm
         self.cluster = cluster
         self._error: BaseException | None = None
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = oom_kills()
         self._control: Link | None = None
         self.snapshot = Snapshot()
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
@@ -146,7 +146,7 @@ class Launch:
             error = explain(self._error, failures, gone)
             direct = error.final or isinstance(_root(self._error), TrainingError)
             error.direct = direct or (bool(failures) and not failures[0].is_consequence)
-            killed = memory.oom_kills() - self._oom_kills
+            killed = oom_kills() - self._oom_kills
             faults.record_driver(self._job.run_dir, error, self._error, killed, gone)
             raise error from self._error
         blackbox.tidy(self._job.run_dir / "logs")

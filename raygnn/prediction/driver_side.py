@@ -19,7 +19,7 @@ from raygnn.runs.display import Display
 from raygnn.runs.run import Run
 from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.job import ROWS, SPLITS
-from raygnn.worker.planes.id_lists import read_wanted
+from raygnn.worker.planes.prediction_rows import read_wanted
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -14,8 +14,8 @@ from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import ROWS, Job
-from raygnn.worker.planes import vocabulary
-from raygnn.worker.planes.plane import Plane, open_plane
+from raygnn.worker.planes import open_plane, vocabulary
+from raygnn.worker.planes.plane import Plane
 from raygnn.worker.planes.prediction_rows import Format, write_rows
 from raygnn.worker.rank import Runtime
 

@@ -25,9 +25,10 @@ from raygnn.sampling.loader import Maker
 from raygnn.tuning.search import Settings, Trial, apply, axes, is_exact, search
 from raygnn.util.files import Appender, plain
 from raygnn.worker.comm.reduction import Reduction
-from raygnn.worker.guard import Guard
+from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import TRIALS, Job
-from raygnn.worker.planes.plane import Plane, open_plane
+from raygnn.worker.planes import open_plane
+from raygnn.worker.planes.plane import Plane
 from raygnn.worker.rank import Rank, Runtime
 from raygnn.worker.records import Closing, Counters, Records
 from raygnn.worker.stragglers import Stragglers

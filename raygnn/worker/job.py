@@ -49,8 +49,8 @@ class Request:
         split: ``train``, ``val``, ``test`` or ``all``.
         rows: write a row for each node, edge or graph; else only measure.
         scores: also a score for each class.
-        wanted: only these, see `raygnn.worker.planes.id_lists.read_wanted`; None = all of the
-            split.
+        wanted: only these, see `raygnn.worker.planes.prediction_rows.read_wanted`; None = all
+            of the split.
         fanout: neighbours of the wanted nodes, from them outward; None = all.
         embeddings: what the rows have: the last hidden layer's output in place of predictions.
         ntype: of the nodes that embeddings are for; None = the one that the task is about.

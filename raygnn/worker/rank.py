@@ -32,17 +32,15 @@ from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox, summary_figures
-from raygnn.worker.averaging import Averaging
 from raygnn.worker.blackbox.phases import Phases, Waiting
-from raygnn.worker.callbacks import Checkpoints, Evaluation
+from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
 from raygnn.worker.comm.sharding import Sharding
-from raygnn.worker.guard import Guard
+from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
-from raygnn.worker.planes import vocabulary
-from raygnn.worker.planes.plane import Plane, open_plane
-from raygnn.worker.precision import PRECISIONS
+from raygnn.worker.planes import open_plane, vocabulary
+from raygnn.worker.planes.plane import PRECISIONS, Plane
 from raygnn.worker.profiling import PROFILE, Profiling
 from raygnn.worker.records import Closing, Counters, Records
 from raygnn.worker.stragglers import Stragglers

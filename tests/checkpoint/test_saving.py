@@ -25,7 +25,7 @@ from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.worker import callbacks
 from raygnn.worker.control import Control, SaveRequest
-from raygnn.worker.guard import Guard
+from raygnn.worker.guard.callback import Guard
 from tests.small_jobs import JobFactory, about, job, train_on_ranks
 
 CONFIG = load_config(job(Path("runs")))

@@ -20,8 +20,7 @@ from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.prediction.driver_side import _few
-from raygnn.worker.planes.id_lists import numbers_of, read_wanted
-from raygnn.worker.planes.prediction_rows import Format, Predictions
+from raygnn.worker.planes.prediction_rows import Format, Predictions, numbers_of, read_wanted
 from tests.graphs import on_whole_graph
 from tests.prediction.test_predict import ask
 from tests.small_jobs import JobFactory, train_on_ranks

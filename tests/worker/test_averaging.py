@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from raygnn.worker.averaging import Averaging
+from raygnn.worker.callbacks import Averaging
 from tests.small_jobs import JobFactory, train_on_ranks
 from tests.worker.test_schedule import goes_on
 

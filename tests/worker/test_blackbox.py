@@ -28,9 +28,9 @@ from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state_file import Place, Start, State, file_of, read_state
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker import blackbox, failures, main
-from raygnn.worker.blackbox import flight, memory, stacks
+from raygnn.worker.blackbox import flight
 from raygnn.worker.blackbox.phases import Phases, Waiting, describe
-from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder
+from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
 from raygnn.worker.control import Control, Progress, sign_of_life
 from tests.ranks import run_ranks
 from tests.small_jobs import job
@@ -510,19 +510,19 @@ def test_without_collectives_there_are_none() -> None:
 
 
 def test_whose_code_it_is() -> None:
-    assert stacks.whose(__file__, __name__, ()) == "user"
-    assert stacks.whose(blackbox.__file__, blackbox.__name__, ()) == "raygnn"
-    assert stacks.whose(torch.__file__, "torch", ()) == "library"
-    assert stacks.whose(threading.__file__, "threading", ()) == "library"
-    assert stacks.whose("<frozen x>", "x", ()) == "library"
-    assert stacks.whose(torch.__file__, "torch.nn", ("torch",)) == "user"
+    assert flight.whose(__file__, __name__, ()) == "user"
+    assert flight.whose(blackbox.__file__, blackbox.__name__, ()) == "raygnn"
+    assert flight.whose(torch.__file__, "torch", ()) == "library"
+    assert flight.whose(threading.__file__, "threading", ()) == "library"
+    assert flight.whose("<frozen x>", "x", ()) == "library"
+    assert flight.whose(torch.__file__, "torch.nn", ("torch",)) == "user"
 
 
 def test_memory_is_known_here() -> None:
-    rss, used, limit = memory.usage()
+    rss, used, limit = memory_usage()
     assert 0 < rss < limit
     assert 0 < used < limit
-    assert memory.oom_kills() >= 0
+    assert oom_kills() >= 0
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_any_exception_can_be_told(
     json.dumps([told.what, told.trace], ensure_ascii=False).encode()
     (failure,) = faults.recorded(tmp_path)
     assert failure.what == told.what
-    assert "test_faults.py" in failure.trace
+    assert "test_failures.py" in failure.trace
     for file in (tmp_path / "logs").iterdir():
         assert len(file.read_bytes().decode("utf-8", "ignore")) < 2 * LONGEST_TRACE, file
 

@@ -27,8 +27,8 @@ from raygnn.tasks.node import NodeTask
 from raygnn.tasks.task import Task
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
-from raygnn.worker.planes.plane import Plane, open_plane
-from raygnn.worker.precision import PRECISIONS, Precision
+from raygnn.worker.planes import open_plane
+from raygnn.worker.planes.plane import PRECISIONS, Plane, Precision
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, edges_of, goals_of, train_on_ranks
 from tests.worker.test_edge_tasks import LINKS, config_of

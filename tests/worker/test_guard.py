@@ -24,7 +24,8 @@ from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.worker.guard import Guard, callback, compare
+from raygnn.worker.guard import callback, compare
+from raygnn.worker.guard.callback import Guard
 from tests.ranks import run_ranks
 
 Change = Callable[[int, "Setup"], None]

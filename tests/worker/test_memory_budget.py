@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from raygnn.sampling.features import Inputs
-from raygnn.worker.planes import memory_budget
-from raygnn.worker.planes.memory_budget import Room
+from raygnn.worker.planes import model_inputs
+from raygnn.worker.planes.model_inputs import Room
 from tests.graphs import partitioned, random_graph, shard_of
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory
@@ -26,7 +26,7 @@ def test_the_cache_takes_what_is_free(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_budget, "memory", lambda: (None, free))
+    monkeypatch.setattr(model_inputs, "memory", lambda: (None, free))
     config = make_job(sampling={"cache": told})
     meta = partitioned(random_graph(nodes=60, degree=5), tmp_path, 2)
 
@@ -48,8 +48,8 @@ def test_little_memory_keeps_little(
         shard = shard_of(exchange, meta, replicated=True)  # type: ignore[arg-type]
         width = shard.node_data["_N"]["feat"].shape[1]
         remote = shard.num_nodes("_N") - shard.owned("_N")
-        memory_budget.memory = lambda: (None, int(16 * 2 * 0.1 * remote * (4 * width + 48)))  # type: ignore[assignment]
-        memory_budget.os.cpu_count = lambda: 8  # type: ignore[assignment]
+        model_inputs.memory = lambda: (None, int(16 * 2 * 0.1 * remote * (4 * width + 48)))  # type: ignore[assignment]
+        model_inputs.os.cpu_count = lambda: 8  # type: ignore[assignment]
         found = Room(config, shard, {"_N": Inputs(("feat",), (), ())}, 2)
         return abs(found.cached_share - 0.1) < 1e-3
 

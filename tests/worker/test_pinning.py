@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raygnn.config.load import load_config
-from raygnn.worker.guard import Guard
+from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
 from tests.small_jobs import JobFactory, train_on_ranks
 

@@ -15,7 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, RaygnnError
 from raygnn.graph.dgl import dgl
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.planes.relations import count_relations
+from raygnn.worker.planes.vocabulary import count_relations
 from tests.ranks import run_ranks
 from tests.small_jobs import job, train_on_ranks
 

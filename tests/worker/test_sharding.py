@@ -19,10 +19,9 @@ from raygnn.errors import CapabilityError, TrainingError
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.callbacks import Checkpoints
-from raygnn.worker.comm import fully_sharded
-from raygnn.worker.comm.dtensors import is_sharded, whole
-from raygnn.worker.comm.fully_sharded import Twin, check_shardable, check_supported
-from raygnn.worker.guard import Guard
+from raygnn.worker.comm import sharding
+from raygnn.worker.comm.sharding import Twin, check_shardable, check_supported, is_sharded, whole
+from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from tests.driver.test_resume import cut
 from tests.ranks import run_ranks
@@ -285,7 +284,7 @@ def _round_trips(exchange: Exchange, seed: int) -> bool:
         fully_shard(target, mesh=mesh)
         sharded = kind(target.parameters(), lr=0.1)
         state = plain.state_dict()
-        sharded.load_state_dict(fully_sharded._shared_out(state, sharded))
+        sharded.load_state_dict(sharding._shared_out(state, sharded))
         back = sharded.state_dict()
         for number, values in state["state"].items():
             for key, value in values.items():

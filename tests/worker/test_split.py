@@ -17,7 +17,7 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.task import Task
 from raygnn.worker.comm import reduction
-from raygnn.worker.guard import Guard
+from raygnn.worker.guard.callback import Guard
 from tests.small_jobs import JobFactory, train_on_ranks
 
 SLEEP = 0.3

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raygnn.runs.display import _slow
 from raygnn.runs.metrics_files import STEP
 from raygnn.runs.run_directory import EVENTS
-from raygnn.worker.guard import Guard
+from raygnn.worker.guard.callback import Guard
 from raygnn.worker.stragglers import Stragglers
 from tests.small_jobs import JobFactory, train_on_ranks
 

@@ -14,7 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from raygnn.errors import DataError
+from raygnn.graph.available_memory import memory
 from raygnn.runs.diagnose.state_file import (
     BOX,
     CRASH,
@@ -34,7 +37,7 @@ from raygnn.runs.diagnose.state_file import (
     read_state,
 )
 from raygnn.util.files import write_atomic
-from raygnn.worker.blackbox import flight, memory, stacks
+from raygnn.worker.blackbox import flight
 from raygnn.worker.control import Progress, sign_of_life
 
 PREFETCH_THREAD = "raygnn-prefetch"
@@ -86,7 +89,7 @@ class Recorder:
         self._batch: Callable[[], Any] | None = None
         self._before: dict[str, Any] | None = None
         self._final = False  # the black box tells of this rank's own failure
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = oom_kills()
         self._seen = self._signs()  # what others left in an earlier start
         self._next_look = 0.0
         self._file = self._open()
@@ -187,7 +190,7 @@ class Recorder:
         return PREFETCH if threading.current_thread().name == PREFETCH_THREAD else None
 
     def _breath(self, boxed: float) -> Life:
-        return Life(time.time(), time.monotonic(), *memory.usage(), boxed)
+        return Life(time.time(), time.monotonic(), *memory_usage(), boxed)
 
     def _is_awaited(self, rank: int) -> bool:
         """Whether a rank may still write its black box of this start."""
@@ -218,7 +221,7 @@ class Recorder:
             for thread in threading.enumerate()
             if thread.name == PREFETCH_THREAD and thread.ident is not None
         }
-        rss, used, limit = memory.usage()
+        rss, used, limit = memory_usage()
         box: dict[str, Any] = {
             **{name: getattr(self._start, name) for name in ("rank", "attempt", "world", "host")},
             "time": time.time(),
@@ -226,10 +229,10 @@ class Recorder:
             "training": self._places[TRAINING].__dict__,
             "prefetch": self._places[PREFETCH].__dict__,
             "memory": {"rss": rss, "used": used, "limit": limit},
-            "oom_kills": memory.oom_kills() - self._oom_kills,
+            "oom_kills": oom_kills() - self._oom_kills,
             "batch": self._described(),
             "collectives": flight.collectives(self._own),
-            "threads": stacks.sample(roles, self._own, times=times),
+            "threads": flight.sample(roles, self._own, times=times),
             "before": self._before,  # what was under way when it still waited
         }
         self._before = {key: box[key] for key in ("time", "reason", "collectives")}
@@ -306,3 +309,18 @@ class Recorder:
         except (OSError, ValueError):
             return None
         return file
+
+
+def memory_usage() -> tuple[int, int, int]:
+    """Bytes resident of this process, used of the machine or container, in all."""
+    total, available = memory()
+    return psutil.Process().memory_info().rss, total - available, total
+
+
+def oom_kills() -> int:
+    """Processes that this machine's kernel has killed for want of memory; 0 where it hides it."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

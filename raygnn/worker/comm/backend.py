@@ -7,6 +7,7 @@ worker compares what it got with what was planned.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -20,12 +21,12 @@ import torch
 import torch.distributed as dist
 from ray.train.torch import TorchConfig
 from ray.train.torch.config import _TorchBackend
+from torch.distributed import TCPStore
 
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
 from raygnn.preflight.comm_plan import CommPlan
-from raygnn.worker.comm.rendezvous import listen_on_own_address
 from raygnn.worker.control import Control, Link, Worker
 
 _GOODBYE = 5  # seconds for ranks to leave their process groups
@@ -124,3 +125,37 @@ def _verify(plan: CommPlan, logs: Path | None) -> tuple[int, Worker]:
 
 def _shown(name: str, value: Any) -> Any:
     return HIDDEN if is_secret(name, str(value)) else value
+
+
+def listen_on_own_address() -> None:
+    """Have the process groups of this process, made from now on, do so."""
+    # torch.distributed.rendezvous is the function of that name
+    module: Any = importlib.import_module("torch.distributed.rendezvous")
+    if hasattr(module, "TCPStore"):  # not a public name
+        module.TCPStore = _store
+
+
+def _store(host_name: str, port: int, **options: Any) -> TCPStore:
+    """A TCPStore; as the master, with a socket that is bound to ``host_name``."""
+    if options.get("is_master") and (listener := _bound(host_name, port)) is not None:
+        options["master_listen_fd"] = listener.detach()  # the store's from here on
+    return TCPStore(host_name, port, **options)
+
+
+def _bound(host: str, port: int) -> socket.socket | None:
+    """A listening socket; None where the address is not this machine's as it sees itself (behind
+    a translation of addresses), or is in use, which torch then says in its own way."""
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+        return listener
+    except OSError:
+        if listener is not None:
+            listener.close()
+        return None

@@ -1,22 +1,26 @@
-"""What data parallelism keeps whole on every rank, or shares out: ``comm.shard``."""
+"""What data parallelism keeps whole on every rank, and what it shards: ``comm.shard``.
+
+With ``full``, torch's `fully_shard` under Lightning, on any device: Lightning's own strategies
+for it need CUDA.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
 
+from raygnn.errors import CapabilityError, GuardError, TrainingError
+from raygnn.models.network import Stack
+from raygnn.preflight.job_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
 from raygnn.tasks.task import Task
-from raygnn.worker.comm.fully_sharded import (
-    FullyShardedStrategy,
-    Twin,
-    check_shardable,
-    check_supported,
-)
 from raygnn.worker.comm.process_groups import Ranks
 
 
@@ -101,3 +105,297 @@ class Sharding:
     def _group(self) -> dist.ProcessGroup | None:
         """For what else is exchanged but gradients of DDP. Collective if ranks compare."""
         return self._ranks.group(dist.get_backend()) if self._ranks.compared else None
+
+
+class FullyShardedStrategy(DDPStrategy):
+    """Shards parameters, gradients and the optimizer's state (ZeRO stage 3: Rajbhandari et al.,
+    "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et al.,
+    "PyTorch FSDP", VLDB 2023).
+
+    Each of `units` gathers its parameters for its own forward and backward pass and shares out its
+    gradients, averaged over the ranks as DDP averages them. Buffers are rank 0's at the beginning
+    of every window of accumulated batches, also as with DDP.
+
+    What Lightning takes for the state of model and optimizers is whole, on rank 0, under the names
+    and numbers that an unsharded run has; each rank takes its share of such a state.
+
+    To be mixed into the strategy that knows about devices and ranks, in front of it.
+
+    Args:
+        group: of all ranks; None = the default group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        super().__init__()
+        self._group = group
+        self._used: _Used | None = None
+        self._begins = True  # the next batch is the first since the last exchange of gradients
+        self._exchanges = True  # the next backward pass exchanges gradients
+
+    def configure_ddp(self) -> None:
+        """Called by Lightning where DDP would be wrapped around the model."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        assert self.lightning_module is not None
+        model = self.lightning_module.model
+        found = units(model)
+        self._used = _Used(model, found)  # its hooks come before those that free parameters
+        group = self._group or dist.group.WORLD
+        assert group is not None
+        mesh = DeviceMesh.from_group(group, self.root_device.type)
+        for unit in found:
+            sharded = fully_shard(unit, mesh=mesh)
+            if self.root_device.type == "cpu":
+                # gloo's own mean is a sum in some versions (pytorch#162338)
+                sharded.set_force_sum_reduction_for_comms(True)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._begins:
+            self._share_buffers()
+        self._begins = self._exchanges
+        return super().training_step(*args, **kwargs)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        if self._exchanges:
+            assert self._used is not None
+            self._used.check(closure_loss, self.global_rank)
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Gradients are added up unsharded while batches accumulate."""
+        assert self.lightning_module is not None
+        model: Any = self.lightning_module.model
+        model.set_requires_gradient_sync(False)
+        self._exchanges = False
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+            self._exchanges = True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Whole on rank 0. Collective."""
+        state: dict[str, Any] = super().lightning_module_state_dict()
+        return self._gathered(state)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Whole on rank 0. Collective."""
+        return self._gathered(super().optimizer_state(optimizer))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"]):
+            optimizer.load_state_dict(_shared_out(state, optimizer))
+
+    def _gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        def gather(value: Tensor) -> Tensor:
+            tensor = whole(value)
+            return tensor.cpu() if self.is_global_zero else tensor.new_empty(0)
+
+        gathered: dict[str, Any] = apply_to_collection(state, _dtensor(), gather)
+        return gathered
+
+    def _share_buffers(self) -> None:
+        """Rank 0's to all, in one broadcast for each type."""
+        assert self.lightning_module is not None
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in self.lightning_module.buffers():
+            by_type.setdefault(buffer.dtype, []).append(buffer.detach())
+        for buffers in by_type.values():
+            flat = torch.cat([buffer.flatten() for buffer in buffers])
+            dist.broadcast(flat, 0, group=self._group)
+            for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers])):
+                buffer.copy_(part.view_as(buffer))
+
+
+class Twin:
+    """The same model with whole parameters, made anew whenever it is asked for.
+
+    It runs without collectives, so that ranks may call it as often as each needs to.
+
+    Args:
+        model: before it is sharded; a copy of it without parameters is kept.
+
+    Raises:
+        TrainingError: the model cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module):
+        empty: dict[int, Any] = {
+            id(p): nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+            for p in model.parameters()
+        }
+        try:
+            self._empty = copy.deepcopy(model, empty)
+        except Exception as error:
+            raise TrainingError(
+                f"the model cannot be copied, which comm.shard: full needs in order to evaluate "
+                f"it: {error}",
+                where="model.kind",
+                remedy="leave out of the module what copy.deepcopy refuses, or set comm.shard to "
+                "optimizer",
+            ) from error
+
+    def of(self, model: nn.Module) -> nn.Module:
+        """Of the sharded model as it is now. Collective."""
+        twin = copy.deepcopy(self._empty)
+        state = {name: whole(value) for name, value in model.state_dict().items()}
+        twin.load_state_dict(state, assign=True)
+        for own, there in zip(twin.buffers(), model.buffers()):
+            own.copy_(there)  # those that a state leaves out, too
+        return twin.to(next(model.parameters()).device).train(model.training)
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """What gathers its parameters at a time: each layer, and then the model with all the rest.
+
+    Of a user's own class nobody knows which modules read others' parameters: it is one unit.
+    """
+    return [*model.layers, model] if isinstance(model, Stack) else [model]
+
+
+def check_supported(device: torch.device) -> None:
+    """See that torch is new enough.
+
+    Raises:
+        CapabilityError: it is not.
+    """
+    import torch.distributed.fsdp as fsdp
+
+    module = getattr(fsdp, "FSDPModule", None)
+    if hasattr(module, "set_force_sum_reduction_for_comms") or (module and device.type != "cpu"):
+        return
+    oldest = OLDEST_ON_CPU if device.type == "cpu" else OLDEST_ON_GPU
+    raise CapabilityError(
+        f"full needs torch >= {oldest} on a {device.type}, and there is {torch.__version__}",
+        where="comm.shard",
+        remedy="install a newer torch, or set comm.shard to optimizer",
+    )
+
+
+def check_shardable(model: nn.Module, shard: str) -> None:
+    """See that torch shares the parameters out so.
+
+    Args:
+        shard: the config's ``comm.shard``.
+
+    Raises:
+        TrainingError: they are of several types, or one is a scalar.
+    """
+    scalars = [name for name, p in model.named_parameters() if not p.dim()]
+    if scalars and shard == "full":
+        raise TrainingError(
+            f"comm.shard: full cannot share out a scalar, which {scalars[0]} is",
+            where="model.kind",
+            remedy="give it one dimension, torch.zeros(1), or set comm.shard to optimizer",
+        )
+    dtypes = {str(p.dtype): name for name, p in model.named_parameters()}
+    if len(dtypes) > 1:
+        raise TrainingError(
+            f"comm.shard: {shard} needs parameters of one type, and there are: "
+            + ", ".join(f"{name} ({dtype})" for dtype, name in sorted(dtypes.items())),
+            where="model.kind",
+            remedy="convert them, or set comm.shard to none",
+        )
+
+
+class _Used:
+    """Tells whether a loss depends on all parameters, before gradients are exchanged.
+
+    A rank that has no gradient of one exchanges less than the others, who would wait for it, or
+    take what comes for another parameter's.
+    """
+
+    def __init__(self, model: nn.Module, found: list[nn.Module]):
+        names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        self._names = set(names.values())
+        self._seen: dict[int, str] = {}  # of the tensors that the forward passes read
+        taken: set[nn.Module] = set()
+        for unit in found:
+            modules = [module for module in unit.modules() if module not in taken]
+            taken.update(modules)
+            own = [
+                (module, key, names[id(p)])
+                for module in modules
+                for key, p in module.named_parameters(recurse=False)
+                if p.requires_grad
+            ]
+            unit.register_forward_hook(self._note(own))
+
+    def _note(self, own: list[tuple[nn.Module, str, str]]) -> Any:
+        def note(*_: Any) -> None:
+            for module, key, name in own:
+                self._seen[id(getattr(module, key))] = name
+
+        return note
+
+    def check(self, loss: Tensor, rank: int) -> None:
+        """
+        Raises:
+            GuardError: there are others.
+        """
+        seen, self._seen = self._seen, {}
+        missing = sorted(self._names - {seen[i] for i in _leaves(loss) if i in seen})
+        if missing:
+            more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+            raise GuardError(
+                f"no gradient for {', '.join(missing[:10])}{more} on rank {rank}, for which the "
+                "others would wait",
+                remedy="use the parameter in every branch of the model, or set comm.shard to "
+                "none and comm.find_unused_parameters to true",
+                rank=rank,
+            )
+
+
+def _leaves(loss: Tensor) -> Iterator[int]:
+    """The ids of the tensors that gradients end in."""
+    pending, known = [loss.grad_fn], {loss.grad_fn}
+    while pending:
+        node: Any = pending.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            yield id(node.variable)
+        for inner, _ in node.next_functions:
+            if inner not in known:
+                known.add(inner)
+                pending.append(inner)
+
+
+def _shared_out(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's whole state with this rank's shards in place of tensors. Collective."""
+    from torch.distributed.tensor import distribute_tensor
+
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    like: dict[int, Any] = dict(zip(numbers, held))
+
+    def share(number: int, value: Any) -> Any:
+        p = like[number]
+        if not isinstance(value, Tensor) or value.shape != p.shape or not is_sharded(p):
+            return value  # such as a count of steps
+        return distribute_tensor(value.to(p.device), p.device_mesh, p.placements)
+
+    shares = {
+        number: {key: share(number, value) for key, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": shares}
+
+
+def _dtensor() -> type[Tensor]:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, gathered from all ranks if it is sharded. Collective then."""
+    if not is_sharded(tensor):
+        return tensor
+    full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
+    return full
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")

@@ -17,7 +17,7 @@ from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.comm.dtensors import is_sharded
+from raygnn.worker.comm.sharding import is_sharded
 from raygnn.worker.guard import fingerprint
 from raygnn.worker.guard.compare import compare, ranks_text
 

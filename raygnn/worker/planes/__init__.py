@@ -1,0 +1,33 @@
+"""A rank's data plane: `plane` says what it is, the others are one for each kind of seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raygnn.worker.comm.process_groups import Ranks
+    from raygnn.worker.job import Job
+    from raygnn.worker.planes.plane import Plane
+
+
+def open_plane(job: Job, ranks: Ranks) -> Plane:
+    """The data plane of a job's task.
+
+    Raises:
+        DataError: the data can not be read, or not be used.
+    """
+    if job.goals:
+        from raygnn.worker.planes.multitask_plane import SeveralPlane
+
+        return SeveralPlane.open(job, ranks)
+    if job.config.task.of_graphs:
+        from raygnn.worker.planes.graph_plane import GraphPlane
+
+        return GraphPlane.open(job, ranks)
+    if job.edges is not None:
+        from raygnn.worker.planes.edge_plane import EdgePlane
+
+        return EdgePlane.open(job, ranks)
+    from raygnn.worker.planes.node_plane import NodePlane
+
+    return NodePlane.open(job, ranks)

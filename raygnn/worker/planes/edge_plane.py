@@ -36,7 +36,7 @@ from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
 from raygnn.worker.planes.prediction_rows import EdgePredictions, Embedded, chunk_rows
-from raygnn.worker.planes.relations import count_relations
+from raygnn.worker.planes.vocabulary import count_relations
 
 _ORIGINAL = "original"
 

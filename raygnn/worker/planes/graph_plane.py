@@ -31,10 +31,8 @@ from raygnn.tasks.task import Task
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.id_lists import numbers_of
-from raygnn.worker.planes.plane import Traffic, build, seed_plan
-from raygnn.worker.planes.prediction_rows import Embedded, Predictions, chunk_rows
-from raygnn.worker.precision import PRECISIONS
+from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, seed_plan
+from raygnn.worker.planes.prediction_rows import Embedded, Predictions, chunk_rows, numbers_of
 
 log = logging.getLogger("raygnn")
 

@@ -37,14 +37,16 @@ from raygnn.tasks.task import Task
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.array_validation import check_edge_weights, check_scales
-from raygnn.worker.planes.id_lists import numbers_of
-from raygnn.worker.planes.initial_rows import make_embeddings, with_learned
-from raygnn.worker.planes.memory_budget import Room
-from raygnn.worker.planes.plane import Traffic, seed_plan
-from raygnn.worker.planes.prediction_rows import Embedded, chunk_rows
-from raygnn.worker.planes.relations import edge_arrays, relation_array, relations
-from raygnn.worker.precision import PRECISIONS
+from raygnn.worker.planes.model_inputs import (
+    Room,
+    check_edge_weights,
+    check_scales,
+    make_embeddings,
+    with_learned,
+)
+from raygnn.worker.planes.plane import PRECISIONS, Traffic, seed_plan
+from raygnn.worker.planes.prediction_rows import Embedded, chunk_rows, numbers_of
+from raygnn.worker.planes.vocabulary import edge_arrays, relation_array, relations
 
 if TYPE_CHECKING:
     from typing_extensions import Self

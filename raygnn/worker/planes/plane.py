@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -15,10 +15,28 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.task import Task
-from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
-from raygnn.worker.precision import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Precision:
+    """
+    Attributes:
+        dtype: of parameters and features.
+        autocast: what Lightning is told; a module in bf16 needs nothing from it.
+    """
+
+    dtype: torch.dtype
+    autocast: Literal["32-true", "bf16-mixed", "16-mixed"]
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision(torch.float32, "32-true"),
+    "bf16": Precision(torch.bfloat16, "32-true"),
+    "bf16-mixed": Precision(torch.float32, "bf16-mixed"),
+    "fp16-mixed": Precision(torch.float32, "16-mixed"),
+}
 
 
 @dataclass(frozen=True)
@@ -100,26 +118,3 @@ def seed_plan(job: Job, num_seeds: int) -> SeedPlan:
         seed=config.train.seed,
         accumulate=config.train.accumulate,
     )
-
-
-def open_plane(job: Job, ranks: Ranks) -> Plane:
-    """The data plane of a job's task.
-
-    Raises:
-        DataError: the data can not be read, or not be used.
-    """
-    if job.goals:
-        from raygnn.worker.planes.multitask_plane import SeveralPlane
-
-        return SeveralPlane.open(job, ranks)
-    if job.config.task.of_graphs:
-        from raygnn.worker.planes.graph_plane import GraphPlane
-
-        return GraphPlane.open(job, ranks)
-    if job.edges is not None:
-        from raygnn.worker.planes.edge_plane import EdgePlane
-
-        return EdgePlane.open(job, ranks)
-    from raygnn.worker.planes.node_plane import NodePlane
-
-    return NodePlane.open(job, ranks)

@@ -1,0 +1,167 @@
+"""The rows that a model reads: checked, learned if the config says so, in memory where they fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.available_memory import memory
+from raygnn.graph.staging.mapped import large_pages
+from raygnn.graph.staging.shard import Shard
+from raygnn.graph.validate import check_weights
+from raygnn.sampling.features import SCALE, Inputs, Learned, row_width
+from raygnn.tasks.embeddings import Embeddings, first_rows
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.planes.plane import PRECISIONS
+
+
+def check_scales(shard: Shard, inputs: Mapping[str, Inputs]) -> None:
+    """That scaled features have one scale for each node.
+
+    Raises:
+        DataError: they have not.
+    """
+    for ntype, chosen in inputs.items():
+        for name in chosen.scaled:
+            scale = shard.node_data[ntype][name + SCALE]
+            if row_width(scale) > 1:
+                raise DataError(
+                    f"array {name + SCALE!r} of node type {ntype!r} has rows of "
+                    f"{list(scale.shape[1:])}, expected one number for each node",
+                    remedy=f"give each node one scale, or rename it so that {name!r} has none",
+                )
+
+
+def check_edge_weights(shard: Shard, name: str | None) -> None:
+    """That neighbours can be drawn in proportion to an edge array; see `check_weights`.
+
+    Args:
+        name: of the array; None = they are drawn alike.
+    """
+    for etype, rows in shard.topology.items():
+        if name is not None and name in rows.data:
+            check_weights(name, etype, rows.data[name])
+
+
+def with_learned(inputs: Mapping[str, Inputs], config: Config) -> dict[str, Inputs]:
+    """The inputs, with learned rows where the config wants them.
+
+    Args:
+        inputs: node type → what it has in the data.
+
+    Raises:
+        ConfigError: ``model.embedding.ntypes`` names no node type of the graph, or none has such
+            rows.
+    """
+    embedding = config.model.embedding
+    if embedding is None:
+        return dict(inputs)
+    there = ", ".join(inputs)
+    for name in embedding.ntypes or ():
+        if name not in inputs:
+            raise ConfigError(
+                f"there is no node type {name!r}; there are: {there}",
+                where="model.embedding.ntypes",
+                remedy="name one of them, or leave the key out",
+            )
+    learned = Learned(embedding.dim, PRECISIONS[config.precision].dtype)
+    chosen = {
+        t: replace(i, learned=learned) if embedding.covers(t, i.stored) else i
+        for t, i in inputs.items()
+    }
+    if not any(i.learned for i in chosen.values()):
+        raise ConfigError(
+            "every node type has features, so nothing would be learned",
+            where="model.embedding",
+            remedy=f"say which are to have learned rows with model.embedding.ntypes ({there}), or "
+            "remove model.embedding",
+        )
+    return chosen
+
+
+def make_embeddings(
+    config: Config, shard: Shard, inputs: Mapping[str, Inputs], ranks: Ranks
+) -> Embeddings | None:
+    """The rows of the nodes that this rank owns, as training begins with them."""
+    embedding = config.model.embedding
+    if embedding is None:
+        return None
+    tables = {}
+    for ntype in (t for t, i in inputs.items() if i.learned):
+        # only what is used of it takes memory: the own rows, and those that come for a chunk
+        tables[ntype] = torch.empty(shard.num_nodes(ntype), embedding.dim)
+        own = tables[ntype][: shard.owned(ntype)]
+        first_rows(embedding, config.train.seed, ntype, shard.original[ntype], own)
+    return Embeddings(
+        tables,
+        {t: shard.original[t] for t in tables},
+        ranks.step,
+        embedding,
+        dtype=PRECISIONS[config.precision].dtype,
+        rate=(embedding.lr or config.train.lr) / config.train.lr,
+        seed=config.train.seed,
+    )
+
+
+_ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
+_PLACE = 48  # bytes of the table in which a cached row is found
+_UNKNOWN = 0.1  # of the remote rows, where nobody says how much memory is free
+
+
+class Room:
+    """Feature rows in a rank's memory; how many ranks share its node is not known here, at most
+    as many as there are CPUs.
+
+    Args:
+        inputs: node type → the arrays that the model reads.
+        workers: of the job.
+    """
+
+    def __init__(self, config: Config, shard: Shard, inputs: Mapping[str, Inputs], workers: int):
+        self._config = config
+        self._shard = shard
+        self._inputs = inputs
+        self._neighbours = min(workers, os.cpu_count() or 1)
+
+    @cached_property
+    def holds_rows(self) -> bool:
+        """``staging.resident``: whether this rank copies the rows that it owns."""
+        wanted = self._config.staging.resident
+        if wanted != "auto":
+            return wanted == "always"
+        own = sum(self._shard.owned(t) * size for t, size in self._sizes.items())
+        _, free = memory()
+        return large_pages() and free is not None and _ROWS * own * self._neighbours <= free
+
+    @cached_property
+    def cached_share(self) -> float:
+        """``sampling.cache``: share of the remote rows that this rank keeps."""
+        wanted, shard = self._config.sampling.cache, self._shard
+        if wanted != "auto":
+            return wanted
+        remote = sum(
+            (shard.num_nodes(t) - shard.owned(t)) * (size + _PLACE)
+            for t, size in self._sizes.items()
+        )
+        _, free = memory()
+        if free is None:
+            return _UNKNOWN
+        return min(1.0, free / (_CACHE * self._neighbours) / max(1, remote))
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Node type → bytes of a row."""
+        width = PRECISIONS[self._config.precision].dtype.itemsize
+        return {
+            t: sum(
+                row_width(arrays[name]) * (1 if name in self._inputs[t].scaled else width)
+                for name in (*self._inputs[t].plain, *self._inputs[t].scaled)
+            )
+            for t, arrays in self._shard.node_data.items()
+        }
