@@ -171,7 +171,7 @@ def test_combining_is_gathering_and_adding(how: str, tmp_path: Path) -> None:
 def test_the_cache_keeps_what_it_was_given_across_fills(tmp_path: Path) -> None:
     """More rows than are fetched in one go, and none on one of the ranks."""
     meta = partitioned(typed_graph(items=300), tmp_path, 2)
-    assert run_ranks(2, _uneven_fill, meta) == [True, True]
+    assert run_ranks(2, _uneven_fill, meta, fresh=True) == [True, True]
 
 
 def _uneven_fill(exchange: Exchange, meta: PartitionMeta) -> bool:

@@ -151,11 +151,11 @@ MODEL: dict[str, Any] = {"model": {"hidden": 8}, "sampling": {"fanout": [4, 3]}}
 def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_path: Path) -> None:
     """Parts of unequal size, or none, and shares that the ranks do not divide evenly."""
     config = make(tmp_path)
-    (wanted,) = run_ranks(1, expected, job_of(config))
+    (wanted,) = run_ranks(1, expected, job_of(config), fresh=True)
     assert len(wanted) > len(DEALS)
     for workers in (1, 2, 3, 4):
         for replicated in (True, False) if workers == 3 and make is not graphs else (True,):
-            for gradients in run_ranks(workers, reduced, job_of(config, replicated)):
+            for gradients in run_ranks(workers, reduced, job_of(config, replicated), fresh=True):
                 assert len(gradients) == len(wanted)
                 for own, right in zip(gradients, wanted):
                     assert own.keys() == right.keys()

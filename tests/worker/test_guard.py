@@ -287,7 +287,7 @@ def _count_compares(exchange: Exchange) -> list[tuple[str, list[str]]]:
         seen.append((where, list(sections)))
         compare.compare(exchange, sections, where)
 
-    callback.compare = count  # in this process alone
+    callback.compare = count  # in this process alone, which is fresh
 
     def every_two(rank: int, setup: Setup) -> None:
         setup.guard = {"every": 2}
@@ -299,7 +299,7 @@ def _count_compares(exchange: Exchange) -> list[tuple[str, list[str]]]:
 
 def test_first_batch_and_every_so_many_are_compared() -> None:
     """Counted in batches: steps stand still while batches are accumulated."""
-    for seen in run_ranks(2, _count_compares):
+    for seen in run_ranks(2, _count_compares, fresh=True):
         wheres = [where for where, _ in seen]
         assert wheres == ["before training", *(2 * ["step 0"]), *(2 * ["step 0"])] + 2 * ["step 1"]
         before_step = ["position", "batch", "parameters", "optimizers"]

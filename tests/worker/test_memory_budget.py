@@ -53,4 +53,4 @@ def test_little_memory_keeps_little(
         found = Room(config, shard, {"_N": Inputs(("feat",), (), ())}, 2)
         return abs(found.cached_share - 0.1) < 1e-3
 
-    assert run_ranks(2, kept) == [True, True]
+    assert run_ranks(2, kept, fresh=True) == [True, True]

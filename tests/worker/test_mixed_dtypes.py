@@ -111,7 +111,8 @@ def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "checkpoints").mkdir()
     config = make(tmp_path, "bf16")
-    said = run_ranks(2, _broken_on_rank_1, Job(config, None, tmp_path, None, True, 0.0, 128))
+    job = Job(config, None, tmp_path, None, True, 0.0, 128)
+    said = run_ranks(2, _broken_on_rank_1, job, fresh=True)
     assert said[0] == said[1]
     assert re.search(r"step 0\b", said[0])
     assert "x/_N" in said[0]

@@ -67,7 +67,7 @@ def test_deep_compares_the_reductions_themselves(mode: str, make_job: JobFactory
     config = make_job(
         guard=mode, comm={"compression": "bf16", "timeout": 20}, train={"max_steps": 2}
     )
-    said = run_ranks(2, _with_a_wrong_hook, _job(config))
+    said = run_ranks(2, _with_a_wrong_hook, _job(config), fresh=True)
     if mode == "on":
         assert said == ["trained", "trained"]
     else:
@@ -131,7 +131,7 @@ def test_the_keys_reach_what_they_name(
 ) -> None:
     config = make_job(comm=comm, guard=guard, train={"max_steps": 1})
     told = {key: value for key, value in comm.items() if key in USUAL}
-    assert run_ranks(2, _live, _job(config)) == [USUAL | told | expected] * 2
+    assert run_ranks(2, _live, _job(config), fresh=True) == [USUAL | told | expected] * 2
 
 
 def test_reduction_at_the_end_changes_nothing(make_job: JobFactory) -> None:

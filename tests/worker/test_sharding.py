@@ -40,7 +40,7 @@ def on_ranks(config: Any, workers: int, train: Callable[..., Any], *args: Any) -
     for name in ("logs", "checkpoints"):
         (config.run_dir / name).mkdir(parents=True)
     job = Job(config, place, config.run_dir, ntype, True, 0.0, 64 * workers)
-    return run_ranks(workers, train, job, *args)
+    return run_ranks(workers, train, job, *args, fresh=True)  # they patch
 
 
 # ── the same training ────────────────────────────────────────────────────────────────────────
