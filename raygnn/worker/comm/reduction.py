@@ -10,11 +10,11 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from raygnn.config.execution import PowerSgdComm
-from raygnn.worker.comm.powersgd import PowerSGD
 from raygnn.worker.comm.process_groups import Ranks
 
 _NARROW = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -39,11 +39,10 @@ class Reduction(pl.Callback):
         self._ranks = ranks
         self._comm = ranks.config.comm
         self._group: dist.ProcessGroup | None = None
-        self._power: PowerSGD | None = None
-        self._saved: dict[str, Any] | None = None
+        self._power: LowRank | None = None
+        self._saved: dict[str, Any] = {}
         self._ddp: DistributedDataParallel | None = None
         self._late: list[tuple[Tensor, Future[Tensor]]] = []  # buckets that wait for the last one
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []  # of these
         self._bytes = 0
         self.whole = 0
         self.buckets: list[int] = []
@@ -68,23 +67,23 @@ class Reduction(pl.Callback):
         if self._ranks.compared:
             self._group = self._ranks.compared_group
         reduce = self._reduce
-        if compression == "powersgd":
-            self._power = self._make_power(ddp)
+        power = None
+        if isinstance(self._comm, PowerSgdComm):
+            seed = self._ranks.config.train.seed
+            power = LowRank(ddp.module, self._comm, seed, self._group, self._saved)
+        self._power = power
 
         # DDP refuses annotations that are text
         def hook(state, bucket):  # type: ignore[no-untyped-def]
+            if power is not None:
+                return power.reduce(bucket)
             buffer = bucket.buffer()
-            if compression == "powersgd":
-                gradients = list(zip(bucket.parameters(), bucket.gradients()))
-                return self._low_rank(gradients, buffer, bucket.is_last())
             return reduce(buffer) if overlap else self._at_the_end(buffer, bucket.is_last())
 
         ddp.register_comm_hook(None, hook)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        # of a backward pass that raised
-        self._late.clear()
-        self._gradients.clear()
+        self._late.clear()  # of a backward pass that raised
 
     def on_after_backward(self, *_: Any) -> None:
         self._reduced = self._ddp is not None and self._ddp.require_backward_grad_sync
@@ -92,9 +91,10 @@ class Reduction(pl.Callback):
             self._bytes += self.whole
 
     def on_train_batch_end(self, *_: Any) -> None:
-        if self._reduced and self._power is not None and self._ddp is not None:
-            # whoever leaves a step out takes the gradients away
-            self._power.settle(any(p.grad is not None for p in self._ddp.parameters()))
+        power, ddp = self._power, self._ddp
+        # whoever leaves a step out takes the gradients away
+        if self._reduced and power and ddp and all(p.grad is None for p in ddp.parameters()):
+            power.forget()
 
     def on_fit_end(self, *_: Any) -> None:
         if self._ddp is not None:
@@ -103,18 +103,6 @@ class Reduction(pl.Callback):
             sizes = told.get("rebuilt_bucket_sizes") or told.get(unlike) or ""
             self.buckets = [int(size) for size in sizes.split(", ") if size]
         self._ddp = None  # whose hook this is: the two would keep each other for ever
-
-    def _make_power(self, ddp: DistributedDataParallel) -> PowerSGD:
-        assert isinstance(self._comm, PowerSgdComm)
-        power = PowerSGD(
-            ddp.module.named_parameters(),
-            self._comm.powersgd_rank,
-            self._comm.powersgd_start,
-            self._ranks.config.train.seed,
-        )
-        if self._saved is not None:
-            power.load(self._saved)
-        return power
 
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:
         """The mean of a bucket over the ranks, in place, in as many bits as are configured."""
@@ -141,53 +129,104 @@ class Reduction(pl.Callback):
                 future.set_result(done.wait())
         return future
 
-    def _low_rank(
-        self, gradients: list[tuple[nn.Parameter, Tensor]], buffer: Tensor, last: bool
-    ) -> Future[Tensor]:
-        """Reduce all buckets together, when the last one is full: two exchanges of little.
-
-        A second exchange that began at the end of a bucket's first would be begun by a thread of
-        gloo's, in an order that is another one on each rank.
-        """
-        self._late.append((buffer, _future(buffer.device)))
-        future = self._late[-1][1]
-        self._gradients += gradients
-        if last:
-            late, self._late = self._late, []
-            found, self._gradients = self._gradients, []
-            assert self._power is not None
-            self._power.reduce([p for p, _ in found], [g for _, g in found], self._mean)
-            for buffer, future in late:
-                future.set_result(buffer)
-        return late[-1][1] if last else future
-
-    def _mean(self, values: Tensor) -> Tensor:
-        dist.all_reduce(values.div_(self._ranks.world.size), group=self._group)
-        return values
-
     def state_dict(self) -> dict[str, Any]:
         """What PowerSGD left out, of all ranks. Collective."""
-        if self._power is None:
-            return {}
-        state = self._power.state()
-        control = self._ranks.control
-        # to rank 0, one after the other: the others keep nothing
-        found = {name: control.gather(state["left"][name].cpu()) for name in sorted(state["left"])}
-        return {**state, "left": {name: rows for name, rows in found.items() if rows is not None}}
+        return {} if self._power is None else self._power.state(self._ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Each rank takes what it left out; another number of them share the mean of it, so that
         nothing is lost of what the gradients' mean lacks."""
-        if not state:
-            return
         world = self._ranks.world
-        left = {
-            name: rows[world.rank] if len(rows) == world.size else rows.double().mean(0)
-            for name, rows in state["left"].items()
-        }
-        self._saved = {**state, "left": left}
-        if self._power is not None:
-            self._power.load(self._saved)
+        for bucket in state.get("buckets", {}).values():
+            errors = bucket["error"]
+            same = len(errors) == world.size
+            bucket["error"] = errors[world.rank] if same else errors.double().mean(0)
+        self._saved = state
+
+
+class LowRank:
+    """torch's PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), bucket after bucket, with what
+    it left out of gradients in checkpoints.
+
+    DDP lays out its buckets anew after the first backward pass of every start, and torch's state
+    is by bucket. So the first step of a start is exact, and what an earlier start left out comes
+    back where a bucket holds what it held then; else it is lost, once.
+
+    Args:
+        saved: from `state`, of this rank; empty = there is none.
+
+    Attributes:
+        bytes: handed to the collectives by this rank so far.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        comm: PowerSgdComm,
+        seed: int,
+        group: dist.ProcessGroup | None,
+        saved: dict[str, Any],
+    ):
+        steps = saved.get("steps", 0)
+        self._state = PowerSGDState(
+            group,
+            matrix_approximation_rank=comm.powersgd_rank,
+            start_powerSGD_iter=max(2, comm.powersgd_start, steps + 1),  # torch refuses less than 2
+            orthogonalization_epsilon=1e-8,  # else a gradient of zeros becomes NaN
+            random_seed=seed,
+        )
+        self._state.iter = steps
+        self._saved: dict[int, dict[str, Any]] = dict(saved.get("buckets", {}))
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._held: dict[int, list[str]] = {}  # bucket → names of its parameters
+        self.bytes = 0
+
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The mean of a bucket over the ranks, approximately, in place.
+
+        It waits, so that no bucket's second exchange is begun by a thread of gloo's, in an order
+        that is another one on each rank.
+        """
+        state, buffer, index = self._state, bucket.buffer(), bucket.index()
+        exact = state.iter < state.start_powerSGD_iter
+        if not exact and index not in self._held:
+            self._held[index] = [self._names[id(p)] for p in bucket.parameters()]
+            self._put_back(index, buffer)
+        before = state.total_numel_after_compression
+        reduced = powerSGD_hook(state, bucket).wait()
+        sent = state.total_numel_after_compression - before
+        self.bytes += buffer.nbytes if exact else sent * buffer.element_size()
+        future = _future(buffer.device)
+        future.set_result(reduced)
+        return future
+
+    def forget(self) -> None:
+        """Of a step that was left out: what it left may not be finite."""
+        self._state.error_dict.clear()
+        self._state.p_memory_dict.clear()
+        self._state.q_memory_dict.clear()
+
+    def state(self, ranks: Ranks) -> dict[str, Any]:
+        """Plain values and tensors; errors ``[ranks, length]`` on rank 0. Collective."""
+        state, buckets = self._state, {}
+        for index in sorted(state.error_dict):
+            errors = ranks.control.gather(state.error_dict[index].cpu())
+            if errors is not None:  # the others keep nothing
+                buckets[index] = {
+                    "names": self._held[index],
+                    "error": errors,
+                    "p": state.p_memory_dict[index],
+                    "q": state.q_memory_dict[index],
+                }
+        return {"steps": state.iter, "buckets": buckets}
+
+    def _put_back(self, index: int, buffer: Tensor) -> None:
+        saved, state = self._saved.pop(index, None), self._state
+        if saved is None or saved["names"] != self._held[index]:
+            return
+        state.error_dict[index] = saved["error"].to(buffer)
+        state.p_memory_dict[index] = saved["p"].to(buffer)
+        state.q_memory_dict[index] = saved["q"].to(buffer)
 
 
 def _future(device: torch.device) -> Future[Tensor]:
