@@ -29,7 +29,7 @@ PARSED = {
     "raygnn predict RUN --out new.parquet": "tests/prediction/test_new_data.py",
     "raygnn evaluate RUN --new-data": "the same",
     "raygnn predict RUN --out edges.parquet": "tests/worker/test_edge_tasks.py does it",
-    "raygnn predict RUN --task": "tests/worker/test_several_tasks.py does it",
+    "raygnn predict RUN --task": "tests/worker/test_multitask.py does it",
     "raygnn evaluate RUN": "tests/prediction/test_predict.py runs it",
     "raygnn train jobs/cora-gcn.yaml --profile": "tests/worker/test_profiling.py runs it",
     "raygnn train jobs/cora-gcn.yaml --resume": "tests/driver/test_command.py runs it",

@@ -21,7 +21,7 @@ from tests.small_jobs import JobFactory, job
 from tests.worker.test_edge_tasks import LIKES
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graphs_of
-from tests.worker.test_several_tasks import several
+from tests.worker.test_multitask import several
 
 UNFIT = "tests.unfit"
 LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}

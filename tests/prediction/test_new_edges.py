@@ -17,7 +17,7 @@ from tests.prediction.test_new_data import asked
 from tests.prediction.test_predict import ask
 from tests.small_jobs import train_on_ranks
 from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, shop
-from tests.worker.test_several_tasks import KIND, TASKS, several
+from tests.worker.test_multitask import KIND, TASKS, several
 
 STARS = {"kind": "edge_regression", "etype": "likes", "target": "stars", "reverse": "liked_by"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from raygnn.sampling.features import Inputs
 from raygnn.worker.planes import model_inputs
-from raygnn.worker.planes.model_inputs import Room
+from raygnn.worker.planes.model_inputs import MemoryBudget
 from tests.graphs import partitioned, random_graph, shard_of
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory
@@ -16,23 +16,23 @@ from tests.small_jobs import JobFactory
 
 @pytest.mark.parametrize(
     ("free", "told", "share"),
-    [(10**12, "auto", 1.0), (None, "auto", 0.1), (0, "auto", 0.0), (10**12, 0.25, 0.25), (0, 1, 1)],
+    [(10**12, "auto", 1.0), (0, "auto", 0.0), (10**12, 0.25, 0.25), (0, 1, 1)],
 )
 def test_the_cache_takes_what_is_free(
-    free: int | None,
+    free: int,
     told: object,
     share: float,
     make_job: JobFactory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_inputs, "memory", lambda: (None, free))
+    monkeypatch.setattr(model_inputs, "memory", lambda: (0, free))
     config = make_job(sampling={"cache": told})
     meta = partitioned(random_graph(nodes=60, degree=5), tmp_path, 2)
 
     def kept(exchange: object) -> float:
         shard = shard_of(exchange, meta, replicated=True)  # type: ignore[arg-type]
-        return Room(config, shard, {"_N": Inputs(("feat",), (), ())}, 2).cached_share
+        return MemoryBudget(config, shard, {"_N": Inputs(("feat",), (), ())}, 2).cached_share
 
     assert run_ranks(2, kept) == [share, share]
 
@@ -48,9 +48,9 @@ def test_little_memory_keeps_little(
         shard = shard_of(exchange, meta, replicated=True)  # type: ignore[arg-type]
         width = shard.node_data["_N"]["feat"].shape[1]
         remote = shard.num_nodes("_N") - shard.owned("_N")
-        model_inputs.memory = lambda: (None, int(16 * 2 * 0.1 * remote * (4 * width + 48)))  # type: ignore[assignment]
+        model_inputs.memory = lambda: (0, int(16 * 2 * 0.1 * remote * (4 * width + 48)))  # type: ignore[assignment]
         model_inputs.os.cpu_count = lambda: 8  # type: ignore[assignment]
-        found = Room(config, shard, {"_N": Inputs(("feat",), (), ())}, 2)
+        found = MemoryBudget(config, shard, {"_N": Inputs(("feat",), (), ())}, 2)
         return abs(found.cached_share - 0.1) < 1e-3
 
     assert run_ranks(2, kept, fresh=True) == [True, True]

@@ -17,9 +17,9 @@ def open_plane(job: Job, ranks: Ranks) -> Plane:
         DataError: the data can not be read, or not be used.
     """
     if job.goals:
-        from raygnn.worker.planes.multitask_plane import SeveralPlane
+        from raygnn.worker.planes.multitask_plane import MultitaskPlane
 
-        return SeveralPlane.open(job, ranks)
+        return MultitaskPlane.open(job, ranks)
     if job.config.task.of_graphs:
         from raygnn.worker.planes.graph_plane import GraphPlane
 

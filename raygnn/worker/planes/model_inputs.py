@@ -15,18 +15,30 @@ from raygnn.graph.available_memory import memory
 from raygnn.graph.staging.mapped import large_pages
 from raygnn.graph.staging.shard import Shard
 from raygnn.graph.validate import check_weights
-from raygnn.sampling.features import SCALE, Inputs, Learned, row_width
+from raygnn.sampling.features import SCALE, Inputs, Learned, choose_inputs, row_width
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.planes.plane import PRECISIONS
 
+_ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
+_PLACE = 48  # bytes of the table in which a cached row is found
 
-def check_scales(shard: Shard, inputs: Mapping[str, Inputs]) -> None:
-    """That scaled features have one scale for each node.
+
+def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
+    """Node type → what the model reads of it, learned rows included.
 
     Raises:
-        DataError: they have not.
+        ConfigError: ``model.embedding.ntypes`` names no node type of the graph, or none has learned
+            rows.
+        DataError: an array is not there, scaled features have not one scale for each node, or
+            neighbours cannot be drawn in proportion to ``sampling.edge_weight``.
     """
+    model, weight = config.model, config.sampling.edge_weight
+    inputs = {
+        ntype: choose_inputs(arrays, model.feature_names, model.categories)
+        for ntype, arrays in shard.node_data.items()
+    }
+    inputs = _with_learned(inputs, config)
     for ntype, chosen in inputs.items():
         for name in chosen.scaled:
             scale = shard.node_data[ntype][name + SCALE]
@@ -36,37 +48,21 @@ def check_scales(shard: Shard, inputs: Mapping[str, Inputs]) -> None:
                     f"{list(scale.shape[1:])}, expected one number for each node",
                     remedy=f"give each node one scale, or rename it so that {name!r} has none",
                 )
-
-
-def check_edge_weights(shard: Shard, name: str | None) -> None:
-    """That neighbours can be drawn in proportion to an edge array; see `check_weights`.
-
-    Args:
-        name: of the array; None = they are drawn alike.
-    """
     for etype, rows in shard.topology.items():
-        if name is not None and name in rows.data:
-            check_weights(name, etype, rows.data[name])
+        if weight is not None and weight in rows.data:
+            check_weights(weight, etype, rows.data[weight])
+    return inputs
 
 
-def with_learned(inputs: Mapping[str, Inputs], config: Config) -> dict[str, Inputs]:
-    """The inputs, with learned rows where the config wants them.
-
-    Args:
-        inputs: node type → what it has in the data.
-
-    Raises:
-        ConfigError: ``model.embedding.ntypes`` names no node type of the graph, or none has such
-            rows.
-    """
+def _with_learned(inputs: dict[str, Inputs], config: Config) -> dict[str, Inputs]:
     embedding = config.model.embedding
     if embedding is None:
-        return dict(inputs)
-    there = ", ".join(inputs)
+        return inputs
+    names = ", ".join(inputs)
     for name in embedding.ntypes or ():
         if name not in inputs:
             raise ConfigError(
-                f"there is no node type {name!r}; there are: {there}",
+                f"there is no node type {name!r}; there are: {names}",
                 where="model.embedding.ntypes",
                 remedy="name one of them, or leave the key out",
             )
@@ -79,7 +75,7 @@ def with_learned(inputs: Mapping[str, Inputs], config: Config) -> dict[str, Inpu
         raise ConfigError(
             "every node type has features, so nothing would be learned",
             where="model.embedding",
-            remedy=f"say which are to have learned rows with model.embedding.ntypes ({there}), or "
+            remedy=f"say which are to have learned rows with model.embedding.ntypes ({names}), or "
             "remove model.embedding",
         )
     return chosen
@@ -109,12 +105,7 @@ def make_embeddings(
     )
 
 
-_ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
-_PLACE = 48  # bytes of the table in which a cached row is found
-_UNKNOWN = 0.1  # of the remote rows, where nobody says how much memory is free
-
-
-class Room:
+class MemoryBudget:
     """Feature rows in a rank's memory; how many ranks share its node is not known here, at most
     as many as there are CPUs.
 
@@ -132,27 +123,23 @@ class Room:
     @cached_property
     def holds_rows(self) -> bool:
         """``staging.resident``: whether this rank copies the rows that it owns."""
-        wanted = self._config.staging.resident
-        if wanted != "auto":
-            return wanted == "always"
+        resident = self._config.staging.resident
+        if resident != "auto":
+            return resident == "always"
         own = sum(self._shard.owned(t) * size for t, size in self._sizes.items())
-        _, free = memory()
-        return large_pages() and free is not None and _ROWS * own * self._neighbours <= free
+        return large_pages() and _ROWS * own * self._neighbours <= memory()[1]
 
     @cached_property
     def cached_share(self) -> float:
         """``sampling.cache``: share of the remote rows that this rank keeps."""
-        wanted, shard = self._config.sampling.cache, self._shard
-        if wanted != "auto":
-            return wanted
+        share, shard = self._config.sampling.cache, self._shard
+        if share != "auto":
+            return share
         remote = sum(
             (shard.num_nodes(t) - shard.owned(t)) * (size + _PLACE)
             for t, size in self._sizes.items()
         )
-        _, free = memory()
-        if free is None:
-            return _UNKNOWN
-        return min(1.0, free / (_CACHE * self._neighbours) / max(1, remote))
+        return min(1.0, memory()[1] / (_CACHE * self._neighbours) / max(1, remote))
 
     @property
     def _sizes(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ from raygnn.worker.planes.plane import build
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
 
 
-class SeveralPlane(PartitionPlane):
+class MultitaskPlane(PartitionPlane):
     """A shard of one graph, of whose nodes and edges several things are predicted."""
 
     @cached_property

@@ -24,11 +24,11 @@ from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
-from raygnn.sampling.cache import Scores, choose, degrees, inclusion
+from raygnn.sampling.cache import choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.features import FeatureStore, Inputs, build_store, choose_inputs
+from raygnn.sampling.features import FeatureStore, Inputs, build_store
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import Fanout, resolve_fanouts
+from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner, Seeds, TaskSeeds
 from raygnn.tasks.embeddings import Embeddings
@@ -38,11 +38,9 @@ from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
 from raygnn.worker.planes.model_inputs import (
-    Room,
-    check_edge_weights,
-    check_scales,
+    MemoryBudget,
     make_embeddings,
-    with_learned,
+    read_inputs,
 )
 from raygnn.worker.planes.plane import PRECISIONS, Traffic, seed_plan
 from raygnn.worker.planes.prediction_rows import Embedded, chunk_rows, numbers_of
@@ -94,14 +92,7 @@ class PartitionPlane:
             hide=job.hidden,
         )
         blackbox.note("setup")
-        model = config.model
-        inputs = {
-            t: choose_inputs(arrays, model.feature_names, model.categories)
-            for t, arrays in shard.node_data.items()
-        }
-        inputs = with_learned(inputs, config)
-        check_scales(shard, inputs)
-        check_edge_weights(shard, config.sampling.edge_weight)
+        inputs = read_inputs(config, shard)
         log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
         return cls(job, ranks, shard, inputs)
 
@@ -261,16 +252,21 @@ class PartitionPlane:
         how = None
         if all(i.one_table for i in self.inputs.values()) and isinstance(model, Network):
             how = model.first_combine
+        budget = MemoryBudget(config, self.shard, self.inputs, world.size)
         ring = config.sampling.prefetch + 3  # queued, being made, being trained on
         store = self._store = self.store(
-            self.ranks.data, weighted=how == "gcn", resident=self._room.holds_rows, ring=ring
+            self.ranks.data, weighted=how == "gcn", resident=budget.holds_rows, ring=ring
         )
         fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)[: config.model.depth]
         if config.sampling.cache != 0 and world.size > 1:
             start = time.perf_counter()
             bounds, rank = self.shard.bounds, world.rank
-            scores = self._scores(own, share, fanouts)
-            kept = self._room.cached_share
+            if config.sampling.cache_policy == "degree":
+                scores = degrees(self.shard)
+            else:
+                replace = config.sampling.replace
+                scores = inclusion(self.shard, own, share, fanouts, replace=replace)
+            kept = budget.cached_share
             store.fill_cache(choose(scores, bounds, rank, kept))
             log.info("cached %.0f %% in %.1f s", 100 * kept, time.perf_counter() - start)
         return BatchMaker(
@@ -306,8 +302,8 @@ class PartitionPlane:
         if request.wanted is not None:
             assert self.job.partition is not None
             names = read_ids(read_meta(self.job.partition), ntype)
-            wanted = numbers_of(request.wanted, names, self.shard.num_nodes(ntype))
-            own = own[np.isin(original[own], wanted)]
+            numbers = numbers_of(request.wanted, names, self.shard.num_nodes(ntype))
+            own = own[np.isin(original[own], numbers)]
         return own[np.argsort(original[own])]
 
     def splits(self, ntype: str) -> np.ndarray:
@@ -352,21 +348,10 @@ class PartitionPlane:
         counts = {t: meta.num_nodes(t) for t in meta.ntypes}
         return json.dumps([counts, [meta.num_edges(e) for e in meta.etypes]])
 
-    @cached_property
-    def _room(self) -> Room:
-        return Room(self.config, self.shard, self.inputs, self.ranks.world.size)
-
     @property
     def batch_share(self) -> int:
         """Seeds of a rank in a batch."""
         return -(-self.job.global_batch // self.ranks.world.size)
-
-    def _scores(self, own: Mapping[str, np.ndarray], share: int, fanouts: list[Fanout]) -> Scores:
-        """How much each node's row is worth keeping; see `make_batches`."""
-        sampling = self.config.sampling
-        if sampling.cache_policy == "degree":
-            return degrees(self.shard)
-        return inclusion(self.shard, own, share, fanouts, replace=sampling.replace)
 
     def _count(self, ntype: str, name: str) -> int:
         """Categories of an array, over all ranks."""

@@ -18,7 +18,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.several import SeveralTask
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
-from raygnn.worker.planes.multitask_plane import SeveralPlane
+from raygnn.worker.planes.multitask_plane import MultitaskPlane
 from tests.prediction.test_predict import ask
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, goals_of, train_on_ranks
@@ -126,7 +126,7 @@ def np_ids(ids: list[int]) -> Any:
 
 def _step(exchange: Exchange, job: Job) -> dict[str, Any]:
     """One step of all tasks, and of each alone with the same network and the same seeds."""
-    plane = SeveralPlane.open(job, Ranks.join(job.config, exchange.world, torch.device("cpu")))
+    plane = MultitaskPlane.open(job, Ranks.join(job.config, exchange.world, torch.device("cpu")))
     task = plane.task()
     assert isinstance(task, SeveralTask)
     assert isinstance(task.model, Several)
