@@ -36,16 +36,16 @@ _APART = 0.05  # seconds between looks whether it is
 
 
 class Evaluation(pl.Callback):
-    """Exact validation after every ``every`` epochs; keeps the best weights, stops when asked.
+    """Exact validation after every so many epochs; keeps the best weights, stops when asked.
 
     All ranks see the same metrics and so decide alike, a learning rate that depends on them
     included.
 
     Args:
         evaluate: split → metrics; collective.
+        config: ``eval_every``; ``patience``, epochs without an improvement by more than
+            ``min_delta`` before training stops.
         metric: what "best" means: its highest value, or its lowest (`LOWER_IS_BETTER`).
-        patience: epochs without improvement before training stops; None = never.
-        min_delta: what counts as one is by more than this.
         averaging: whose weights are evaluated and kept, in place of those that are trained.
     """
 
@@ -54,25 +54,17 @@ class Evaluation(pl.Callback):
         evaluate: Callable[[str], dict[str, float]],
         records: Records,
         loader: BatchLoader[Share],
+        config: TrainConfig,
         *,
         metric: str,
-        every: int,
-        patience: int | None,
-        min_delta: float,
-        epochs: int,
-        max_steps: int | None,
         averaging: Averaging | None,
     ):
         self._evaluate = evaluate
         self._records = records
         self._loader = loader
+        self._config = config
         self._metric = metric
-        self._every = every
-        self._patience = patience
-        self._min_delta = min_delta
         self._averaging = averaging
-        self._epochs = epochs
-        self._max_steps = max_steps
         self.epoch = -1  # the last one whose end was dealt with
         self.best: float | None = None
         self.best_epoch = -1
@@ -96,9 +88,9 @@ class Evaluation(pl.Callback):
             self._end_of(self._loader.epoch, trainer, module)
 
     def _end_of(self, epoch: int, trainer: pl.Trainer, module: Task) -> None:
-        self.epoch = epoch
-        last = epoch + 1 == self._epochs or trainer.global_step == self._max_steps
-        if (epoch + 1) % self._every and not last:
+        self.epoch, config = epoch, self._config
+        last = epoch + 1 == config.epochs or trainer.global_step == config.max_steps
+        if (epoch + 1) % config.eval_every and not last:
             return
         began = self._records.begin_pause()
         with self._averaging.applied(module) if self._averaging else nullcontext():
@@ -112,13 +104,13 @@ class Evaluation(pl.Callback):
                 self.best_weights = {n: whole(v.detach()).cpu().clone() for n, v in state.items()}
                 if module.embeddings is not None:
                     module.embeddings.keep()
-        if self._mark is None or score > self._mark + self._min_delta or math.isnan(self._mark):
+        if self._mark is None or score > self._mark + config.min_delta or math.isnan(self._mark):
             self._mark, self._mark_epoch = score, epoch
-        elif self._patience is not None and epoch - self._mark_epoch >= self._patience:
+        elif config.patience is not None and epoch - self._mark_epoch >= config.patience:
             trainer.should_stop = True
-        for config in trainer.lr_scheduler_configs:
-            if isinstance(config.scheduler, ReduceLROnPlateau):
-                config.scheduler.step(score)
+        for schedule in trainer.lr_scheduler_configs:
+            if isinstance(schedule.scheduler, ReduceLROnPlateau):
+                schedule.scheduler.step(score)
         self.newest = {f"val/{name}": value for name, value in values.items()}
         self._records.write(trainer.global_step, epoch, self.newest)
         self._records.end_pause(began)

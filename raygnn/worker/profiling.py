@@ -54,6 +54,11 @@ class Profiling(pl.Callback):
         self.recorded = 0
         self.operators: list[dict[str, Any]] = []
 
+    def summary(self) -> dict[str, Any] | None:
+        """The top operators of this rank; None, where no steps were recorded, takes those of an
+        earlier command out of the run's summary."""
+        return {"steps": self.recorded, "top": self.operators} if self.operators else None
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any
     ) -> None:

@@ -31,7 +31,7 @@ from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.task import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
-from raygnn.worker import blackbox, summary_figures
+from raygnn.worker import blackbox
 from raygnn.worker.blackbox.phases import Phases, Waiting
 from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation
 from raygnn.worker.comm.process_groups import Ranks
@@ -94,7 +94,8 @@ class Rank:
         maker = plane.batches(task)
         loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
-        task.total_steps = self._total_steps(steps_per_epoch)
+        steps = config.train.epochs * steps_per_epoch
+        task.total_steps = min(steps, config.train.max_steps or steps)
         averaging = Averaging.of(config.train)
         if self.ranks.first:
             job.control.tell(steps_per_epoch=steps_per_epoch)
@@ -105,7 +106,9 @@ class Rank:
         reduction = Reduction(self.ranks)
         guard = Guard(self.control, config.guard)
         records = self._records(step, stragglers, reduction, guard)
-        evaluation = self._evaluation(evaluate, records, loader, averaging)
+        evaluation = Evaluation(
+            evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
+        )
         saver = self._saver(maker)
         checkpoints = Checkpoints(
             saver,
@@ -164,8 +167,8 @@ class Rank:
             with storage_errors(self.directory):
                 files = rows.write(weights.rows_draft(self.directory))
         if self.ranks.first:
-            known = {"data": maker.identity, **vocabulary.known(job, plane.sizes)}
-            self._insist(lambda: weights.save(self.directory, task.model, known, files))
+            facts = {"data": maker.identity, **vocabulary.training_facts(job, plane.sizes)}
+            self._retry(lambda: weights.save(self.directory, task.model, facts, files))
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
@@ -184,14 +187,12 @@ class Rank:
             "epochs": trainer.current_epoch,
             "workers": self.ranks.world.size,
             "best_epoch": evaluation.best_epoch if evaluation.best is not None else None,
-            **summary_figures.operators(profiling),
+            "operators": profiling.summary(),
         }
         if records.first_step is not None:  # else the figures of an earlier start stay
             result |= {
-                **summary_figures.speed(records),
-                **summary_figures.communication(
-                    self.ranks, plane.traffic, reduction, task.embeddings
-                ),
+                **records.speed(),
+                **self._communication(plane, reduction, task),
                 "ranks": stragglers.summary(),
             }
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
@@ -199,12 +200,30 @@ class Rank:
         counts = {"saved": saver.saved, "failed": saver.failed, "skipped": saver.skipped}
         return {**result, "skipped": skipped, "checkpoints": counts}
 
+    def _communication(self, plane: Plane, reduction: Reduction, task: Task) -> dict[str, Any]:
+        """The summary's figures of what went between ranks. Collective."""
+        ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
+        counts = torch.tensor([traffic.rows, traffic.hits, ranks.data.sent_bytes])
+        rows, hits, sent = ranks.control.sum(counts).tolist()
+        hit_rate = hits / rows if rows else None
+        learned = None
+        if embeddings is not None:
+            counts = torch.tensor([embeddings.read, embeddings.remote, ranks.step.sent_bytes])
+            learned = dict(zip(("rows", "remote", "bytes"), ranks.control.sum(counts).tolist()))
+        return {
+            "remote": {"rows": rows, "cache_hits": hits, "hit_rate": hit_rate, "bytes": sent},
+            # of learned rows and their gradients; None where there are none
+            "embeddings": learned,
+            # None where DDP does not exchange them
+            "gradients": {"bytes": reduction.whole or None, "buckets": reduction.buckets},
+        }
+
     def _stragglers(self) -> Stragglers:
         tell = self.events.tell if self.ranks.first else lambda text: None
         return Stragglers(self.config.fault.straggler, tell, self.start.host_of)
 
-    def _insist(self, act: Callable[[], T]) -> T:
-        """What the run cannot do without: the storage may be full or away for a while.
+    def _retry(self, act: Callable[[], T]) -> T:
+        """Do what the run cannot do without, though the storage is full or away for a while.
 
         Raises:
             TrainingError: it was so for too long.
@@ -223,14 +242,14 @@ class Rank:
         step = -1
         if self.ranks.first:
             store.sweep(directory)
-            found, rejected = self._insist(lambda: store.find(directory, self.config, data))
-            for what in rejected:
-                log.warning("passed over the checkpoint %s", what)
-            if found is None and rejected:
+            newest, rejected = self._retry(lambda: store.find(directory, self.config, data))
+            for reason in rejected:
+                log.warning("passed over the checkpoint %s", reason)
+            if newest is None and rejected:
                 raise store.unusable(directory, rejected)
-            if found is not None:
-                store.check_contents(found.state)
-                step = found.step
+            if newest is not None:
+                store.check_contents(newest.state)
+                step = newest.step
         step = self.control.max(step)
         return (store.state_at(directory, step), step) if step >= 0 else (None, None)
 
@@ -257,7 +276,7 @@ class Rank:
         )
 
     def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
-        train, plan = self.config.train, maker.plan
+        train, plan, device = self.config.train, maker.plan, self.runtime.device
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:
             limit = min(limit, plan.batches_until(train.max_steps))
@@ -268,18 +287,8 @@ class Rank:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             note=blackbox.note,
-            pin=self._pin(),
+            pin=device if self.config.sampling.pin_memory and device.type == "cuda" else None,
         )
-
-    def _pin(self) -> torch.device | None:
-        """The GPU for which batches are pinned, if they are."""
-        device, wanted = self.runtime.device, self.config.sampling.pin_memory
-        return device if wanted and device.type == "cuda" else None
-
-    def _total_steps(self, steps_per_epoch: int) -> int:
-        train = self.config.train
-        steps = train.epochs * steps_per_epoch
-        return min(steps, train.max_steps or steps)
 
     def _check_schedule(self, has_val: bool) -> None:
         if self.config.train.schedule.kind == "plateau" and not has_val:
@@ -297,27 +306,6 @@ class Rank:
                 return plane.evaluate(task, split)
         except EXITS as error:
             raise exit_error(error) from error
-
-    def _evaluation(
-        self,
-        evaluate: Any,
-        records: Records,
-        loader: BatchLoader[Share],
-        averaging: Averaging | None,
-    ) -> Evaluation:
-        train = self.config.train
-        return Evaluation(
-            evaluate,
-            records,
-            loader,
-            metric=self.config.metric,
-            every=train.eval_every,
-            patience=train.patience,
-            min_delta=train.min_delta,
-            epochs=train.epochs,
-            max_steps=train.max_steps,
-            averaging=averaging,
-        )
 
     def _saver(self, maker: Maker[Share]) -> Saver:
         fault, control = self.config.fault, self.job.control
@@ -351,8 +339,8 @@ class Rank:
     def options(self) -> dict[str, Any]:
         """Whatever decides how steps are made, and must be alike on all ranks."""
         config = self.config
-        told = {"train": config.train, "guard": config.guard, "task": config.task}
-        told |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
+        sections = {"train": config.train, "guard": config.guard, "task": config.task}
+        sections |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
         return {
             **self._ddp(),
             "compression": config.comm.compression,
@@ -363,9 +351,9 @@ class Rank:
             "precision": config.precision,
             "batch_size": config.sampling.batch_size,
             **{
-                f"{n}.{k}": v
-                for n, section in told.items()
-                for k, v in section.model_dump().items()
+                f"{name}.{key}": value
+                for name, section in sections.items()
+                for key, value in section.model_dump().items()
             },
         }
 

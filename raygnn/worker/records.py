@@ -121,6 +121,15 @@ class Records(pl.Callback):
             if writer is not None:
                 writer.close(patience)
 
+    def speed(self) -> dict[str, Any]:
+        """Seeds a second and where the time went, without evaluations and checkpoints."""
+        busy = sum(self.totals[name] for name in STEP)
+        compute = sum(self.totals[name] for name in COMPUTE)
+        return {
+            "seeds_per_second": self.seeds / busy if busy else 0.0,
+            "seconds": {**self.totals, "compute": compute, "first_step": self.first_step},
+        }
+
     def _elapsed(self) -> float:
         return round(time.time() - self._started, 3)
 

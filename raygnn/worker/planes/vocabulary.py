@@ -83,8 +83,8 @@ def _unusable(etype: EdgeType, name: str, what: str) -> DataError:
 Words = Mapping[str, Sequence[Any]]
 
 
-def known(job: Job, sizes: Sizes) -> dict[str, Any]:
-    """What is to be known of what a job trains on, as JSON: see `Weights`."""
+def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
+    """What a prediction must know of what a job trains on, as JSON: see `Weights`."""
     goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like}
     return {**found, "goals": goals, "words": words(job)}
