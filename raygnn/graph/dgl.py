@@ -13,6 +13,7 @@ A model of the user's own may say ``import dgl.nn`` as always, once :func:`dgl` 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -21,15 +22,16 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from raygnn.errors import CapabilityError
 from raygnn.graph.arrays import IntArray
-from raygnn.graph.dgl_distributed import accept_any_device
+
+if TYPE_CHECKING:
+    import torch
 
 # add-on → where its native library lies inside the package, for one torch version
 _LIBRARIES = {
@@ -49,6 +51,13 @@ _REMEDIES = {
     "CUDA build of DGL",
 }
 
+# dgl.distributed: a partition book's look-ups, and what a DistGraph is asked of nodes and edges
+_LOOK_UPS = (
+    *("nid2partid", "eid2partid", "map_to_homo_nid", "map_to_homo_eid"),
+    *("map_to_per_ntype", "map_to_per_etype"),
+)
+_SERVICES = ("_distributed_access", "_distributed_edge_access", "_distributed_get_node_property")
+
 # "[12:34:56] /opt/dgl/src/graph/transform/metis_partition_hetero.cc:89: Partition a graph …"
 _LOG_LINE = re.compile(rb"^\[\d\d:\d\d:\d\d\] \S+\.(cc|h|cu):\d+: ")
 
@@ -56,24 +65,6 @@ _lock = threading.RLock()
 _stderr_lock = threading.Lock()
 _module: ModuleType | None = None
 _reasons: dict[str, str] = {}
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What this installation of DGL offers.
-
-    Attributes:
-        version: DGL's version.
-        graphbolt, sparse, tensoradapter, cuda: whether it can be used here.
-        reasons: capability → why it is missing; only for the missing ones.
-    """
-
-    version: str
-    graphbolt: bool
-    sparse: bool
-    tensoradapter: bool
-    cuda: bool
-    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def dgl() -> ModuleType:
@@ -89,11 +80,10 @@ def dgl() -> ModuleType:
         return _module
 
 
-def capabilities() -> Capabilities:
-    """What DGL can do here; imports it. Raises CapabilityError as :func:`dgl` does."""
-    module = dgl()
-    present = {name: name not in _reasons for name in _REMEDIES}
-    return Capabilities(version=module.__version__, **present, reasons=dict(_reasons))
+def missing() -> dict[str, str]:
+    """Capability → why DGL lacks it here. Imports DGL; raises CapabilityError as :func:`dgl`."""
+    dgl()
+    return dict(_reasons)
 
 
 def require(capability: str) -> None:
@@ -106,7 +96,7 @@ def require(capability: str) -> None:
         raise ValueError(f"unknown capability {capability!r}; known: {', '.join(_REMEDIES)}")
     dgl()
     if capability in _reasons:
-        raise _missing(capability, f"DGL's {capability}")
+        raise _unavailable(capability, f"DGL's {capability}")
 
 
 def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
@@ -178,7 +168,7 @@ def quiet() -> Iterator[None]:
             os.close(saved)
 
 
-def _missing(capability: str, what: str) -> CapabilityError:
+def _unavailable(capability: str, what: str) -> CapabilityError:
     return CapabilityError(
         f"{what} is not available here: {_reasons[capability]}", remedy=_REMEDIES[capability]
     )
@@ -199,7 +189,7 @@ def _load() -> ModuleType:
     for name in _LIBRARIES:
         if name not in _reasons and (reason := _no_library(Path(already.__path__[0]), name)):
             _reasons[name] = reason
-    accept_any_device(already)
+    _accept_any_device(already)
     return already
 
 
@@ -284,7 +274,7 @@ class _PlaceholderMeta(type):
 
 
 def _unusable(cls: type) -> CapabilityError:
-    return _missing(cls.__module__.rpartition(".")[2], f"{cls.__module__}.{cls.__name__}")
+    return _unavailable(cls.__module__.rpartition(".")[2], f"{cls.__module__}.{cls.__name__}")
 
 
 class _Placeholder(ModuleType):
@@ -303,3 +293,46 @@ class _Placeholder(ModuleType):
         made = _PlaceholderMeta(name, (), {"__module__": self.__name__})
         setattr(self, name, made)
         return made
+
+
+def _accept_any_device(module: ModuleType) -> None:
+    """Let every look-up of ``dgl.distributed`` take ids of any device.
+
+    DGL 2.1 looks ids up with NumPy, on the CPU, and crashes on those of a CUDA tensor
+    (https://github.com/dmlc/dgl/issues/7333). Partitions, features and the graph lie on the CPU
+    anyway, so ids are copied there, and answers copied back to where the ids were. That holds for
+    which part owns a node or edge and what it is called there; for DistTensor and DistEmbedding;
+    and for sampling, subgraphs, ends and degrees of a DistGraph. Graphs stay on the CPU.
+    """
+    distributed = module.distributed
+    stores = distributed.kvstore.KVClient, distributed.standalone_kvstore.KVClient
+    for place, names in (
+        (distributed.graph_partition_book.RangePartitionBook, _LOOK_UPS),
+        *((store, ("push", "pull")) for store in stores),
+        (distributed.graph_services, _SERVICES),
+    ):
+        for name in names:
+            setattr(place, name, _by_cpu(getattr(place, name)))
+
+
+def _by_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on tensors of any device, of which it sees copies on the CPU."""
+    import torch
+
+    @functools.wraps(function)
+    def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+        cpu = torch.device("cpu")
+        kwargs = {key: _to(value, cpu) for key, value in kwargs.items()}
+        result = function(*(_to(arg, cpu) for arg in args), **kwargs)
+        return _to(result, tensors[0].device) if tensors else result
+
+    return on_cpu
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    import torch
+
+    if type(value) is tuple:
+        return tuple(_to(item, device) for item in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value

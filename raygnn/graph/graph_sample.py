@@ -79,29 +79,6 @@ class Samples(Protocol):
         ...
 
 
-# what arrays of graphs may be, read or not, as `described` names it
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.int8,
-        torch.uint8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.complex64,
-        torch.complex128,
-    )
-}
-
-
 def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
     """Name → dtype and shape, without the first ``row`` dimensions."""
     return {
@@ -112,10 +89,13 @@ def _described(arrays: Mapping[str, Tensor], row: int = 1) -> dict[str, Any]:
 
 def _empty(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Arrays without rows."""
-    return {
-        name: torch.empty((0, *_shape(about)), dtype=_DTYPES[about[0]])
-        for name, about in arrays.items()
-    }
+    empty = {}
+    for name, about in arrays.items():
+        dtype = getattr(torch, about[0])
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"no dtype: {about[0]}")
+        empty[name] = torch.empty((0, *_shape(about)), dtype=dtype)
+    return empty
 
 
 def _shape(about: Any) -> tuple[int, ...]:

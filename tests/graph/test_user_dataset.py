@@ -15,7 +15,7 @@ from raygnn.config.load import load_config
 from raygnn.errors import CapabilityError, ConfigError, DataError
 from raygnn.graph.collection import open_samples, split_graphs
 from raygnn.graph.collection.user_dataset import UserSamples
-from raygnn.graph.dgl import capabilities, dgl
+from raygnn.graph.dgl import dgl, missing
 
 MODULE = '''
 import dgl
@@ -307,7 +307,7 @@ def test_modules_that_cannot_be_imported(samples: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"broken_molecules:Class could not be .*SyntaxError"):
         UserSamples("broken_molecules:Class", {}, config)
     (tmp_path / "incapable_molecules.py").write_text("import dgl.graphbolt as gb\ngb.ItemSet(3)\n")
-    if not capabilities().graphbolt:
+    if "graphbolt" in missing():
         with pytest.raises(CapabilityError, match="graphbolt"):
             UserSamples("incapable_molecules:Class", {}, config)
 

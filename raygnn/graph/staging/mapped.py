@@ -7,6 +7,7 @@ is in memory once, in the page cache, for all workers of a node.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -25,7 +26,6 @@ _PROT_NONE = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000  # as on all of Linux but alpha, mips, powerpc and sparc
-_MADV_HUGEPAGE = 14
 _LARGE_PAGE = 2 << 20
 _CHUNK = 16 << 20
 _DELETE = "delete it: it is made again"
@@ -73,10 +73,9 @@ def map_rows(
     begin, size = offset + first * width, rows * width
     if begin + size > file.stat().st_size:
         raise DataError("is cut short", where=str(file), remedy=_DELETE)
-    place = _copy if resident else _map
-    memory = place(file, begin, size, size + spare * width, keep)
-    array = np.frombuffer(memory, stored).reshape(wanted)
-    tensor = torch.from_numpy(array)
+    total = size + spare * width
+    memory = _copy(file, begin, size, total) if resident else _map(file, begin, size, total, keep)
+    tensor = torch.from_numpy(np.frombuffer(memory, stored).reshape(wanted))
     return tensor if dtype is None else tensor.view(dtype)
 
 
@@ -104,28 +103,38 @@ def _map(file: Path, begin: int, size: int, total: int, keep: object) -> Any:
     except BaseException:
         _libc.munmap(base, length)
         raise
-    return _owned(base + lead, total, base, length, keep)
+    # a class of its own, as a plain array of ctypes takes no weak references
+    memory = type("Mapped", (ctypes.c_char * total,), {}).from_address(base + lead)  # type: ignore[attr-defined]
+    finalizer = weakref.finalize(memory, _unmap, base, length, keep)
+    finalizer.atexit = False  # other threads may still read; the process's end unmaps it, too
+    return memory
 
 
-def _copy(file: Path, begin: int, size: int, total: int, keep: object) -> Any:
+def _unmap(base: int, length: int, keep: object) -> None:
+    _libc.munmap(base, length)
+
+
+def _copy(file: Path, begin: int, size: int, total: int) -> Any:
     """As `_map`, with the file's bytes copied into large pages."""
-    length = _whole_pages(total) + _LARGE_PAGE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    base = _mmap(None, length, _READ_WRITE, flags, -1, 0, file)
-    start = -(-base // _LARGE_PAGE) * _LARGE_PAGE
-    # refused where the system has none: then these are small pages
-    _libc.madvise(start, _whole_pages(total), _MADV_HUGEPAGE)
-    memory = _owned(start, total, base, length, keep)
-    view = memoryview(memory).cast("B")
+    try:
+        memory = mmap.mmap(-1, _whole_pages(total) + _LARGE_PAGE, flags=flags)
+    except OSError as error:
+        raise _no_address_space(file, total, error.errno) from error
+    everything = np.frombuffer(memory, np.uint8)
+    start = -everything.ctypes.data % _LARGE_PAGE
+    with contextlib.suppress(OSError):  # the system has no large pages
+        memory.madvise(mmap.MADV_HUGEPAGE, start, _whole_pages(total))
+    rows = everything[start : start + total]
     with file.open("rb", buffering=0) as stream:
         stream.seek(begin)
         at = 0
         while at < size:
-            read = stream.readinto(view[at : min(size, at + _CHUNK)])
+            read = stream.readinto(rows[at : min(size, at + _CHUNK)].data)
             if not read:
                 raise DataError("is cut short", where=str(file), remedy=_DELETE)
             at += read
-    return memory
+    return rows
 
 
 def large_pages() -> bool:
@@ -134,19 +143,6 @@ def large_pages() -> bool:
         return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return False
-
-
-def _owned(address: int, total: int, base: int, length: int, keep: object) -> Any:
-    # a class of its own, as a plain array of ctypes takes no weak references
-    mapped: Any = type("Mapped", (ctypes.c_char * total,), {})
-    memory = mapped.from_address(address)
-    finalizer = weakref.finalize(memory, _unmap, base, length, keep)
-    finalizer.atexit = False  # other threads may still read; the process's end unmaps it, too
-    return memory
-
-
-def _unmap(base: int, length: int, keep: object) -> None:
-    _libc.munmap(base, length)
 
 
 def _header(file: Path) -> tuple[np.dtype, tuple[int, ...], int]:
@@ -174,23 +170,13 @@ def _whole_pages(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _load() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int64,
-    ]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
-
-
-_libc = _load()
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _mmap(
@@ -202,11 +188,15 @@ def _mmap(
     offset: int,
     file: Path,
 ) -> int:
-    found = _libc.mmap(address, size, protection, flags, handle, offset)
-    if found == _FAILED:
-        raise TrainingError(
-            f"{size:,} bytes of address space cannot be had: {os.strerror(ctypes.get_errno())}",
-            where=str(file),
-            remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
-        )
-    return int(found)
+    place = _libc.mmap(address, size, protection, flags, handle, offset)
+    if place == _FAILED:
+        raise _no_address_space(file, size, ctypes.get_errno())
+    return int(place)
+
+
+def _no_address_space(file: Path, size: int, code: int | None) -> TrainingError:
+    return TrainingError(
+        f"{size:,} bytes of address space cannot be had: {os.strerror(code or 0)}",
+        where=str(file),
+        remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
+    )
