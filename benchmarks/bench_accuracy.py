@@ -34,7 +34,7 @@ import accuracy_spread
 from machine import load, setting, table
 
 import raygnn
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 WORKERS = (1, 2, 4)

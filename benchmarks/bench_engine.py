@@ -36,7 +36,7 @@ from peers.dgl_loader import run_dgl_loader  # noqa: E402
 from peers.distdgl import run_distdgl  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
-from raygnn.driver.ray.allocator import ENVIRONMENT  # noqa: E402
+from raygnn.driver.launch import ENVIRONMENT  # noqa: E402
 from raygnn.graph.partition.make import ensure_partition  # noqa: E402
 from tests.hosts import Host, hosts, missing  # noqa: E402
 

@@ -107,7 +107,7 @@ class _OneRay:
 
     def start(self) -> None:
         """Start one with four CPUs, more than the machine may have: ranks mostly wait."""
-        from raygnn.driver.ray.connection import RayCluster
+        from raygnn.driver.ray_cluster import RayCluster
 
         if not self._is_there:
             config = load_config(job(Path(), cluster={"num_cpus": 4}))

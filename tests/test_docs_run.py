@@ -53,7 +53,7 @@ _CHILD = """
 import json, sys, os
 import raygnn
 from raygnn.cli import main
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 
 config = {"name": "all", "graph": {"format": "planted", "nodes": 1000}, "model": {"kind": "gcn"}}
 with RayCluster(raygnn.load_config({**config, "cluster": {"num_cpus": 4}})) as cluster:

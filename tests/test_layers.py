@@ -12,10 +12,11 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "raygnn"
 
-# Each layer may import itself and what is listed; "errors", "util" and the package root, all may.
+# Each layer may import itself and what is listed; "errors", "util", "compat" and the root, all may.
 ALLOWED = {
     "errors": set(),
     "util": set(),
+    "compat": set(),
     "config": set(),
     "graph": {"config"},
     "sampling": {"config", "graph"},
@@ -71,6 +72,7 @@ LIKE_A_RANK = ("driver.dry_run_process",)
 # Third-party package → the only places that may import it.
 ONLY_IN = {
     "ray": (
+        "compat",
         "preflight.probe",
         "driver",
         "worker",
@@ -84,6 +86,7 @@ HEAVY = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 # Layers that must not load what is heavy, so that a mistake is reported at once.
 LIGHT = {
     "errors": HEAVY,
+    "compat": HEAVY,
     "util": (*HEAVY, "pydantic", "rich", "pandas", "numba"),
     "sampling.plan": (*HEAVY, "numba"),
     "config": (*HEAVY, "numpy", "scipy", "pandas", "pyarrow", "numba"),
@@ -149,7 +152,7 @@ def test_import_direction(file: Path) -> None:
             continue
         inner = target.removeprefix("raygnn").lstrip(".")
         top = inner.split(".")[0]
-        if top in (layer, "errors", "util", "__version__", ""):
+        if top in (layer, "errors", "util", "compat", "__version__", ""):
             continue
         allowed = ALLOWED[layer] | ({"worker"} if module in LIKE_A_RANK else set())
         assert any(inside(inner, place) for place in allowed), f"{module} imports {target}"

@@ -215,7 +215,7 @@ import sys
 
 import raygnn
 from raygnn.cli import main
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 
 with RayCluster(raygnn.load_config("own_model.yaml", cluster={"num_cpus": 4})) as cluster:
     cluster.wait()

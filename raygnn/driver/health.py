@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from raygnn import compat
 from raygnn.checkpoint import store
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
 from raygnn.runs.diagnose.state_file import DONE, FAILURE, STATE, file_of
 from raygnn.runs.display import Display
 from raygnn.worker import failures as faults
-from raygnn.worker import ray_nodes
 from raygnn.worker.control import Progress, Snapshot
 
 _EVERY = 1.0  # seconds between looks at the ranks, which give a sign of life about as often
@@ -382,7 +382,7 @@ class Preemption:
         if not self._cluster.answers():
             return
         with contextlib.suppress(Exception):  # Ray's own trouble is not ours to tell
-            going = ray_nodes.draining()
+            going = compat.draining_nodes()
             self._asked = {(node, soon) for node, soon in self._asked if node in going}
             self._ask(going)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from raygnn.driver.ray.connection import RayCluster, patience
+from raygnn import compat
+from raygnn.driver.ray_cluster import RayCluster, patience
 from raygnn.errors import LONGEST_TRACE, RaygnnError, TrainingError, plain_text
 from raygnn.preflight.comm_plan import CommPlan
 from raygnn.runs.diagnose.causes import REMEDIES, MemoryKill
@@ -30,6 +31,19 @@ _POLL = 0.05  # seconds
 
 _CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
 _CONTROL = "the process through which the ranks are controlled, raygnn's Control actor, died"
+
+# Memory that is freed is kept for the next step, which asks for the same large tensors again: by
+# default glibc gives such blocks back to the system, and every step pays for them with page faults,
+# which on a CPU cost more than the arithmetic.
+# Read by glibc when a process starts: later is too late, since threads keep their arenas
+ALLOCATOR = {
+    # glibc takes no threshold above 32 MiB on 64-bit systems
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(32 << 20),
+    # other threads' arenas are of small pieces, which come and go with the blocks in them
+    "MALLOC_ARENA_MAX": "1",
+}
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # what the text of a cause says of how to mend it
@@ -214,24 +228,26 @@ def make_trainer(
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
-    from raygnn.driver.ray.allocator import ENVIRONMENT
-    from raygnn.driver.ray.scaling import Scaling
-    from raygnn.driver.ray.trainer import LeanTrainer
+    from raygnn.driver.scaling import Failures, Group, Scaling
     from raygnn.worker.comm.backend import CommConfig
 
     config = job.config
     cluster = config.cluster
     known = {field.name for field in fields(FailureConfig)}
     resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
-    trainer = LeanTrainer(
+    scaling_config = ScalingConfig(
+        num_workers=workers,
+        use_gpu=cluster.gpus_per_worker > 0,
+        resources_per_worker={k: v for k, v in resources.items() if v},
+    )
+    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
+    policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
+    trainer_class = compat.lean_trainer(policy, Failures, Group(), local=local)
+    return trainer_class(
         train_loop,
         train_loop_config=job,  # passed on as it is
         torch_config=CommConfig.of(comm, job.run_dir / "logs", control),
-        scaling_config=ScalingConfig(
-            num_workers=workers,
-            use_gpu=cluster.gpus_per_worker > 0,
-            resources_per_worker={k: v for k, v in resources.items() if v},
-        ),
+        scaling_config=scaling_config,
         run_config=RunConfig(
             # our checkpoints lie in the run directory; Ray's bookkeeping stays out of the way,
             # under a name that it has never seen, since it would continue a run of that name
@@ -245,13 +261,9 @@ def make_trainer(
                 **{name: failures for name in ("max_preemption_failures",) if name in known},
             ),
             # from their first moment what is the same on all nodes; the backend sees to the rest
-            worker_runtime_env={"env_vars": {**ENVIRONMENT, **comm.everywhere()}},
+            worker_runtime_env={"env_vars": {**ALLOCATOR, **comm.everywhere()}},
         ),
     )
-    trainer.local = local
-    fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
-    trainer.policy = Scaling(trainer.scaling_config, fewest, job.run_dir, control, patience(config))
-    return trainer
 
 
 def explain(

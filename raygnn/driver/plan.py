@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
+from raygnn.config.graph import ManyGraphs
+from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import Input
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.graph.partition.edges import EdgeTarget
 from raygnn.preflight.facts import PartitionFacts
+from raygnn.preflight.findings import Finding
 from raygnn.preflight.partition_facts import Stored, edge_target, task_ntype
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
-from raygnn.preflight.report import Report, preflight, refuse, resolve_workers
-from raygnn.runs.display import Display
+from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
+from raygnn.runs.display import Display, NullDisplay
 from raygnn.worker.job import Goal
 
 # share of a node's free memory that the whole structure may take; its workers map one copy
@@ -162,3 +166,72 @@ def _replicated(config: Config, size: int, report: Report) -> bool:
         return config.sampling.topology == "replicated"
     free = [node.memory_available for node in report.nodes if node.memory_available is not None]
     return not free or size <= _REPLICATED_SHARE * min(free)
+
+
+# ── what is shown of it ──────────────────────────────────────────────────────────────────────
+
+
+def display_of(display: bool, verbose: bool) -> Display:
+    return Display(verbose=verbose) if display else NullDisplay()
+
+
+def header(
+    config: Config,
+    workers: int,
+    cluster: RayCluster,
+    global_batch: int,
+    place: Path,
+    purpose: str | None = None,
+) -> dict[str, str]:
+    """What will run and where, as rows; ``purpose`` says what is done, if not training."""
+    graph = config.graph
+    source = f"the partition in {config.partition.path}"
+    if isinstance(graph, ManyGraphs):
+        source = f"many graphs, {graph.dataset or graph.path}"
+    elif graph is not None:
+        source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
+        source += f", {config.partition.method} partition"
+    span = str(workers)
+    if config.cluster.elastic and config.cluster.limits:
+        span = "{} to {}".format(*config.cluster.limits)
+    span += " worker" if span == "1" else " workers"
+    model = config.model.kind
+    if model == NO_LAYERS:
+        model = "no layers"
+    elif ":" not in model:
+        model += f", {config.model.depth} layers × {config.model.hidden}"
+    if not config.task.of_graphs and config.model.depth:
+        model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
+    train, done = config.train, {"prediction": f"{purpose}, on {span}"}
+    if purpose is None:
+        text = f"{train.epochs} epochs, batch {global_batch} on {span}, {train.optimizer}"
+        done = {"training": f"{text}, lr {train.lr:g}"}
+    return {
+        "run": f"{config.name} → {place}",
+        "graph": source,
+        "model": f"{model}, {config.precision}",
+        **done,
+        "on": "a local Ray" if cluster.local else f"the Ray at {cluster.address}",
+    }
+
+
+def _fanout(hop: int | dict[str, int]) -> str:
+    if isinstance(hop, dict):
+        return " + ".join(f"{name} {_fanout(number)}" for name, number in hop.items())
+    return "all" if hop < 0 else str(hop)
+
+
+def show_report(show: Display, report: Report) -> None:
+    show_nodes(show, report)
+    for finding in report.findings:
+        show_finding(show, finding)
+    show.note(report.verdict)
+
+
+def show_nodes(show: Display, report: Report) -> None:
+    for block in display_blocks(report, show.console.width):
+        show.note(block) if isinstance(block, str) else show.table(*block)
+
+
+def show_finding(show: Display, finding: Finding) -> None:
+    show.note(finding.text)

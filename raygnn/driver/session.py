@@ -18,9 +18,17 @@ from raygnn.config.graph import PlantedGraph
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import Input, read_input
 from raygnn.driver.launch import Launch
-from raygnn.driver.plan import Nodes, Plan, count_workers, make, make_plan
-from raygnn.driver.plan_display import header, show_finding, show_nodes
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.plan import (
+    Nodes,
+    Plan,
+    count_workers,
+    header,
+    make,
+    make_plan,
+    show_finding,
+    show_nodes,
+)
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.watch import SAVE
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.graph.partition.layout import PartitionMeta

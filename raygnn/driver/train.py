@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,10 @@ from raygnn.checkpoint import store
 from raygnn.checkpoint.mirror import Mirror
 from raygnn.config.load import Source, as_config, load_config
 from raygnn.config.schema import Config
-from raygnn.driver.final_advice import advice_for
 from raygnn.driver.inputs import read_input, table, to_look_at
 from raygnn.driver.loggers import Loggers, check_packages
-from raygnn.driver.plan import Nodes, count_workers, make_plan
-from raygnn.driver.plan_display import display_of, show_report
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.plan import Nodes, count_workers, display_of, make_plan, show_report
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.resume import check_mirror, check_steps, find_start, only_fetched, resume_mode
 from raygnn.driver.session import Session
 from raygnn.driver.watch import record_notes, reported, watch_training
@@ -31,8 +29,10 @@ from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report
+from raygnn.runs.advice import advise
 from raygnn.runs.display import Display
-from raygnn.runs.metrics_files import MetricsTail
+from raygnn.runs.metrics_files import RANKS, MetricsTail
+from raygnn.runs.report.source import MOST_OF_RANKS, read_some
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import RunDir, is_run
 
@@ -107,7 +107,7 @@ def train(
         result = session.launch(watch, profile=profile)
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
-            result["advice"] = advice_for(config, run, result)
+            result["advice"] = _advice_for(config, run, result)
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
         topology = session.plan.topology(config)
         run.update_summary(**result, status="done", topology=topology, versions=versions)
@@ -226,3 +226,20 @@ def _can_go_on(run: RunDir) -> tuple[str, str]:
         reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
         what = f"interrupted; {run.path} can go on from {reached}"
     return what, "go on with --resume and the same --set, or start over with --overwrite"
+
+
+def _advice_for(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """As JSON types, for the summary; nothing that the configuration refuses."""
+    with suppress(Exception):  # it is no part of a run, which has been trained by now
+        records = read_some(run.path / RANKS, MOST_OF_RANKS)
+        found = advise(config.to_dict(), result, records)
+        return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
+    return []
+
+
+def _is_possible(config: Config, changes: Sequence[str]) -> bool:
+    try:
+        load_config(config.to_dict(), list(changes))
+    except ConfigError:
+        return False
+    return True

@@ -15,8 +15,7 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.driver.launch import Launch
-from raygnn.driver.plan import Plan
-from raygnn.driver.plan_display import display_of
+from raygnn.driver.plan import Plan, display_of
 from raygnn.driver.session import Session, session_beside
 from raygnn.driver.watch import Watch
 from raygnn.errors import ConfigError, InputError

@@ -9,7 +9,7 @@ from typing import Any
 
 from raygnn.config.schema import Config
 from raygnn.driver.launch import Launch
-from raygnn.driver.plan_display import display_of
+from raygnn.driver.plan import display_of
 from raygnn.driver.session import Session, session_beside
 from raygnn.driver.watch import Watch
 from raygnn.errors import InputError

@@ -7,19 +7,17 @@ it on, do not.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import os
 import pkgutil
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+from raygnn import compat
 from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
@@ -137,7 +135,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     start = time.perf_counter()
     blackbox.note("imports")
     gc.disable()  # imports make no garbage
-    _import_torchmetrics()
+    compat.import_torchmetrics()
     import ray.train.lightning
     import ray.train.torch
 
@@ -168,22 +166,3 @@ def _await_partition(directory: AnyPath, timeout: float) -> None:
         if time.monotonic() > deadline:
             raise TrainingError(f"no partition came within {timeout:g} s", where=str(directory))
         time.sleep(_POLL)
-
-
-def _import_torchmetrics() -> None:
-    """Import torchmetrics without scipy.signal, which takes as long as all the rest of it.
-
-    It wants that module only to see whether an old name is there, for the sake of a package for
-    speech. Afterwards scipy.signal is imported as usual by whoever needs it.
-    """
-    wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
-    known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
-    if known or any(importlib.util.find_spec(name) for name in wanted_by):
-        return
-    stand_in = ModuleType("scipy.signal")
-    stand_in.hamming = None  # type: ignore[attr-defined]
-    sys.modules["scipy.signal"] = stand_in
-    try:
-        import torchmetrics  # noqa: F401
-    finally:
-        del sys.modules["scipy.signal"]

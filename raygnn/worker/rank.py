@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from raygnn import compat
 from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.epoch_counts import Position
 from raygnn.checkpoint.learned_rows import RowState
@@ -380,7 +381,5 @@ class Rank:
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
-        # newer versions send a word about SIGTERM around before every batch; ours comes by a file
-        if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
-            loop._broadcast_sigterm_tensor = lambda: None
+        compat.no_sigterm_broadcast(trainer)
         return trainer

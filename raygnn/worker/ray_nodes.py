@@ -7,12 +7,12 @@ decides before that has to ask the node itself.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from raygnn import compat
 from raygnn.worker.control import Worker
 
 _REACH = 2.0  # seconds for a node to take a connection
@@ -42,11 +42,9 @@ def room(needs: Mapping[str, float], group: Any = None) -> int:
         needs: resource → what a worker takes of it.
         group: a placement group whose bundles, one for each worker, will be given back.
     """
-    from ray._private import state
-
-    going = draining()  # where Ray starts nothing any more
+    going = compat.draining_nodes()  # where Ray starts nothing any more
     alive = [node for node in _nodes() if node["Alive"] and node["NodeID"] not in going]
-    free, held = state.state.available_resources_per_node(), _held(group)
+    free, held = compat.free_resources(), _held(group)
     fits = {}
     for node in alive:
         name = node["NodeID"]
@@ -57,15 +55,6 @@ def room(needs: Mapping[str, float], group: Any = None) -> int:
             fits[name] = fit
     there = _answering(node for node in alive if node["NodeID"] in fits)
     return sum(fit for name, fit in fits.items() if name in there)
-
-
-def draining() -> dict[str, float | None]:
-    """The ids of the nodes that are to go, and in how many seconds; None where nobody says."""
-    from ray._private import state  # as Ray Train's own watcher does
-
-    now, known = time.time(), getattr(state.state, "get_draining_nodes", None)
-    told: Mapping[str, int] = known() if known is not None else {}  # not in every version
-    return {node: at / 1000 - now if at else None for node, at in told.items()}
 
 
 def lost(workers: Sequence[Worker]) -> list[Lost]:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import raygnn
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from tests.commands import ROOT, Command
 from tests.small_jobs import job, wait_for_step
 
@@ -168,7 +168,7 @@ def test_a_port_that_is_not_rays(run: Callable[..., Command], answer: bytes | No
 _HEAD = """
 import raygnn, sys
 from pathlib import Path
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from tests.small_jobs import job
 import ray
 with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 1, "workers": 1}))) as ray_:
@@ -315,7 +315,7 @@ _LATECOMER = """
 import ray, sys, threading, time
 from pathlib import Path
 import raygnn
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from tests.small_jobs import job
 def ask():
     while ray.is_initialized():

@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import raygnn
+from raygnn import compat
 from raygnn.driver import health, train
 from raygnn.driver.health import Heartbeat, Preemption, Sign, Silence
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.causes import FROZEN
 from raygnn.runs.diagnose.state_file import DONE, Place, Start
 from raygnn.runs.display import Display, NullDisplay
-from raygnn.worker import failures, ray_nodes
+from raygnn.worker import failures
 from raygnn.worker.control import Control, Progress, SaveRequest, Snapshot, Worker
 from tests.small_jobs import JobFactory
 
@@ -351,7 +352,7 @@ class Going:
         self.nodes: dict[str, float | None] = {}
         self.show = Notes()
         monkeypatch.setattr(health, "_NOTICES", 0.0)
-        monkeypatch.setattr(ray_nodes, "draining", lambda: dict(self.nodes))
+        monkeypatch.setattr(compat, "draining_nodes", lambda: dict(self.nodes))
         there: Any = SimpleNamespace(**{"local": False, "answers": lambda: True, **cluster})
         self.watched = Preemption(there, self.show, self)
 
@@ -396,7 +397,7 @@ def test_no_notice_is_looked_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("shared_ray")
 def test_what_ray_tells() -> None:
-    assert ray_nodes.draining() == {}
+    assert compat.draining_nodes() == {}
 
 
 # ── whole jobs ───────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import raygnn
-from raygnn.driver.ray import core_processes
+from raygnn.driver import ray_cluster
 from raygnn.runs.run import Run
 from raygnn.worker.job import attempts
 from tests.commands import ROOT, Command
@@ -112,7 +112,7 @@ import sys
 from pathlib import Path
 import ray
 import raygnn
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from tests.small_jobs import job
 with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 4}))) as cluster:
     cluster.wait()
@@ -176,8 +176,8 @@ def test_a_process_that_goes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPat
     child = subprocess.Popen([sys.executable, "-c", ""])
     process = psutil.Process(child.pid)
     child.wait()
-    monkeypatch.setattr(core_processes, "of_directory", lambda directory: [process])
-    assert core_processes.Children("").death() is None
+    monkeypatch.setattr(ray_cluster, "of_directory", lambda directory: [process])
+    assert ray_cluster.Children("").death() is None
 
 
 def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +192,8 @@ def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.nodes", lambda: nodes)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "40")
     now = 1000.0
-    monkeypatch.setattr(core_processes, "time", SimpleNamespace(monotonic=lambda: now))
-    core = core_processes.Endpoints()
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=lambda: now))
+    core = ray_cluster.Endpoints()
 
     def after(seconds: float) -> str | None:
         nonlocal now

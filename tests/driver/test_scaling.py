@@ -14,9 +14,9 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 
 from raygnn.config.load import load_config
 from raygnn.config.schema import TrainConfig
+from raygnn.driver import scaling as module
 from raygnn.driver.launch import explain
-from raygnn.driver.ray import scaling as module
-from raygnn.driver.ray.scaling import Group, Scaling
+from raygnn.driver.scaling import Group, Scaling
 from raygnn.errors import TrainingError
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker import ray_nodes

@@ -9,7 +9,7 @@ import pytest
 from raygnn.cli import main
 from raygnn.config.load import load_config
 from raygnn.driver import train
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError, TrainingError
 
 

@@ -19,12 +19,12 @@ from ray.util import placement_group, remove_placement_group
 from rich.console import Console
 
 from raygnn.config.load import load_config
-from raygnn.driver import worker_startup as module
+from raygnn.driver import ray_cluster
+from raygnn.driver import ray_cluster as cluster_module
+from raygnn.driver import watch as module
 from raygnn.driver.launch import explain
-from raygnn.driver.ray import connection as cluster_module
-from raygnn.driver.ray import core_processes
-from raygnn.driver.ray.connection import RayCluster
-from raygnn.driver.worker_startup import Startup
+from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.watch import Startup
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
 from tests.small_jobs import job
@@ -260,7 +260,7 @@ def test_what_stays_when_ray_has_ended_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that does not hear that its node has gone, and what it started; nobody else's."""
-    monkeypatch.setattr(core_processes, "_LEAVE", 0.2)
+    monkeypatch.setattr(ray_cluster, "_LEAVE", 0.2)
     place = str(tmp_path / "raygnn-here")
     script = "trap '' TERM; sleep 1000 & wait"
     raylet = subprocess.Popen(["sh", "-c", script, place], start_new_session=True)
@@ -268,13 +268,13 @@ def test_what_stays_when_ray_has_ended_goes(
     try:
         while not psutil.Process(raylet.pid).children():
             time.sleep(0.01)
-        found = core_processes.of_directory(place)
+        found = ray_cluster.of_directory(place)
         assert len(found) == 2
-        core_processes.see_off(found)
+        ray_cluster.see_off(found)
         psutil.wait_procs(found, timeout=10)
         assert not [each for each in found if each.is_running()]
         assert other.poll() is None
-        assert core_processes.of_directory(None) == []
+        assert ray_cluster.of_directory(None) == []
     finally:
         other.kill()
         other.wait()

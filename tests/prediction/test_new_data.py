@@ -16,7 +16,7 @@ import yaml
 import raygnn
 from raygnn.config.graph import TablesGraph
 from raygnn.config.schema import Config
-from raygnn.driver.ray.connection import RayCluster
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, InputError
 from raygnn.graph.partition.make import ensure_partition
 from raygnn.graph.sources import load_graph

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from ray.train import FailureConfig
-from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import WorkerGroupError
 
+from raygnn.compat import FailureDecision
 from raygnn.driver.launch import explain
-from raygnn.driver.ray.trainer import Failures
+from raygnn.driver.scaling import Failures
 from raygnn.errors import LONGEST_TEXT, LONGEST_TRACE, DataError, TrainingError
 from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox, main
@@ -78,7 +78,7 @@ def test_any_exception_can_be_told(
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "rank-0.log"
     raised = pytest.raises(TrainingError)
-    with faults.log_to(log), raised as caught, main.recorded(job, 0, 1, []):
+    with faults.log_to(log), raised as caught, main.recorded(job, 0, 1, 1, []):
         raise error
     told = caught.value
     assert words in told.what

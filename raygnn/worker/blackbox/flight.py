@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from raygnn import compat
+
 _DEPTH = 40  # frames of a stack, the innermost ones
 _THREADS = 64
 _RAYGNN = str(Path(__file__).resolve().parents[2])
@@ -91,7 +93,6 @@ def _frames(top: FrameType, own: Collection[str]) -> list[dict[str, Any]]:
 
 _LAST = 60  # entries of each process group
 _GROUPS = 8
-_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # of gloo and others, of NCCL
 
 
 def collectives(own: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -125,10 +126,7 @@ def _entries(*, stacks: bool) -> list[dict[str, Any]]:
     if torch is None or not torch.distributed.is_available():
         return []
     entries: list[dict[str, Any]] = []
-    for name in _DUMPS:
-        dump = getattr(torch._C._distributed_c10d, name, None)
-        if dump is None:
-            continue
+    for dump in compat.flight_recorders():
         try:
             trace = pickle.loads(dump(True, stacks, False))  # of this process: plain values
         except Exception:  # it differs between versions, and what we are after is another error

@@ -20,9 +20,9 @@ import ray
 import torch
 import torch.distributed as dist
 from ray.train.torch import TorchConfig
-from ray.train.torch.config import _TorchBackend
 from torch.distributed import TCPStore
 
+from raygnn import compat
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.errors import TrainingError
 from raygnn.preflight import machine
@@ -53,11 +53,11 @@ class CommConfig(TorchConfig):
         return cls(backend=backend, timeout_s=timeout, plan=plan, logs=logs, control=control)
 
     @property
-    def backend_cls(self) -> type[_TorchBackend]:
+    def backend_cls(self) -> type[compat.TorchBackend]:
         return _CommBackend
 
 
-class _CommBackend(_TorchBackend):
+class _CommBackend(compat.TorchBackend):
     def on_start(self, worker_group, backend_config: CommConfig) -> None:  # type: ignore[no-untyped-def]
         plan, logs = backend_config.plan, backend_config.logs
         worker_group.execute(_apply, plan)
@@ -99,10 +99,9 @@ def _verify(plan: CommPlan, logs: Path | None) -> tuple[int, Worker]:
     rank, size = dist.get_rank(), dist.get_world_size()
     host, node = socket.gethostname(), ray.get_runtime_context().get_node_id()
     device = torch.device("cuda" if plan.backend == "nccl" else "cpu")
-    group = dist.distributed_c10d._get_default_group()
-    timeout = group._get_backend(device).options._timeout.total_seconds()
+    timeout = compat.group_timeout(device)
     found: dict[str, Any] = {name: os.environ.get(name) for name in _given}
-    found |= {"backend": dist.get_backend(), "timeout": int(timeout)}
+    found |= {"backend": dist.get_backend(), "timeout": timeout}
     planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
     if logs is not None:
         record = {"rank": rank, "world": size, "time": time.time(), "host": host}

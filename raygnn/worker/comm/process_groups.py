@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from raygnn import compat
 from raygnn.config.schema import Config
 from raygnn.models.norm import BatchNorm
 from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
@@ -88,8 +89,7 @@ class Ranks:
         """What tells ranks of each other's failures."""
         store = None
         if self.world.size > 1:
-            store = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore("raygnn/alarm", store)
+            store = dist.PrefixStore("raygnn/alarm", compat.default_store())
         return FailureBroadcast(self.world, store)
 
     def group(self, backend: str) -> dist.ProcessGroup:

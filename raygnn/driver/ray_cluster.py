@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -23,14 +25,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
+from raygnn import compat
 from raygnn.config.schema import Config
-from raygnn.driver.ray import core_processes
-from raygnn.driver.ray.reachability import Knock
 from raygnn.errors import PreflightError, RaygnnError
 from raygnn.preflight import machine
 from raygnn.runs.interrupts import taken
 from raygnn.util.files import open_regular
 from raygnn.util.locks import try_flock
+from raygnn.worker.ray_nodes import takes_connection
 
 # Ray keeps little of ours in its object store; its default is 30 % of the memory
 _OBJECT_STORE_BYTES = 200 * 2**20
@@ -39,6 +43,24 @@ _START = 180.0  # seconds for a Ray to start, or to let us in
 _END = 60.0  # seconds for it to end
 _LEAVE = 5.0  # seconds for its processes to follow
 _ROOM = 60.0  # seconds for workers to be placed, at least
+
+_REACH = 5.0  # seconds for a head node to accept a connection, and again to say its first word
+_ADMIT = 30.0  # seconds for a process to import Ray and to be let in
+
+# HTTP/2, which gRPC speaks: the client's first words, and the type of the server's first frame
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_HEADER = 9
+_SETTINGS = 4
+
+_REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
+
+_LOOK = 2.0  # seconds between connections to a Ray that was started elsewhere
+_RAYLET_AWAY = 10.0  # seconds without a connection after which a raylet is dead
+# share of the time that Ray waits for a GCS to be started again before it ends the driver
+_GCS_AWAY = 0.5
+_GCS_WAIT = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0  # Ray's setting and its default
+
+_ROLES = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
 
 _PREFIX, _OWNER = "raygnn-", ".owner"  # of the directory made for a local Ray, and in it
 # Ray lets everybody write to its own directory, in which it follows links: the one around it is
@@ -54,8 +76,7 @@ _QUIET = {
 }
 
 _LOCAL = {
-    # what each of Ray's processes imports first
-    "RAY_preload_python_modules": "raygnn.driver.ray.preload",
+    **compat.PRELOAD,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -90,6 +111,7 @@ class RayCluster:
         self.local = self._address in (None, "", "local") and not connected
         self._num_cpus = config.cluster.num_cpus
         self._verbose = verbose
+        self._tell = tell
         self._timeout = config.comm.timeout.seconds
         self._patience = patience(config)
         self._elastic = config.cluster.elastic
@@ -100,7 +122,7 @@ class RayCluster:
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
-        self._core: core_processes.Children | core_processes.Endpoints | None = None
+        self._core: Children | Endpoints | None = None
         self._death: str | None = None
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
@@ -169,13 +191,27 @@ class RayCluster:
         if self._knock is not None:
             self._knock.close()
         # one that still tries to connect goes with the process
-        wait = _END if self._ready.is_set() or self.local else 0.0
+        wait = _END if self._ready.is_set() else _LEAVE if self.local else 0.0
         if self._death is not None and not self.local:
             wait = _LEAVE  # Ray would wait for the dead, and end this process
         deadline = time.monotonic() + wait
         while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
             with taken():
                 self._thread.join(1)
+        if self.local and not self._ready.is_set() and self._directory is not None:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """End a Ray of our own that has not come up by now: its start could take half a minute
+        more, in a thread that goes with this process."""
+        assert self._directory is not None
+        self._tell("ending the Ray that was just starting")
+        with taken():
+            _kill(processes_of(self._directory))
+            if self._thread is not None:
+                self._thread.join(_LEAVE)
+            _kill(processes_of(self._directory))
+            _remove(self._directory)
 
     def _run(self) -> None:
         # The thread stays until the end: Ray's processes are killed when the thread that
@@ -191,11 +227,11 @@ class RayCluster:
             if self.ours:
                 import ray
 
-                processes = core_processes.of_directory(self._directory)
+                processes = processes_of(self._directory)
                 if self._death is not None:  # Ray's own end would wait for the dead
-                    core_processes.kill(processes)
+                    _kill(processes)
                 ray.shutdown()
-                core_processes.see_off(processes)
+                see_off(processes)
                 for thread in self._guests:  # Python's end under them would be a crash
                     if thread.is_alive():  # a stop may have kept it from being started
                         thread.join(_LEAVE)
@@ -238,9 +274,9 @@ class RayCluster:
         if not ray.is_initialized():
             self._init()
         if self._directory is not None:
-            self._core = core_processes.Children(self._directory)
+            self._core = Children(self._directory)
         else:
-            self._core = core_processes.Endpoints()
+            self._core = Endpoints()
 
     def _init(self) -> None:
         import ray
@@ -251,14 +287,14 @@ class RayCluster:
             "configure_logging": self._verbose,
         }
         self.ours = True
-        self._unpatch = _patched(mute=not self._verbose)
+        self._unpatch = compat.quiet_ray(mute=not self._verbose)
         if not self.local:
             with _our_sigterm():
                 ray.init(address=self._address, **common)
             return
         _sweep()
         self._directory, self._owned = _own_directory()
-        with _our_sigterm(), _own_session():
+        with _our_sigterm(), compat.own_session():
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with
@@ -268,7 +304,7 @@ class RayCluster:
                 _temp_dir=os.path.join(self._directory, _RAYS),
                 **common,
             )
-        _start_coordinator()
+        compat.start_coordinator()
 
     def _as_preflight_error(self, error: BaseException) -> RaygnnError:
         if isinstance(error, RaygnnError):
@@ -287,28 +323,6 @@ class RayCluster:
         )
 
 
-def _patched(*, mute: bool) -> Callable[[], None]:
-    """Keep Ray from starting another one for who still asks after the end of ours, and from
-    printing, whatever it was told, on this process's output that a worker has gone, which we say
-    in our own words; returns what undoes that."""
-    from ray._private import auto_init_hook, worker
-
-    changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
-    if mute:
-        changes.append((worker, "print_to_stdstream", lambda *args, **options: None))
-    # not in every version
-    changes = [change for change in changes if hasattr(change[0], change[1])]
-    before = [getattr(module, name) for module, name, _ in changes]
-    for module, name, value in changes:
-        setattr(module, name, value)
-
-    def undo() -> None:
-        for (module, name, _), value in zip(changes, before, strict=True):
-            setattr(module, name, value)
-
-    return undo
-
-
 @contextlib.contextmanager
 def _our_sigterm() -> Iterator[None]:
     """Keep what SIGTERM does: Ray has it print a stack of C++ first.
@@ -323,26 +337,6 @@ def _our_sigterm() -> Iterator[None]:
         yield
     finally:
         put(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _own_session() -> Iterator[None]:
-    """Let what Ray starts have a session of its own.
-
-    What a terminal or a job manager sends to all of us would end Ray's processes first, and us
-    in the middle of waiting for them.
-    """
-    from ray._private import services
-
-    popen = getattr(services, "ConsolePopen", None)
-    if popen is None:  # not in every version
-        yield
-        return
-    services.ConsolePopen = functools.partial(popen, start_new_session=True)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen
 
 
 def _own_directory() -> tuple[str, IO[str]]:
@@ -375,11 +369,211 @@ def _remove(directory: str) -> None:
         time.sleep(0.2)
 
 
-def _start_coordinator() -> None:
-    """Start the actor that Ray Train waits for before it starts anything else."""
-    with contextlib.suppress(ImportError):  # not in every version
-        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
-            get_or_create_autoscaling_coordinator,
+# ── is there a Ray at an address, and does it let us in? ───────────────────────────────────────
+
+
+class Knock:
+    """Asks the head node at ``HOST:PORT`` in the background whether it lets this process in.
+
+    Any other form of address, which Ray looks up itself, is not asked.
+
+    Raises:
+        PreflightError: the name does not resolve, nobody listens there, or it is no Ray.
+    """
+
+    def __init__(self, address: str):
+        self._address = address
+        self._process: subprocess.Popen[str] | None = None
+        if "://" in address:
+            raise _unreachable(
+                address, "this is an address of Ray's client", "give the head node's HOST:PORT"
+            )
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit()):
+            return
+        _see_grpc_server(address, host.strip("[]"), int(port))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", compat.KNOCK, address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is not for it
         )
 
-        get_or_create_autoscaling_coordinator()
+    def wait(self) -> None:
+        """Return when we are let in.
+
+        Raises:
+            PreflightError: we are not, or get no answer.
+        """
+        if self._process is None:
+            return
+        try:
+            said, _ = self._process.communicate(timeout=_ADMIT)
+        except subprocess.TimeoutExpired:
+            raise _unreachable(
+                self._address,
+                f"no answer from this head node within {_ADMIT:g} s",
+                "look at its load and at gcs_server.out in its logs (/tmp/ray/session_latest/logs)",
+            ) from None
+        finally:
+            self.close()
+        if _REFUSED.search(said):
+            token = any(os.environ.get(f"RAY_AUTH_TOKEN{suffix}") for suffix in ("", "_PATH"))
+            told = "its token is another one" if token else "it asks for a token"
+            raise _unreachable(
+                self._address,
+                f"the cluster refused us: {told}",
+                "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, to what the "
+                "head node was started with",
+            )
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        # what this version of Ray does not know, its own connection will tell
+        if self._process.returncode and lines and "RpcError" in lines[-1]:
+            raise _unreachable(self._address, lines[-1], "look after the head node")
+
+    def close(self) -> None:
+        """End the asking."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _see_grpc_server(address: str, host: str, port: int) -> None:
+    """See that a gRPC server listens there.
+
+    Raises:
+        PreflightError: it does not.
+    """
+    encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    try:
+        with socket.create_connection((host, port), timeout=_REACH) as connection:
+            if encrypted:
+                return
+            try:
+                connection.sendall(_PREFACE)
+                said = connection.recv(_HEADER, socket.MSG_WAITALL)
+            except OSError:
+                said = b""
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        raise _unreachable(
+            address, f"no connection to Ray: {reason}", "check the address, and that Ray runs there"
+        ) from None
+    if len(said) < _HEADER or said[3] != _SETTINGS:
+        raise _unreachable(
+            address,
+            "what listens there is not the head node of a Ray",
+            "give the address that `ray start --head` printed; its port is 6379 by default, and "
+            "neither the dashboard's nor the client's",
+        )
+
+
+def _unreachable(address: str, what: str, remedy: str) -> PreflightError:
+    return PreflightError(what, where=f"cluster.address: {address}", remedy=remedy)
+
+
+# ── Ray's core processes, without which a job cannot go on ─────────────────────────────────────
+# Ray lets the driver wait for them, and then ends it from C++, without an error that Python sees.
+
+
+def processes_of(directory: str | None) -> list[psutil.Process]:
+    """All that a local Ray has started, by the directory that it was given."""
+    if directory is None:
+        return []
+    processes = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has gone
+                if any(directory in word for word in child.cmdline()):
+                    processes += [child, *child.children(recursive=True)]
+    return processes
+
+
+def see_off(processes: list[psutil.Process]) -> None:
+    """Kill what is still there some seconds after Ray has ended: now and then one of its actors
+    misses that its node has gone, and would sleep for ever."""
+    _, left = psutil.wait_procs(processes, timeout=_LEAVE)
+    _kill(left)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+class Children:
+    """The core processes of a Ray that this process has started."""
+
+    def __init__(self, directory: str):
+        self._roles: dict[psutil.Process, str] = {}
+        for process in processes_of(directory):
+            with contextlib.suppress(psutil.Error):  # it has gone, as Ray's short-lived ones do
+                if (name := process.name()) in _ROLES:
+                    self._roles[process] = _ROLES[name]
+
+    def death(self) -> str | None:
+        """Which one has ended, and how."""
+        for process, role in self._roles.items():
+            try:
+                status = process.wait(0)
+            except psutil.TimeoutExpired:
+                continue
+            return f"{role} (process {process.pid}) {_ended(status)}"
+        return None
+
+    def ask(self) -> bool:
+        """Whether all of them run."""
+        return self.death() is None
+
+
+class Endpoints:
+    """The core processes of a Ray that was started elsewhere: the head node's GCS, which may be
+    started again, and the raylet of this node."""
+
+    def __init__(self) -> None:
+        import ray
+
+        context = ray.get_runtime_context()
+        host, _, port = context.gcs_address.rpartition(":")
+        wait = float(os.environ.get(_GCS_WAIT[0], _GCS_WAIT[1]))
+        self._limits = {("the head node's GCS", host, int(port)): _GCS_AWAY * wait}
+        for node in ray.nodes():
+            if node["NodeID"] == context.get_node_id():
+                host, port = node["NodeManagerAddress"], node["NodeManagerPort"]
+                self._limits["this node's raylet", host, port] = _RAYLET_AWAY
+        self._silent: dict[tuple[str, str, int], float] = {}  # since when, first seen
+        self._next = 0.0
+
+    def death(self) -> str | None:
+        """Which one has taken no connection for too long."""
+        if time.monotonic() < self._next:
+            return None
+        self._next = time.monotonic() + _LOOK
+        self.ask()
+        for (role, host, port), since in self._silent.items():
+            silent = time.monotonic() - since
+            if silent >= self._limits[role, host, port]:
+                return f"{role} at {host}:{port} has taken no connection for {silent:.0f} s"
+        return None
+
+    def ask(self) -> bool:
+        """Whether both take a connection now."""
+        now = time.monotonic()
+        self._silent = {
+            endpoint: self._silent.get(endpoint, now)
+            for endpoint in self._limits
+            if not takes_connection(*endpoint[1:])
+        }
+        return not self._silent
+
+
+def _ended(status: int | None) -> str:
+    if status is None:
+        return "has ended"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"

@@ -1,4 +1,5 @@
-"""How many workers each start of the ranks gets: Ray Train's policy of scaling.
+"""How many workers each start of the ranks gets, and whether there is another: policies of Ray
+Train's.
 
 Ray's own policies start what was asked for, or as many as Ray has had room for some time ago, and
 then wait in silence for nodes that do not come. This one counts what there is at that moment, and
@@ -16,15 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-from ray.train.v2._internal.execution.scaling_policy import (
+from raygnn import compat
+from raygnn.checkpoint import store
+from raygnn.compat import (
+    DefaultFailurePolicy,
+    FailureDecision,
     FixedScalingPolicy,
     NoopDecision,
     ResizeDecision,
     ScalingDecision,
+    WorkerGroupCallback,
 )
-
-from raygnn.checkpoint import store
 from raygnn.errors import TrainingError
 from raygnn.preflight.findings import some
 from raygnn.runs.run_directory import SCALING, Events
@@ -47,9 +50,18 @@ class Group(WorkerGroupCallback):
     held: ClassVar[Any] = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        state = worker_group.get_worker_group_state()
-        handle = getattr(state, "placement_group_handle", None)  # of newer versions
-        Group.held = state.placement_group if handle is None else handle.placement_group
+        Group.held = compat.held_group(worker_group)
+
+
+class Failures(DefaultFailurePolicy):
+    """Starts no ranks again where a rank says that a new start would meet its failure, too: also
+    where it could record that nowhere, on a disk that is full."""
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        failures = getattr(training_failed_error, "worker_failures", {})
+        if any(getattr(failure, "final", False) for failure in failures.values()):
+            return FailureDecision.RAISE
+        return super().make_decision(training_failed_error)
 
 
 class Scaling(FixedScalingPolicy):
@@ -132,11 +144,11 @@ class Scaling(FixedScalingPolicy):
             return nothing
         return ResizeDecision(
             num_workers=room,
-            resources_per_worker=self.scaling_config._resources_per_worker_not_none,
+            resources_per_worker=compat.resources_of(self.scaling_config),
         )
 
     def _room(self) -> int:
-        needs = self.scaling_config._resources_per_worker_not_none
+        needs = compat.resources_of(self.scaling_config)
         wanted = {name: n for name, n in needs.items() if n}
         try:
             return min(ray_nodes.room(wanted, Group.held), self._most)

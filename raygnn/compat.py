@@ -1,0 +1,261 @@
+"""Every private or patched name of Ray, Lightning and torch: nowhere else is one of them used.
+
+Each was seen in ray 2.51 and 2.60, lightning 2.4 and 2.6, torch 2.4 and 2.13, unless said
+otherwise. Where a version may lack it, what is here does without. Of each it says what breaks
+without it, or what it saves: seconds of CPU are those of one process on a 2-core machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.train.torch.config import _TorchBackend as TorchBackend
+    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+    from ray.train.v2._internal.execution.failure_handling import (
+        DefaultFailurePolicy,
+        FailureDecision,
+    )
+    from ray.train.v2._internal.execution.scaling_policy import (
+        FixedScalingPolicy,
+        NoopDecision,
+        ResizeDecision,
+        ScalingDecision,
+    )
+
+__all__ = [
+    "DefaultFailurePolicy",
+    "FailureDecision",
+    "FixedScalingPolicy",
+    "NoopDecision",
+    "ResizeDecision",
+    "ScalingDecision",
+    "TorchBackend",
+    "WorkerGroupCallback",
+]
+
+_SCALING = "ray.train.v2._internal.execution.scaling_policy"
+_FAILURES = "ray.train.v2._internal.execution.failure_handling"
+
+# What Ray Train's classes are derived from, imported when they are asked for:
+# name here → module and name there.
+_CLASSES = {
+    # the communication variables of a rank must be set before its process group is made, which a
+    # training function is too late for
+    "TorchBackend": ("ray.train.torch.config", "_TorchBackend"),
+    # Ray's policies start with what they were told some time ago, and wait in silence for nodes
+    # that do not come; its elastic one starts anew, also with fewer workers, without a checkpoint
+    "FixedScalingPolicy": (_SCALING, "FixedScalingPolicy"),
+    "NoopDecision": (_SCALING, "NoopDecision"),
+    "ResizeDecision": (_SCALING, "ResizeDecision"),
+    "ScalingDecision": (_SCALING, "ScalingDecision"),
+    # a policy of scaling is not told which placement group the ranks hold
+    "WorkerGroupCallback": ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
+    # a failure that a new start would meet again would be met max_failures times
+    "DefaultFailurePolicy": (_FAILURES, "DefaultFailurePolicy"),
+    "FailureDecision": (_FAILURES, "FailureDecision"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, original = _CLASSES[name]
+    return getattr(importlib.import_module(module), original)
+
+
+# ── Ray ──────────────────────────────────────────────────────────────────────────────────────
+
+# Imported first by every process of a local Ray, each of which imports Ray and torch: a tenth of
+# the garbage collector's passes, since imports make no garbage. Saves 0.7 of 3.1 s in each of
+# half a dozen processes.
+PRELOAD = {"RAY_preload_python_modules": "raygnn.driver.preload"}
+
+# a program that ends when the head node at its argument lets it in; Ray's own connection asks for
+# minutes, and gives the reason in the words of its C++ libraries, if at all
+KNOCK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+
+
+def quiet_ray(*, mute: bool) -> Callable[[], None]:
+    """Keep Ray from starting another one for who still asks after the end of ours, and from
+    printing, whatever it was told, on this process's output that a worker has gone, which we say
+    in our own words; returns what undoes that."""
+    from ray._private import auto_init_hook, worker
+
+    changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
+    if mute:
+        changes.append((worker, "print_to_stdstream", lambda *args, **options: None))
+    changes = [change for change in changes if hasattr(change[0], change[1])]
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+
+    def undo() -> None:
+        for (module, name, _), value in zip(changes, before, strict=True):
+            setattr(module, name, value)
+
+    return undo
+
+
+@contextlib.contextmanager
+def own_session() -> Iterator[None]:
+    """Let what Ray starts have a session of its own.
+
+    What a terminal or a job manager sends to all of us would end Ray's processes first, and us in
+    the middle of waiting for them: an interrupted run would not save.
+    """
+    from ray._private import services
+
+    popen = getattr(services, "ConsolePopen", None)
+    if popen is None:
+        yield
+        return
+    services.ConsolePopen = functools.partial(popen, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def start_coordinator() -> None:
+    """Start the actor that Ray Train waits for before it starts anything else, a process of 3 s,
+    while this one does other things. Not in 2.51."""
+    with contextlib.suppress(ImportError):
+        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+            get_or_create_autoscaling_coordinator,
+        )
+
+        get_or_create_autoscaling_coordinator()
+
+
+def actors_of(job: str) -> list[Mapping[str, Any]]:
+    """The actors of a job, by its id in hexadecimal; what is public for that needs the dashboard,
+    which a local Ray has not."""
+    import ray
+    from ray._private import state
+
+    return list(state.actors(job_id=ray.JobID(bytes.fromhex(job))).values())
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Node id → what is free on it; what is public says it of all nodes together."""
+    from ray._private import state
+
+    free: dict[str, dict[str, float]] = state.state.available_resources_per_node()
+    return free
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """The ids of the nodes that are to go, and in how many seconds; None where nobody says. As Ray
+    Train's own watcher asks; without it a notice of the cloud's would cost up to
+    ``fault.checkpoint_every``."""
+    from ray._private import state
+
+    now, ask = time.time(), getattr(state.state, "get_draining_nodes", None)
+    deadlines: Mapping[str, int] = ask() if ask is not None else {}
+    return {node: at / 1000 - now if at else None for node, at in deadlines.items()}
+
+
+def held_group(worker_group: Any) -> Any:
+    """The placement group of Ray Train's workers."""
+    state = worker_group.get_worker_group_state()
+    handle = getattr(state, "placement_group_handle", None)  # in 2.60
+    return state.placement_group if handle is None else handle.placement_group
+
+
+def resources_of(scaling_config: Any) -> dict[str, float]:
+    """What a worker takes, by name, as Ray Train counts it."""
+    needs: dict[str, float] = scaling_config._resources_per_worker_not_none
+    return needs
+
+
+def lean_trainer(policy: Any, failures: type[Any], callback: Any, *, local: bool) -> type[Any]:
+    """A TorchTrainer with policies of ours, that starts fewer processes, of 3 s each.
+
+    One serves Ray Data's datasets, of which there are none; another removes the placement group
+    if the controller dies, which a Ray that goes with the job does not need.
+    """
+    from ray.train.torch import TorchTrainer
+
+    idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if local else set())
+
+    class LeanTrainer(TorchTrainer):
+        def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+            policies = {
+                "scaling_policy": policy,
+                "failure_policy": failures(self.run_config.failure_config),
+            }
+            return super()._initialize_and_run_controller(**{**arguments, **policies})
+
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks: list[Any] = super()._create_default_callbacks()
+            return [callback, *(each for each in callbacks if type(each).__name__ not in idle)]
+
+    return LeanTrainer
+
+
+# ── torch and torchmetrics ───────────────────────────────────────────────────────────────────
+
+
+def import_torchmetrics() -> None:
+    """Import torchmetrics without scipy.signal, which takes 0.8 to 1.0 of its 1.0 to 1.2 s in
+    every rank (torchmetrics 1.4 to 1.9).
+
+    It wants that module only to see whether an old name is there, for the sake of a package for
+    speech. Afterwards scipy.signal is imported as usual by whoever needs it.
+    """
+    wanted_by = ("librosa", "pesq", "pystoi", "gammatone", "srmrpy")  # through torchmetrics
+    known = "scipy.signal" in sys.modules or "torchmetrics" in sys.modules
+    if known or any(importlib.util.find_spec(name) for name in wanted_by):
+        return
+    stand_in = ModuleType("scipy.signal")
+    stand_in.hamming = None  # type: ignore[attr-defined]
+    sys.modules["scipy.signal"] = stand_in
+    try:
+        import torchmetrics  # noqa: F401
+    finally:
+        del sys.modules["scipy.signal"]
+
+
+def group_timeout(device: Any) -> int:
+    """Seconds of the default process group's timeout: whether it is the planned one can be seen
+    nowhere else."""
+    import torch.distributed as dist
+
+    group = dist.distributed_c10d._get_default_group()
+    return int(group._get_backend(device).options._timeout.total_seconds())
+
+
+def default_store() -> Any:
+    """The store of the default process group: another one would need a port of its own."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
+def flight_recorders() -> list[Callable[..., bytes]]:
+    """What dumps the collectives that a rank has made, with gloo and others, and with NCCL;
+    without it nobody can say which one a rank hangs in."""
+    import torch
+
+    names = ("_dump_fr_trace", "_dump_nccl_trace")
+    dumps = [getattr(torch._C._distributed_c10d, name, None) for name in names]
+    return [dump for dump in dumps if dump is not None]
+
+
+# ── Lightning ────────────────────────────────────────────────────────────────────────────────
+
+
+def no_sigterm_broadcast(trainer: Any) -> None:
+    """Newer versions let all ranks wait for a word about SIGTERM before every batch; ours comes
+    from the driver. Not in 2.4."""
+    if hasattr(loop := trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = lambda: None
