@@ -49,8 +49,11 @@ from tests.graph.parted import (
 from tests.graphs import TYPED, random_graph, typed_graph
 
 
-def make(data: GraphData, out: Path, parts: int = 2, method: str = "random") -> PartitionMeta:
-    return partition_graph(data, out, parts=parts, method=method, digest="d" * 64, source={})
+def make(
+    data: GraphData, out: Path, parts: int = 2, method: str = "random", **options: Any
+) -> PartitionMeta:
+    given = {"digest": "d" * 64, "source": {}, **options}
+    return partition_graph(data, out, parts=parts, method=method, **given)
 
 
 # --- nothing is lost -----------------------------------------------------------------------------
@@ -133,9 +136,7 @@ def test_metis_shares_out_training_nodes_and_types(tmp_path: Path) -> None:
 
 def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
     def files(data: GraphData, name: str, method: str, seed: int = 0) -> Any:
-        meta = partition_graph(
-            data, tmp_path / name, parts=3, method=method, digest="", source={}, seed=seed
-        )
+        meta = make(data, tmp_path / name, 3, method, seed=seed)
         assert meta.manifest
         return meta.manifest.files
 
@@ -351,21 +352,13 @@ def test_of_two_that_make_the_same_one_both_get_it(tmp_path: Path) -> None:
         if stage == "write":
             inner.append(make(random_graph(), out))
 
-    meta = partition_graph(
-        random_graph(),
-        out,
-        parts=2,
-        method="random",
-        digest="d" * 64,
-        source={},
-        progress=other_is_faster,
-    )
+    meta = make(random_graph(), out, progress=other_is_faster)
     assert len(inner) == 1
     assert meta.manifest == inner[0].manifest
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
     assert make(random_graph(), out).manifest == meta.manifest
     with pytest.raises(DataError, match="another partition"):
-        partition_graph(random_graph(), out, parts=2, method="random", digest="e", source={})
+        make(random_graph(), out, digest="e")
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(
@@ -411,15 +404,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        partition_graph(
-            random_graph(),
-            tmp_path / "p",
-            parts=2,
-            method="metis",
-            digest="",
-            source={},
-            progress=interrupt,
-        )
+        make(random_graph(), tmp_path / "p", method="metis", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -559,8 +544,6 @@ def test_another_digest_for_another_foreign_partition(
 
 def test_edge_types_keep_their_names(tmp_path: Path) -> None:
     meta = make(typed_graph(), tmp_path / "p")
-    assert meta.etypes == TYPED
-    assert meta.ntypes == list(typed_graph().nodes)
-    assert meta.num_nodes("user") == 40
-    assert meta.num_edges(TYPED[1]) == 480
+    assert (meta.ntypes, meta.etypes) == (list(typed_graph().nodes), TYPED)
+    assert (meta.num_nodes("user"), meta.num_edges(TYPED[1])) == (40, 480)
     assert set(part_facts(meta)[0].edges) == {etype_str(etype) for etype in TYPED}

@@ -16,19 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError
-from raygnn.graph.data import (
-    DEFAULT_ETYPE,
-    EdgeFrame,
-    EdgeType,
-    GraphData,
-    NodeFrame,
-    etype_str,
-)
+from raygnn.graph.data import DEFAULT_ETYPE, EdgeType, GraphData, etype_str
 from raygnn.graph.partition.dgl_format import read_graphs, read_tensors, write_graph, write_tensors
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import partition_graph
-from raygnn.graph.partition.manifest import MANIFEST
 from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.parts import Staged
 from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
 from tests.graph.parted import assert_same_data, graphs, in_edges, load_all, original_ids
 from tests.graphs import TYPED, partitioned, random_graph, typed_graph
@@ -250,10 +242,14 @@ def test_a_part_without_nodes_of_a_type_may_lack_its_arrays(tmp_path: Path) -> N
     empty = int(np.flatnonzero(ranges[:, 0] == ranges[:, 1])[0])
     file = Path(str(meta.files[empty].node_feats))
     write_tensors(file, {k: v for k, v in read_tensors(file).items() if k != "user/feat"})
-    shard = load_shard(
-        read_meta(meta.directory), 0, 1, replicated=True, stage=Stage(tmp_path / "stage")
-    )
-    assert shard.node_data["user"]["feat"].shape == (1, 3)
+    bare, stage = read_meta(meta.directory), Stage(tmp_path / "stage")
+    for workers in (1, 2):  # of two workers, one sees that part alone, and knows the arrays
+        shards = [
+            load_shard(bare, rank, workers, replicated=True, stage=stage) for rank in range(workers)
+        ]
+        rows = [shard.node_data["user"]["feat"] for shard in shards]
+        assert all(feat.shape[1:] == (3,) for feat in rows)
+        assert sum(map(len, rows)) == 1
 
 
 def test_another_partition_of_the_same_digest(tmp_path: Path) -> None:
@@ -272,8 +268,6 @@ def test_large_graphs_get_wide_ids(tmp_path: Path) -> None:
     far[-1, 1] = 2**31
     wide = replace(meta, node_ranges={**meta.node_ranges, "item": far})
     assert wide.num_nodes("item") == 2**31
-    from raygnn.graph.staging.parts import Staged
-
     entry = Staged(Stage(tmp_path / "stage"), wide).topology((0, 1))
     for etype in TYPED:
         wanted = "int64" if etype[0] == "item" else "int32"
@@ -317,32 +311,3 @@ def test_nothing_of_the_graph_is_private_memory(tmp_path: Path) -> None:
     private, held = map(int, done.stdout.split())
     assert held > 25_000  # KiB
     assert private < held // 8
-
-
-def test_a_part_that_lacks_a_types_arrays_still_knows_them(tmp_path: Path) -> None:
-    """What others wrote leaves out the arrays of a type that a part has no nodes of."""
-    nodes = {
-        "a": NodeFrame(9, {"feat": np.ones((9, 2), np.float32)}),
-        "b": NodeFrame(1, {"feat": np.ones((1, 3), np.float32)}),
-    }
-    edges = {("b", "to", "a"): EdgeFrame(np.zeros(9, np.int64), np.arange(9))}
-    meta = partition_graph(
-        GraphData("some", nodes, edges),
-        tmp_path / "parts",
-        parts=2,
-        method="random",
-        digest="0" * 64,
-        source={},
-    )
-    bare = next(p for p in range(2) if np.diff(meta.node_ranges["b"][p])[0] == 0)
-    file = meta.files[bare].node_feats
-    kept = {name: rows for name, rows in read_tensors(file).items() if not name.startswith("b/")}
-    write_tensors(file, kept)
-    (meta.directory / MANIFEST).unlink()
-    meta = read_meta(meta.directory)
-    shards = [
-        load_shard(meta, rank, 2, replicated=True, stage=Stage(tmp_path / "stage"))
-        for rank in range(2)
-    ]
-    assert [shard.node_data["b"]["feat"].shape[1] for shard in shards] == [3, 3]
-    assert sorted(len(shard.node_data["b"]["feat"]) for shard in shards) == [0, 1]

@@ -97,7 +97,7 @@ class Manifest(_Section):
     names: dict[str, list[Any]] = {}
     reverses: dict[str, str] = {}
     parts: list[PartFacts]
-    files: dict[str, FileFacts]
+    files: dict[Annotated[str, Field(pattern=r"^[^\x00]+$")], FileFacts]
     versions: dict[str, str] = {}
     digest: str
     seed: int = 0
@@ -200,10 +200,10 @@ def compare(path: AnyPath, expected: FileFacts, size: int, sha256: str | None = 
 
 
 def _check_size(directory: AnyPath, name: str, expected: int) -> None:
-    path = directory / name if "\0" not in name else directory
+    path = directory / name
     try:
         size = path.stat().st_size if path.is_file() else None
-    except OSError:  # a name that no file can have
+    except OSError:  # a name that is too long
         size = None
     if size != expected:
         raise DataError(

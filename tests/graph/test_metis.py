@@ -11,10 +11,9 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raygnn.graph import dgl
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.dgl import metis
-from raygnn.graph.partition import edge_kernels
-from raygnn.graph.partition import metis as assign
+from raygnn.graph.partition import edge_kernels, metis
 from tests.graph.parted import graphs
 from tests.graphs import random_graph
 
@@ -43,7 +42,7 @@ def both_ways(data: GraphData) -> sp.csr_array:
 
 def check(data: GraphData) -> tuple[np.ndarray, np.ndarray]:
     expected = both_ways(data)
-    indptr, ids = assign.undirected(data)
+    indptr, ids = metis.undirected(data)
     assert indptr.dtype == ids.dtype == np.int64
     assert indptr.tolist() == expected.indptr.tolist()
     assert ids.tolist() == expected.indices.tolist()
@@ -96,7 +95,7 @@ def test_metis_leaves_the_graph_as_it_is() -> None:
     graph = both_ways(random_graph(500))
     rows, ids = graph.nonzero()
     data = plain(ids, rows, 500)
-    assign.assign(data, 4, "metis", 0)
+    metis.assign(data, 4, "metis", 0)
     frame = data.edges[DEFAULT_ETYPE]
     assert np.array_equal(frame.src, ids)
     assert np.array_equal(frame.dst, rows)
@@ -110,10 +109,10 @@ def test_a_dense_and_a_sparse_half_are_not_cut_apart() -> None:
     bridge[1] += half
     data = plain(*np.concatenate([dense, sparse + half, bridge], axis=1), 2 * half)
     edges = np.bincount(data.edges[DEFAULT_ETYPE].dst, minlength=2 * half)
-    indptr, ids = assign.undirected(data)
-    without = metis(indptr, ids, 2, assign.constraints(data, 2))
+    indptr, ids = metis.undirected(data)
+    without = dgl.metis(indptr, ids, 2, metis.constraints(data, 2))
     assert np.bincount(without, weights=edges).max() > 1.6 * edges.sum() / 2
-    found = assign.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
+    found = metis.assign(data, 2, "metis", 0)[DEFAULT_NTYPE]
     assert np.bincount(found, weights=edges).max() < 1.1 * edges.sum() / 2
     assert np.bincount(found).max() < 1.1 * half
 
@@ -123,5 +122,5 @@ def test_metis_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / f"metis{os.getpid()}.3").write_bytes(b"as it leaves them when it fails")
     (tmp_path / "metis1.3").write_bytes(b"another process's")
     data = random_graph()
-    assign.assign(data, 2, "metis", 0)
+    metis.assign(data, 2, "metis", 0)
     assert [path.name for path in tmp_path.iterdir()] == ["metis1.3"]
