@@ -117,6 +117,8 @@ class StagingConfig(Section):
 
 
 class _Comm(Section):
+    kind_key = "compression"
+
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="Process group; auto = nccl with GPUs, else gloo."
     )
@@ -210,9 +212,9 @@ class PowerSgdComm(_Comm):
 CommConfig: TypeAlias = Annotated[
     PlainComm | PowerSgdComm,
     Field(discriminator="compression"),
-    by_kind("compression", lambda: COMMS, "none"),
+    by_kind(lambda: COMMS, "none"),
 ]
-COMMS = classes_of(CommConfig, "compression")
+COMMS = classes_of(CommConfig)
 
 
 def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:

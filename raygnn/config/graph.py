@@ -24,6 +24,8 @@ from raygnn.config.yaml_text import KeyPath
 
 
 class _Graph(Section):
+    kind_key = "format"
+
     normalize: Literal["none", "row", "standard"] | None = Field(
         None,
         description="Scaling of the features: none, row (each row sums to 1) or standard (each "
@@ -266,4 +268,4 @@ GraphConfig: TypeAlias = Annotated[
     ),
     Field(discriminator="format"),
 ]
-FORMATS = classes_of(GraphConfig, "format")
+FORMATS = classes_of(GraphConfig)

@@ -6,15 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from raygnn.config.execution import COMMS
-from raygnn.config.graph import FORMATS
-from raygnn.config.model import MODELS
 from raygnn.config.places import HIDDEN, is_secret
 from raygnn.config.problems import (
     KeyPath,
@@ -31,10 +28,11 @@ from raygnn.config.problems import (
 )
 from raygnn.config.rules import contradictions, garbled_paths, missing_paths
 from raygnn.config.schema import SECTIONS, Config
-from raygnn.config.task import SEVERAL_TASKS, TASKS
-from raygnn.config.values import Section, members, sections_in
+from raygnn.config.values import Section, classes_of, members, sections_in
 from raygnn.config.yaml_text import MAX_CHARACTERS, MAX_DEPTH, read_yaml
 from raygnn.errors import ConfigError
+
+S = TypeVar("S", bound=Section)
 
 _PATHS = (
     ("graph", "path"),
@@ -67,16 +65,14 @@ class Document:
         data: the values, to be checked by the schema.
         label: what errors call the document: its file as it was named.
         file: the file, absolute, if it came from one.
-        lines: key path → line in that file, from 1.
-        overridden: key path → label of the override that set it.
+        sources: key path → line in that file, from 1, or label of the override that set it.
         relative: paths that were not absolute, once they are resolved.
     """
 
     data: dict[str, Any]
     label: str
     file: Path | None = None
-    lines: dict[KeyPath, int] = field(default_factory=dict)
-    overridden: dict[KeyPath, str] = field(default_factory=dict)
+    sources: Mapping[KeyPath, int | str] = field(default_factory=dict)
     relative: set[KeyPath] = field(default_factory=set)
 
     def apply(self, override: Override) -> None:
@@ -86,7 +82,9 @@ class Document:
             ConfigError: when a part of the key has a value that has no keys.
         """
         key, value = override.key, override.value
-        if len(key) == 1 and isinstance(value, dict) and _is_merged(key[0], value):
+        # Keys of one graph format mean nothing to another.
+        mergeable = key[0] in SECTIONS or key[0] == "graph"
+        if len(key) == 1 and mergeable and isinstance(value, dict) and "format" not in value:
             for name, inner in value.items():
                 self.apply(Override((*key, str(name)), inner, override.label))
             return
@@ -104,8 +102,8 @@ class Document:
                     remedy=f"set {dotted(key[:depth])} itself",
                 )
         target[key[-1]] = value
-        self.overridden = {k: v for k, v in self.overridden.items() if k[: len(key)] != key}
-        self.overridden[key] = override.label
+        others = {k: v for k, v in self.sources.items() if k[: len(key)] != key}
+        self.sources = {**others, key: override.label}
 
     def resolve_paths(self) -> None:
         """Make paths absolute, each from where it was written; what is no path stays."""
@@ -117,52 +115,59 @@ class Document:
             value = section.get(key[-1]) if isinstance(section, dict) else None
             if not isinstance(value, (str, Path)) or not str(value) or "://" in str(value):
                 continue
-            in_file = self.file and key != ("storage",) and not self._override(key)
-            base = self.file.parent if self.file and in_file else Path.cwd()
+            here = key == ("storage",) or isinstance(self._source(key), str)
+            base = self.file.parent if self.file and not here else Path.cwd()
             place = os.path.expanduser(value)
             if not os.path.isabs(place):
                 self.relative.add(key)
             section[key[-1]] = os.path.abspath(base / place)
 
+    def checked(self, root: type[S]) -> S:
+        """The section that the values are.
+
+        Raises:
+            ConfigError: with all that is wrong with single keys.
+        """
+        given = {key: value for key, value in self.data.items() if value is not None}
+        try:
+            return root.model_validate(given)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        problems = [_schema_problem(root, detail) for detail in details]
+        hints = {problem.remedy.split("?")[0] for problem in problems}
+        raise self.error(
+            [
+                problem  # a key that was only misspelt is not also missing
+                for problem, detail in zip(problems, details, strict=True)
+                if detail["type"] != "missing" or f"did you mean {dotted(problem.key)}" not in hints
+            ]
+        )
+
     def error(self, problems: Sequence[Problem]) -> ConfigError:
         """One error for all problems, in the order of the file."""
         if len(problems) == 1:
             (problem,) = problems
-            return ConfigError(problem.what, where=self._where(problem.key), remedy=problem.remedy)
-        ordered = sorted(problems, key=lambda problem: self._line(problem.key) or 0)
+            place, source = self._place(problem.key), self._source(problem.key)
+            where = place if isinstance(source, str) else f"{self.label}: {place}"
+            return ConfigError(problem.what, where=where, remedy=problem.remedy)
+        lines = {id(p): line for p in problems if isinstance(line := self._source(p.key), int)}
         listed = [
             f"\n  {self._place(problem.key)}: {problem.what}\n    → {problem.remedy}"
-            for problem in ordered
+            for problem in sorted(problems, key=lambda problem: lines.get(id(problem), 0))
         ]
         return ConfigError(f"{len(problems)} problems{''.join(listed)}", where=self.label)
 
-    def _where(self, key: KeyPath) -> str:
-        place = self._place(key)
-        return place if self._override(key) else f"{self.label}: {place}"
-
     def _place(self, key: KeyPath) -> str:
         """``train.lr (line 8)`` or ``--set train.lr``."""
-        if label := self._override(key):
-            return f"{label} {dotted(key)}"
-        line = self._line(key)
-        return f"{dotted(key)} (line {line})" if line else dotted(key)
+        source = self._source(key)
+        if isinstance(source, str):
+            return f"{source} {dotted(key)}"
+        return f"{dotted(key)} (line {source})" if source else dotted(key)
 
-    def _override(self, key: KeyPath) -> str | None:
-        return _nearest_prefix(key, self.overridden)
-
-    def _line(self, key: KeyPath) -> int | None:
-        return None if self._override(key) else _nearest_prefix(key, self.lines)
-
-
-def _nearest_prefix(key: KeyPath, table: Mapping[KeyPath, Any]) -> Any:
-    """The entry of the key, or else of the closest section around it."""
-    prefixes = (key[:length] for length in range(len(key), 0, -1))
-    return next((table[prefix] for prefix in prefixes if prefix in table), None)
-
-
-def _is_merged(section: str, value: dict[str, Any]) -> bool:
-    # Keys of one graph format mean nothing to another.
-    return section in SECTIONS or (section == "graph" and "format" not in value)
+    def _source(self, key: KeyPath) -> int | str | None:
+        """That of the key, or else of the closest section around it."""
+        prefixes = (key[:length] for length in range(len(key), 0, -1))
+        return next((self.sources[prefix] for prefix in prefixes if prefix in self.sources), None)
 
 
 def read_mapping(source: Mapping[str, Any], label: str = "config") -> Document:
@@ -334,11 +339,7 @@ def _document(
 
 
 def _config(document: Document) -> Config:
-    given = {key: value for key, value in document.data.items() if value is not None}
-    try:
-        config = Config.model_validate(given)
-    except ValidationError as error:
-        raise document.error(_schema_problems(error)) from None
+    config = document.checked(Config)
     config._file = document.file
     return config
 
@@ -377,132 +378,104 @@ _SECRETIVE = (("comm", "env"), ("logging", "mlflow"), ("logging", "wandb"))
 
 _NO_EDGE_FEATURES = {"edge_features", "edge_feats", "edge_attr", "edge_dim"}
 
-# The key that says what keys a section has, and the classes by its value.
-_UNIONS: tuple[tuple[str, Mapping[str, type[Section]]], ...] = (
-    ("format", FORMATS),
-    ("kind", MODELS),
-    ("kind", TASKS),
-    ("kind", SEVERAL_TASKS),
-    ("compression", COMMS),
-)
-
 
 @dataclass
 class _Place:
-    """Where pydantic found something: the key without the kinds that it puts in between."""
+    """Where a value stands.
+
+    Attributes:
+        key: its key path.
+        section: the section around it.
+        key_info: the section's key that it belongs to, if there is such a one.
+        kinds: where the section, or the value, is one of several kinds: these.
+        kind: which of them the section is.
+    """
 
     key: KeyPath
     section: type[Section]
-    field: FieldInfo | None
-    union: tuple[str, Mapping[str, type[Section]]] | None
+    key_info: FieldInfo | None = None
+    kinds: Mapping[str, type[Section]] = field(default_factory=dict)
     kind: str = ""
 
 
-def _place(loc: KeyPath) -> _Place:
-    place = _Place((), Config, None, None)
-    annotation: Any = Config
+def _place(root: type[Section], loc: KeyPath) -> _Place:
+    """Follows pydantic's path to a value, which has the kinds of sections between the keys."""
+    place = _Place((), root)
+    annotation: Any = root
     for part in loc:
-        sections = sections_in(annotation)
         if part == "[key]":  # pydantic's name for a mapping's key that is wrong
             break
+        sections = sections_in(annotation)
         if len(sections) > 1:
-            place.union = _union(sections)
-            place.kind = str(part)
-            annotation = place.union[1][place.kind]
+            place.kinds, place.kind = classes_of(annotation), str(part)
+            annotation = place.kinds[place.kind]
             continue
         place.key += (part,)
         if sections:
-            place.section = sections[0]
-            place.field = place.section.model_fields.get(str(part))
-            annotation = place.field.annotation if place.field else None
-            place.union = (
-                place.union if place.union and sections[0] in place.union[1].values() else None
-            )
+            (place.section,) = sections
+            place.key_info = place.section.model_fields.get(str(part))
+            annotation = place.key_info and place.key_info.annotation
+            if place.section not in place.kinds.values():
+                place.kinds = {}
         else:
-            annotation = _item(annotation)
-    if len(sections := sections_in(annotation)) > 1:
-        place.union = _union(sections)
+            items = [get_args(m)[1] for m in members(annotation) if get_origin(m) is dict]
+            annotation = items[0] if items else None
+    if len(sections_in(annotation)) > 1:
+        place.kinds = classes_of(annotation)
     return place
 
 
-def _union(sections: Sequence[type[Section]]) -> tuple[str, Mapping[str, type[Section]]]:
-    return next(union for union in _UNIONS if sections[0] in union[1].values())
-
-
-def _item(annotation: Any) -> Any:
-    """What the values of a mapping may be; None of anything else."""
-    values = [get_args(m)[1] for m in members(annotation) if get_origin(m) is dict]
-    return values[0] if values else None
-
-
-def _schema_problems(error: ValidationError) -> list[Problem]:
-    """What pydantic found, in our words; a key that was only misspelt is not also missing."""
-    details = error.errors(include_url=False)
-    problems = [_problem(detail) for detail in details]
-    hints = {problem.remedy.split("?")[0] for problem in problems}
-    return [
-        problem
-        for problem, detail in zip(problems, details, strict=True)
-        if detail["type"] != "missing" or f"did you mean {dotted(problem.key)}" not in hints
-    ]
-
-
-def _problem(detail: ErrorDetails) -> Problem:
-    kind, value, place = detail["type"], detail["input"], _place(detail["loc"])
-    key, field = place.key, place.field
-    if kind.startswith("union_tag") and place.union and isinstance(value, dict):
-        name, sections = place.union
+def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
+    """What pydantic found, in our words."""
+    error, value, place = detail["type"], detail["input"], _place(root, detail["loc"])
+    key, field = place.key, place.key_info
+    if error.startswith("union_tag"):
+        if not isinstance(value, dict):
+            return wrong_value(key, {**detail, "type": "dict_type"}, field)
+        name = next(iter(place.kinds.values())).kind_key
         if value.get(name) is None:
-            what, remedy = f"{name!r} is missing", f"give one of {', '.join(sections)}"
-        else:
-            what = f"unknown {name} {show(value[name])}"
-            remedy = one_of(value[name], sections)
-        return Problem((*key, name), what, remedy)
-    if kind.startswith("union_tag"):
-        return wrong_value(key, {**detail, "type": "dict_type"}, field)
-    if kind == "extra_forbidden":
-        return _unknown(place, value)
-    if kind == "missing":
+            remedy = f"give one of {', '.join(place.kinds)}"
+            return Problem((*key, name), f"{name!r} is missing", remedy)
+        what = f"unknown {name} {show(value[name])}"
+        return Problem((*key, name), what, one_of(value[name], place.kinds))
+    if error == "extra_forbidden":
+        return _unknown(root, place, value)
+    if error == "missing":
         return missing_key(key, field)
-    if kind == "invalid_key":
+    if error == "invalid_key":
         return Problem(key, "expected text as the key", "put the key in quotes")
-    if key[:2] in _SECRETIVE and detail["loc"][-1] != "[key]" and _hidden(key, value):
-        what = f"{wanted(detail)}, got {HIDDEN}"
-        return Problem(key, what, f"correct it: {field and field.description}")
+    if detail["loc"][-1] == "[key]":
+        return Problem(key, f"{wanted(detail)}, got {show(value)}", "give the key another name")
+    if key[:2] in _SECRETIVE:
+        text = value if isinstance(value, str) else ""
+        if len(key) == 2 or is_secret(str(key[2]), text):
+            what = f"{wanted(detail)}, got {HIDDEN}"
+            return Problem(key, what, f"correct it: {field and field.description}")
     return wrong_value(key, detail, field)
 
 
-def _hidden(key: KeyPath, value: Any) -> bool:
-    """Whether what was given for one of these, or for a key in it, may hold a secret."""
-    text = value if isinstance(value, str) else ""
-    return len(key) == 2 or is_secret(str(key[2]), text)
-
-
-def _unknown(place: _Place, value: Any) -> Problem:
+def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
     """A key of another kind of the section, or of none; the remedy says where it belongs: to a
     near name in it, or the same name in another section."""
-    word, key, fields = str(place.key[-1]), place.key, place.section.model_fields
-    name, sections = place.union or ("", dict[str, type[Section]]())
-    if kinds := [kind for kind, section in sections.items() if word in section.model_fields]:
-        name = dotted((*key[:-1], name))
-        return Problem(
-            key,
-            f"unknown key {show(word)} ({show(value)}): {name} is {place.kind}",
-            f"remove {dotted(key)}: it is a key of {name} {', '.join(kinds)}",
-        )
-    problem = unknown_key(key, fields)
+    key, word, keys = place.key, str(place.key[-1]), place.section.model_fields
+    if kinds := [kind for kind, other in place.kinds.items() if word in other.model_fields]:
+        name = dotted((*key[:-1], place.section.kind_key))
+        what = f"unknown key {show(word)} ({show(value)}): {name} is {place.kind}"
+        remedy = f"remove {dotted(key)}: it is a key of {name} {', '.join(kinds)}"
+        return Problem(key, what, remedy)
+    problem = unknown_key(key, keys)
     if word.casefold() in _NO_EDGE_FEATURES:
         remedy = (
             "remove it: no model reads features of edges yet; sampling.edge_weight draws "
             "neighbours by an array of edges"
         )
         return replace(problem, remedy=remedy)
-    if nearest(word, fields):
-        return problem
-    places: list[tuple[str, list[type[Section]]]] = [("", [Config])]
-    places += [(f"{name}.", classes) for name, classes in SECTIONS.items()]
-    for prefix, classes in places:
-        if any((ours := our_name(word)) in section.model_fields for section in classes):
-            remedy = f"did you mean {prefix}{ours}? known here: {', '.join(fields)}"
-            return replace(problem, remedy=remedy)
+    if root is Config and not nearest(word, keys):
+        ours = our_name(word)
+        places: dict[str, list[type[Section]]] = {"": [Config], **SECTIONS}
+        for name, classes in places.items():
+            if any(ours in section.model_fields for section in classes):
+                elsewhere = f"{name}.{ours}".lstrip(".")
+                remedy = f"did you mean {elsewhere}? known here: {', '.join(keys)}"
+                return replace(problem, remedy=remedy)
     return problem

@@ -299,9 +299,9 @@ ModelConfig: TypeAlias = Annotated[
     | Annotated[NoLayersConfig, Tag(NO_LAYERS)]
     | Annotated[UserModelConfig, Tag(USER_CLASS)],
     Discriminator(lambda value: _tag(value)),
-    by_kind("kind", lambda: MODELS),
+    by_kind(lambda: MODELS),
 ]
-MODELS: dict[str, type[Section]] = {**classes_of(ModelConfig, "kind"), USER_CLASS: UserModelConfig}
+MODELS = classes_of(ModelConfig)
 MODEL_FAMILIES = tuple(
     kind for kind, section in MODELS.items() if issubclass(section, FamilyConfig)
 )

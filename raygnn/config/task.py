@@ -269,9 +269,9 @@ EdgeTaskConfig: TypeAlias = EdgeClassification | EdgeRegression | LinkPrediction
 TaskConfig: TypeAlias = Annotated[
     NodeTaskConfig | EdgeTaskConfig | GraphClassification | GraphRegression,
     Field(discriminator="kind"),
-    by_kind("kind", lambda: TASKS, "node_classification"),
+    by_kind(lambda: TASKS, "node_classification"),
 ]
-TASKS = classes_of(TaskConfig, "kind")
+TASKS = classes_of(TaskConfig)
 
 
 def read_task(**keys: Any) -> TaskConfig:
@@ -333,7 +333,7 @@ AnyOfTasks: TypeAlias = Annotated[
     | EdgeRegressionOfTasks
     | LinkPredictionOfTasks,
     Field(discriminator="kind"),
-    by_kind("kind", lambda: SEVERAL_TASKS, "node_classification"),
+    by_kind(lambda: SEVERAL_TASKS, "node_classification"),
 ]
-SEVERAL_TASKS = classes_of(AnyOfTasks, "kind")
+SEVERAL_TASKS = classes_of(AnyOfTasks)
 Tasks: TypeAlias = Annotated[dict[TaskName, AnyOfTasks], Field(min_length=1, max_length=64)]

@@ -14,7 +14,7 @@ from decimal import Decimal
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -43,6 +43,7 @@ class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    kind_key: ClassVar[str] = "kind"  # which key says what others a section has
 
     def problems(self, at: KeyPath) -> Iterator[Problem]:
         """What the section's own keys do not agree on.
@@ -80,13 +81,16 @@ def sections_in(annotation: Any) -> list[type[Section]]:
     return [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
 
 
-def classes_of(union: Any, key: str) -> dict[str, type[Section]]:
-    """The sections of a union, by the values that their ``key`` may have."""
-    sections = sections_in(union)
-    return {kind: s for s in sections for kind in get_args(s.model_fields[key].annotation)}
-
-
 USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of the user's
+
+
+def classes_of(union: Any) -> dict[str, type[Section]]:
+    """The sections of a union by kind."""
+    return {
+        kind: section
+        for section in sections_in(union)
+        for kind in get_args(section.model_fields[section.kind_key].annotation) or (USER_CLASS,)
+    }
 
 
 def tag_of(kind: Any) -> str:
@@ -95,7 +99,7 @@ def tag_of(kind: Any) -> str:
 
 
 def by_kind(
-    key: str, classes: Callable[[], Mapping[str, type[Section]]], default: str | None = None
+    classes: Callable[[], Mapping[str, type[Section]]], default: str | None = None
 ) -> BeforeValidator:
     """Prepares a section whose keys depend on the value of one of them.
 
@@ -110,9 +114,10 @@ def by_kind(
     def prepare(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        sections = classes()
+        key = next(iter(sections.values())).kind_key
         if default is not None:
             value = {key: default, **value}
-        sections = classes()
         ours = sections.get(tag_of(value.get(key)))
         if ours is None:
             return value

@@ -9,6 +9,7 @@ nothing in a file can build an object or use up the machine.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import yaml
@@ -18,6 +19,7 @@ from raygnn.errors import ConfigError
 MAX_DEPTH = 50
 MAX_VALUES = 10_000
 MAX_CHARACTERS = 1 << 20
+_LIMIT = f"more than {MAX_DEPTH} levels of nesting, or more than {MAX_VALUES} values"
 
 KeyPath = tuple[str | int, ...]
 
@@ -27,29 +29,68 @@ _FLOAT = (
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    "float": lambda text: float(re.sub(r"\.(?=[in])", "", text.lower())),
+    "str": str,
+}
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader's parser with the scalars of YAML 1.2 and bounds on what it composes."""
+    """SafeLoader's parser with the scalars of YAML 1.2, which keeps the line of every key."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
 
     def __init__(self, text: str):
         super().__init__(text)
-        self.depth = 0
-        self.values = 0
+        self.depth = self.nodes = self.values = 0
+        self.lines: dict[KeyPath, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        self.values += 1
-        mark = self.peek_event().start_mark
-        if self.depth > MAX_DEPTH:
-            raise _at(mark, f"more than {MAX_DEPTH} levels of nesting")
-        if self.values > MAX_VALUES:
-            raise _at(mark, f"more than {MAX_VALUES} values")
+        self.nodes += 1
+        if self.depth > MAX_DEPTH or self.nodes > 2 * MAX_VALUES:  # keys are nodes, too
+            raise _error(self.peek_event(), _LIMIT)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def value(self, node: yaml.Node, path: KeyPath = ()) -> Any:
+        """The node's value. Aliases are expanded, so that what is shared counts each time."""
+        self.values += 1
+        if self.values > MAX_VALUES or len(path) > MAX_DEPTH:
+            raise _error(node, f"{_LIMIT}, with aliases expanded")
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "map" and isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if kind == "seq" and isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, number)) for number, item in enumerate(node.value)]
+        if kind not in _SCALARS or not isinstance(node, yaml.ScalarNode):
+            tag = node.tag.replace(_TAG, "!!")
+            raise _error(node, f"the tag {tag!r}, but tags are not allowed")
+        try:
+            return _SCALARS[kind](node.value)
+        except ValueError:
+            raise _error(node, "a number that cannot be read") from None
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag != f"{_TAG}str" or not isinstance(key_node, yaml.ScalarNode):
+                raise _error(key_node, "a key that is not text (put it in quotes)")
+            key = key_node.value
+            if key in result:
+                raise _error(key_node, f"the key {key!r} a second time")
+            here = (*path, key)
+            self.lines[here] = key_node.start_mark.line + 1
+            result[key] = self.value(value_node, here)
+        return result
+
+
+def _error(place: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -66,13 +107,10 @@ for _name, _pattern, _first in (
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
 
 
-_LINE_ENDS = "\x85\u2028\u2029"
-
-
 def write_yaml(value: Any) -> str:
     """YAML of plain values that :func:`read_yaml` and any YAML 1.1 parser read back the same."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    if any(mark in text for mark in _LINE_ENDS):  # left bare, they are read back as blanks
+    if any(mark in text for mark in "\x85\u2028\u2029"):  # bare, they are read back as blanks
         text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
     return text
 
@@ -99,87 +137,19 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, int]]:
             remedy="check that this is the file you meant",
         )
     try:
-        node, builder = _Loader(text).get_single_node(), _Builder()
-        return (None if node is None else builder.build(node, (), 0)), builder.lines
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return (None if node is None else loader.value(node)), loader.lines
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
-        raise _syntax(where, line, column, "a character that YAML does not allow") from None
+        problem = "a character that YAML does not allow"
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(part for part in (error.context, error.problem) if part)
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise _syntax(where, line, column, problem) from None
-
-
-def _syntax(where: str, line: int, column: int, problem: str) -> ConfigError:
-    return ConfigError(
+    raise ConfigError(
         f"not a valid configuration in YAML: {problem}",
         where=f"{where}: line {line}, column {column}",
         remedy="correct this line; sections are written as `section:` and indented `key: value`",
     )
-
-
-def _at(mark: Any, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
-
-class _Builder:
-    """Builds values from nodes. Aliases are expanded, so that what is shared counts each time."""
-
-    def __init__(self) -> None:
-        self.values = 0
-        self.lines: dict[KeyPath, int] = {}
-
-    def build(self, node: yaml.Node, path: KeyPath, depth: int) -> Any:
-        self.values += 1
-        if depth > MAX_DEPTH or self.values > MAX_VALUES:
-            raise _at(node.start_mark, "aliases that expand without end")
-        if not node.tag.startswith(_TAG):
-            raise _at(node.start_mark, f"the tag {node.tag!r}, but tags are not allowed")
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path, depth)
-        if isinstance(node, yaml.SequenceNode):
-            self._known_tag(node, "seq")
-            return [
-                self.build(item, (*path, number), depth + 1)
-                for number, item in enumerate(node.value)
-            ]
-        return self._scalar(node)
-
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
-        self._known_tag(node, "map")
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            mark = key_node.start_mark
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
-            if not isinstance(key, str):
-                raise _at(mark, "a key that is not text (put it in quotes)")
-            if key in result:
-                raise _at(mark, f"the key {key!r} a second time")
-            here = (*path, key)
-            self.lines[here] = mark.line + 1
-            result[key] = self.build(value_node, here, depth + 1)
-        return result
-
-    def _known_tag(self, node: yaml.Node, *names: str) -> str:
-        name = node.tag.removeprefix(_TAG)
-        if name not in names:
-            raise _at(node.start_mark, f"the tag !!{name}, but tags are not allowed")
-        return name
-
-    def _scalar(self, node: yaml.Node) -> str | int | float | bool | None:
-        name = self._known_tag(node, "null", "bool", "int", "float", "str")
-        text = node.value
-        if name == "null":
-            return None
-        if name == "bool":
-            return text.lower() == "true"
-        try:
-            if name == "int":
-                return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-            if name == "float":
-                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        except ValueError:
-            raise _at(node.start_mark, "a number that cannot be read") from None
-        return str(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def test_it_is_a_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "section", [Config, *{s for classes in SECTIONS.values() for s in classes}, *FORMATS.values()]
+    "section", dict.fromkeys([Config, *chain(*SECTIONS.values()), *FORMATS.values()])
 )
 def test_every_key_is_described(section: type[Section]) -> None:
     assert section.__doc__

@@ -276,8 +276,14 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         spec("edges usr:saw:item", SPEC["edges"]["user:bought:item"]),
         ["edges.usr:saw:item (line", "'usr'", "did you mean user?"],
     ),
-    "a slash in a type": (spec("nodes ../user", SPEC["nodes"]["user"]), ["'../user' is no name"]),
-    "a slash in an array": (spec("nodes item features", {"a/b": "price"}), ["'a/b' is no name"]),
+    "a slash in a type": (
+        spec("nodes ../user", SPEC["nodes"]["user"]),
+        ["then letters", "got '../user'"],
+    ),
+    "a slash in an array": (
+        spec("nodes item features", {"a/b": "price"}),
+        ["then letters", "got 'a/b'"],
+    ),
     "a feature called label": (spec("nodes user features", {"label": "age"}), ["'label' already"]),
     "split and splits": (spec("nodes user splits", {"train": 0.5}), ["split and splits"]),
     "what else to do with unknown words": (

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from raygnn.config.load import Document, read_text
-from raygnn.config.problems import Problem, missing_key, nearest, show, unknown_key, wrong_value
+from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.values import Count, Fraction, Names, Section, Text, expected
 from raygnn.config.yaml_text import KeyPath, read_yaml
 from raygnn.errors import ConfigError
@@ -166,40 +165,10 @@ def read_description(file: Path) -> Description:
             remedy="describe the tables in the sections nodes and edges",
         )
     document = Document(data, label, file, lines)
-    try:
-        described = Description.model_validate(document.data)
-    except ValidationError as error:
-        raise document.error(list(map(_problem, error.errors(include_url=False)))) from None
+    described = document.checked(Description)
     if problems := list(_contradictions(described)):
         raise document.error(problems)
     return described
-
-
-_TABLES: dict[str, type[BaseModel]] = {"nodes": NodeTable, "edges": EdgeTable}
-_INNER: dict[str, type[BaseModel]] = {"splits": RandomSplit, "masks": Masks}
-
-
-def _problem(detail: ErrorDetails) -> Problem:
-    """What pydantic found, in our words."""
-    key: KeyPath = detail["loc"]
-    if key[-1] == "[key]":  # pydantic's name for a mapping's key that is wrong
-        return Problem(key[:-1], f"{show(key[-2])} is no name", f"use {_NAMES}")
-    # the innermost model that the key belongs to, and the place of that model's key in the path
-    model: type[BaseModel] = Description
-    depth = 0
-    if len(key) > 2 and key[0] in _TABLES:
-        model, depth = _TABLES[str(key[0])], 2
-        if len(key) > 4 and key[2] == "categories":
-            model, depth = Category, 4
-        elif len(key) > 3 and key[2] in _INNER:
-            model, depth = _INNER[str(key[2])], 3
-    fields = model.model_fields
-    field = fields.get(str(key[depth])) if len(key) > depth else None
-    if detail["type"] == "extra_forbidden":
-        return unknown_key(key, fields)
-    if detail["type"] == "missing":
-        return missing_key(key, field)
-    return wrong_value(key, detail, field)
 
 
 def _contradictions(described: Description) -> Iterator[Problem]:
