@@ -40,7 +40,7 @@ from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.sampling.loader import BatchLoader, BatchMaker  # noqa: E402
 from raygnn.sampling.plan import SeedPlan  # noqa: E402
 from raygnn.sampling.seeds import TaskSeeds  # noqa: E402
-from raygnn.tasks.task import Task  # noqa: E402
+from raygnn.tasks.lightning_modules import Task  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
 from raygnn.worker.job import Job  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402

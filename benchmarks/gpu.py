@@ -36,7 +36,7 @@ from raygnn.config.model import read_model
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.sources import planted
 from raygnn.graph.staging.shard import Rows, Shard
-from raygnn.models.kernels import native
+from raygnn.models.kernels.message_passing import NATIVE
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Batch
@@ -169,12 +169,12 @@ def kernel_calls(adj: Adjacency, num_src: int) -> Iterator[tuple[str, Callable, 
     edges = len(adj.src)
     x = torch.randn(num_src, HIDDEN)
     for reduce in ("sum", "mean", "max"):
-        yield reduce, lambda a, x, r=reduce: native.aggregate(a, x, r), [x]
+        yield reduce, lambda a, x, r=reduce: NATIVE.aggregate(a, x, r), [x]
     weighted = [x, torch.rand(edges)]
-    yield "weighted sum", lambda a, x, w: native.aggregate(a, x, "sum", w), weighted
+    yield "weighted sum", lambda a, x, w: NATIVE.aggregate(a, x, "sum", w), weighted
 
     def attention(a: Adjacency, x: Tensor, score: Tensor) -> Tensor:
-        return native.attend(a, x, native.edge_softmax(a, score, num_src))
+        return NATIVE.attend(a, x, NATIVE.edge_softmax(a, score, num_src))
 
     yield "attention, 8 heads", attention, [x.view(num_src, 8, -1), torch.randn(edges, 8)]
 

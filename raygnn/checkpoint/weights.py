@@ -116,8 +116,8 @@ def rows_draft(directory: Path) -> Path:
 
 def _schema(model: nn.Module) -> dict[str, Any]:
     """What a built-in network must know of the data, for whoever makes it without them."""
-    from raygnn.models.export import describe
     from raygnn.models.network import Network
+    from raygnn.models.program import describe
 
     return {"schema": describe(model.schema)} if isinstance(model, Network) else {}
 

@@ -1,4 +1,4 @@
-"""A linear transform, in the arithmetic that the processor has."""
+"""Linear transforms in the arithmetic that the processor has, and dropout as fast as they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from raygnn.models.kernels import passes
+from raygnn.models.kernels import compiled
 
 # rows of a bf16 product are a multiple of the first, or a power of 2 from the second on
 _EVEN, _LEAST = 512, 16
@@ -115,7 +115,7 @@ class _Joint(torch.autograd.Function):
         if relu or bias is not None:
             # a copy: memory that NumPy has seen cannot be given back, which full sharding does
             added = np.zeros(len(weight), np.float32) if bias is None else bias.clone().numpy()
-            passes.finish(out.numpy(), added, relu)
+            compiled.finish(out.numpy(), added, relu)
         ctx.save_for_backward(weight, out if relu else None, x)
         ctx.has_bias = bias is not None
         ctx.widths = [each.shape[1] for each in rows]
@@ -131,7 +131,7 @@ class _Joint(torch.autograd.Function):
             d_bias = grad.sum(0) if ctx.has_bias and for_bias else None
         else:
             given, grad = grad.contiguous(), torch.empty_like(out)
-            total = passes.passed(given.numpy(), out.numpy(), grad.numpy())
+            total = compiled.passed(given.numpy(), out.numpy(), grad.numpy())
             d_bias = torch.from_numpy(total).float() if ctx.has_bias else None
         d_weight = None
         if for_weight:
@@ -183,7 +183,7 @@ class _Even(torch.autograd.Function):
             g = _padded([grad])
         else:
             g = grad.new_empty((len(x), len(weight)))
-            total = passes.passed_bits(_bits(grad.contiguous()), _bits(out), _bits(g[:num]))
+            total = compiled.passed_bits(_bits(grad.contiguous()), _bits(out), _bits(g[:num]))
             g[num:] = 0
         d_bias = None
         if ctx.has_bias and for_bias:
@@ -219,7 +219,7 @@ def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
     # the bias in the same pass, which otherwise is laid over the output before
     fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)
     if relu:  # oneDNN's own makes 0 of NaN, which nobody would ever see again
-        passes.relu_bits(_bits(fused))
+        compiled.relu_bits(_bits(fused))
     return fused
 
 
@@ -253,3 +253,33 @@ def _has_bf16() -> bool | None:
     if has["architecture"] != "x86_64":
         return None
     return bool(has["avx512_bf16"] or has["amx_bf16"])
+
+
+_RANGE = 1 << 16
+
+
+class Dropout(nn.Module):
+    """As `torch.nn.Dropout`; on a CPU about three times as fast.
+
+    There torch draws one Bernoulli number for each element, one after the other. Here 64 random
+    bits serve for four elements, so that ``p`` is rounded to a multiple of 1/65536. The random
+    numbers are still those of torch's generator, the same for any number of threads.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.p)
+        dropped = min(round(self.p * _RANGE), _RANGE - 1)
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+        lanes = words.view(torch.int16)[: x.numel()].view(x.shape)
+        keep = (lanes >= dropped - _RANGE // 2).to(x.dtype)
+        return x * keep.mul_(_RANGE / (_RANGE - dropped))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

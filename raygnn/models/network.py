@@ -1,4 +1,4 @@
-"""Networks of typed layers: what the built-in families share."""
+"""Networks of typed layers: what the built-in families share, and the model without layers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raygnn.config.model import FamilyConfig
-from raygnn.models.dropout import Dropout
-from raygnn.models.layers import Combine
-from raygnn.models.linear import join
+from raygnn.models.convolutions import Combine
+from raygnn.models.linear import Dropout, join
 from raygnn.models.norm import activation, norm, normalise, repeated
-from raygnn.models.typed import Combined, Degrees, Family, Hidden, Layer, key, stack
+from raygnn.models.typed_layers import Combined, Degrees, Family, Hidden, Layer, key, stack
 from raygnn.sampling.batch import Block, EdgeType
 
 Categories = Mapping[str, Mapping[str, Tensor]]
@@ -215,7 +214,7 @@ class Network(Stack):
         """How the first layer's sources may be combined before `forward`; None: not at all.
 
         "mean", "sum" or "max" of the features of each destination's sampled sources, or "gcn",
-        their sum weighted as `raygnn.models.layers.GCNConv` says, for every edge type alike.
+        their sum weighted as `raygnn.models.convolutions.GCNConv` says, for every edge type alike.
         """
         if self._categories or (self.training and self.input_dropout.p):
             return None
@@ -268,3 +267,41 @@ def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
     for _ in range(num_layers - 1):
         wanted.insert(0, wanted[0] | {e[0] for e in schema.etypes if e[2] in wanted[0]})
     return wanted
+
+
+class Direct(nn.Module):
+    """What the nodes' features and learned rows say of them, and a linear layer on it.
+
+    Args:
+        head: whether there is the linear layer, which `forward` needs.
+    """
+
+    def __init__(self, schema: Schema, *, head: bool = True):
+        super().__init__()
+        self.target = schema.target
+        if head:
+            self.out = nn.Linear(schema.widths[schema.target], schema.out_features)
+
+    def forward(
+        self,
+        blocks: Sequence[Block],
+        x: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Tensor:
+        """Outputs of the seeds, ``[B, out_features]``; see `raygnn.models.network.Network`."""
+        out: Tensor = self.out(self.represent(blocks, x, degree)[self.target])
+        return out
+
+    def represent(
+        self,
+        blocks: Sequence[Block],
+        x: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Hidden:
+        """node type → what there is of the nodes, ``[B, F]``: ``x`` as it is."""
+        assert not blocks
+        return x

@@ -19,17 +19,14 @@ from raygnn.config.model import (
     UserModelConfig,
 )
 from raygnn.errors import ConfigError
+from raygnn.models.attention_layers import HANLayer, HGTLayer
+from raygnn.models.convolutions import GATConv, GCNConv, GINConv, Rest, SAGEConv
 from raygnn.models.decoders import COMPLEX, make_decoder
-from raygnn.models.direct import Direct
-from raygnn.models.edges import EdgeModel, LinkModel
-from raygnn.models.gin import GINConv, Rest
-from raygnn.models.graphs import GraphNetwork, GraphSchema
-from raygnn.models.han import HANLayer
-from raygnn.models.hgt import HGTLayer
-from raygnn.models.layers import GATConv, GCNConv, SAGEConv
-from raygnn.models.network import Network, Schema
+from raygnn.models.graph_network import GraphNetwork, GraphSchema
+from raygnn.models.heads import EdgeModel, LinkModel
+from raygnn.models.network import Direct, Network, Schema
 from raygnn.models.rgcn import RGCNLayer
-from raygnn.models.typed import ConvFactory, Family, LayerSpec, TypedLayer
+from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer
 from raygnn.models.user import UserGraphModel, UserModel
 from raygnn.sampling.batch import EdgeType
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels import Choice, select
+from raygnn.models.kernels.message_passing import Choice, select
 from raygnn.models.linear import affine, join, linear
-from raygnn.models.typed import Combined, Degrees, Hidden, Layer, LayerSpec, key
+from raygnn.models.typed_layers import Combined, Degrees, Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 Regularizer = Literal["basis", "block", "none"]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from raygnn.config.model import MODEL_FAMILIES, UserModelConfig
 from raygnn.errors import ConfigError
-from raygnn.models.graphs import GraphSchema
+from raygnn.models.graph_network import GraphSchema
 from raygnn.models.network import Categories, Schema, Typed
-from raygnn.models.typed import Combined, Degrees
+from raygnn.models.typed_layers import Combined, Degrees
 from raygnn.sampling.batch import DEFAULT_NTYPE, Block, GraphBatch
 
 

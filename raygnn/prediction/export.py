@@ -61,7 +61,7 @@ def export(
         overwrite: replace ``out`` if it is there.
 
     Returns:
-        The file and its inputs: see `raygnn.models.export.export`.
+        The file and its inputs: see `raygnn.models.program.export`.
 
     Raises:
         InputError: ``out`` cannot be written, the run has no weights yet, or its network is not
@@ -93,9 +93,9 @@ def export(
     import torch
 
     from raygnn.graph.data import etype_str
-    from raygnn.models.export import export as trace
-    from raygnn.models.export import restore
     from raygnn.models.network import Network
+    from raygnn.models.program import export as trace
+    from raygnn.models.program import restore
     from raygnn.models.registry import build_model
 
     try:

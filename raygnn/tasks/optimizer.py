@@ -1,14 +1,23 @@
-"""The optimizer that the section ``train`` names."""
+"""The optimizer that ``train.optimizer`` names, and its rate over time, ``train.schedule``.
+
+All schedules but ``plateau`` are functions of the step's number alone, so that a run that goes on
+has the rates of one that never stopped, and one that is made longer those of the longer run from
+there on. torch's own schedulers of these kinds keep the length, and some the last rate, in their
+state.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau
 
-from raygnn.config.schema import TrainConfig
+from raygnn.config.schema import ScheduleConfig, TrainConfig
 
 Construct = Callable[[type[torch.optim.Optimizer], Any, dict[str, Any]], torch.optim.Optimizer]
 
@@ -57,3 +66,177 @@ def make_optimizer(
         kwargs["fused"] = True
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     return construct(kinds[config.optimizer], parameters, kwargs)
+
+
+# step → rate as a share of the highest, and how far up it is between its lowest and its highest
+Curve = Callable[[int], tuple[float, float]]
+
+# of one_cycle, from Smith & Topin's code by way of torch's and fastai's: the first rate is a 25th
+# of the highest, the last a 10,000th of the first
+_FIRST, _LAST = 1 / 25, 1 / 25 / 1e4
+
+
+class Schedule(LRScheduler):
+    """The rate of each step, and its momentum, as a function of its number.
+
+    Args:
+        curve: from the step after the warm-up on.
+        warmup: steps of it.
+        start: what the warm-up starts from, as a share of where the curve does.
+        momentum: lowest and highest, which goes down while the rate goes up; None = it stays.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        curve: Curve,
+        *,
+        warmup: int = 0,
+        start: float = 1.0,
+        momentum: tuple[float, float] | None = None,
+    ):
+        self._curve = curve
+        self._warmup = warmup
+        self._start = start
+        self._momentum = momentum
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        step = self.last_epoch  # torch's name for how often it was stepped
+        share, height = self._curve(max(0, step - self._warmup))
+        if step < self._warmup:
+            share *= self._start + (1 - self._start) * step / self._warmup
+        if self._momentum is not None:
+            low, high = self._momentum
+            self._move(high - (high - low) * height)
+        return [base * share for base in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.last_epoch,
+            "step_count": self._step_count,
+            "base": list(self.base_lrs),
+            "start": self._start,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last_epoch, self._step_count = state_dict["step"], state_dict["step_count"]
+        # a batch may be made for another number of workers now
+        self.base_lrs, self._start = state_dict["base"], state_dict["start"]
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr):
+            group["lr"] = rate
+
+    def _move(self, momentum: float) -> None:
+        for group in self.optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (momentum, *group["betas"][1:])
+            else:
+                group["momentum"] = momentum
+
+
+def with_schedules(
+    optimizer: torch.optim.Optimizer, config: TrainConfig, planned: float, total: int
+) -> Any:
+    """What `LightningModule.configure_optimizers` returns, so that Lightning steps the schedule
+    after each optimizer step, and keeps its state. A `ReduceLROnPlateau` it only keeps: whoever
+    evaluates steps it, with a score of which more is better, the same on all ranks.
+
+    Args:
+        planned: number of ranks that the global batch is made for.
+        total: optimizer steps of the whole run.
+    """
+    schedule = config.schedule
+    # one_cycle has its own rise
+    warmup = 0 if schedule.kind == "one_cycle" else _steps(schedule.warmup, total)
+    scale = rate_scale(config, planned)
+    # with a rate for so many workers, from that of one (Goyal et al. 2017, section 2.2)
+    start = 1 / (warmup + 1) if config.lr_scaling == "none" else min(1.0, 1 / scale)
+    found: list[dict[str, Any]] = []
+    if schedule.kind == "plateau":
+        if warmup:  # one that leaves the rate alone when it is over
+            ramp = LinearLR(optimizer, start_factor=start, total_iters=warmup)
+            found.append({"scheduler": ramp, "interval": "step"})
+        plateau = ReduceLROnPlateau(
+            optimizer,
+            mode="max",
+            factor=schedule.factor,
+            patience=schedule.patience,
+            threshold=schedule.threshold,
+            threshold_mode="abs",
+            min_lr=config.lr * scale * (schedule.floor or 0.0),
+            eps=0.0,
+        )
+        # Lightning's own evaluation, after which it would step it, there is not
+        found.append({"scheduler": plateau, "monitor": "none", "frequency": sys.maxsize})
+    elif schedule.kind != "constant" or warmup:
+        curve = _curve(schedule, total, max(1, total - warmup))
+        own = Schedule(optimizer, curve, warmup=warmup, start=start, momentum=schedule.momentum)
+        found.append({"scheduler": own, "interval": "step"})
+    return ([optimizer], found) if found else optimizer
+
+
+def _curve(schedule: ScheduleConfig, total: int, rest: int) -> Curve:
+    """
+    Args:
+        total: steps of the run; rest: those after the warm-up.
+    """
+    floor = schedule.floor or 0.0
+    if schedule.kind == "cosine":
+        return lambda step: _between(floor, _falling(step / rest))
+    if schedule.kind == "step":
+        every = _steps(0.3 if schedule.every is None else schedule.every, total)
+        gamma = schedule.gamma or 0.1
+        return lambda step: (gamma ** (step // every), 1.0)
+    if schedule.kind == "one_cycle":
+        rise = _steps(0.3 if schedule.warmup is None else schedule.warmup, total)
+        return one_cycle(rise, total)
+    if schedule.kind == "cyclic":
+        half = _steps(0.1 if schedule.every is None else schedule.every, total)
+        return _cyclic(schedule, half)
+    return lambda step: (1.0, 1.0)
+
+
+def one_cycle(rise: int, total: int) -> Curve:
+    """Up in ``rise`` of ``total`` steps and down in the others, each by half a cosine (Smith &
+    Topin, "Super-convergence", 2018)."""
+
+    def curve(step: int) -> tuple[float, float]:
+        if step < rise - 1:
+            return _between(_FIRST, 1 - _falling(step / (rise - 1)))
+        return _between(_LAST, _falling((step - rise + 1) / max(1, total - rise)))
+
+    return curve
+
+
+def _cyclic(schedule: ScheduleConfig, half: int) -> Curve:
+    """Up in ``half`` steps and down in as many (Smith, "Cyclical learning rates", WACV 2017)."""
+    floor = 0.1 if schedule.floor is None else schedule.floor
+    gamma = 0.9999 if schedule.gamma is None else schedule.gamma
+
+    def curve(step: int) -> tuple[float, float]:
+        cycle, place = divmod(step, 2 * half)
+        height = 1 - abs(place / half - 1)
+        if schedule.mode == "triangular2":
+            height *= 0.5**cycle
+        elif schedule.mode == "exp_range":
+            height *= gamma**step
+        return _between(floor, height)
+
+    return curve
+
+
+def _falling(part: float) -> float:
+    """Half a cosine, from 1 to 0."""
+    return (1 + math.cos(math.pi * min(1.0, part))) / 2
+
+
+def _between(low: float, height: float) -> tuple[float, float]:
+    return low + (1 - low) * height, height
+
+
+def _steps(given: int | float | None, total: int) -> int:
+    """A number of steps that may have been given as a share of the run."""
+    if given is None:
+        return 0
+    return given if isinstance(given, int) else max(1, round(given * total))

@@ -23,8 +23,8 @@ from raygnn.config.values import Duration
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
+from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.metrics import LOWER_IS_BETTER
-from raygnn.tasks.task import Task
 from raygnn.worker import blackbox
 from raygnn.worker.comm.sharding import whole
 from raygnn.worker.records import Records

@@ -30,7 +30,7 @@ from raygnn.runs.run_directory import EVENTS, METRICS, Events
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
-from raygnn.tasks.task import EXITS, Task, exit_error
+from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.blackbox.phases import Phases, Waiting

@@ -18,7 +18,7 @@ from torch import Tensor
 from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.stragglers import Stragglers
 
 PARTS = (*LOADER, *STEP)

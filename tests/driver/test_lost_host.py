@@ -38,7 +38,7 @@ _MODEL = """
 import json, os, time
 from pathlib import Path
 
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from tests.own_models import DglSage
 
 _step = Task.training_step

@@ -22,7 +22,7 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
 from tests.small_jobs import JobFactory, about, job, train_on_ranks

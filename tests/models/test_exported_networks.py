@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from raygnn.errors import InputError
-from raygnn.models.export import describe, export, restore
 from raygnn.models.network import Schema
+from raygnn.models.program import describe, export, restore
 from raygnn.sampling.batch import etype_str
 from tests.models.test_networks import CATEGORICAL, FAMILIES, USER, names, network
 from tests.models.test_typed_families import ETYPES, PLAIN, SIZES, random_block

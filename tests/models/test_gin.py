@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from raygnn.config.model import read_model
 from raygnn.graph.dgl import dgl
-from raygnn.models.kernels import Choice
+from raygnn.models.kernels.message_passing import Choice
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
-from raygnn.models.typed import TypedLayer
+from raygnn.models.typed_layers import TypedLayer
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 from raygnn.tasks import inference
 from tests.graphs import ITEM, on_whole_graph, partitioned, random_graph, typed_graph

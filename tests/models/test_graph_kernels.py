@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +11,8 @@ from torch import Tensor
 
 from raygnn.errors import ConfigError
 from raygnn.graph import dgl as door
-from raygnn.models import kernels
-from raygnn.models.kernels import dgl_ops, native, select
+from raygnn.models.kernels import message_passing
+from raygnn.models.kernels.message_passing import DGL, NATIVE, Kernels, by_source, select
 from raygnn.sampling.batch import Adjacency
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}
@@ -60,7 +58,7 @@ def outcome(out: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]
 
 def compare(call, leaves: list[Tensor], dtype: torch.dtype) -> None:  # type: ignore[no-untyped-def]
     """``call(kernels)`` on both."""
-    ours, theirs = call(native), call(dgl_ops)
+    ours, theirs = call(NATIVE), call(DGL)
     assert ours.dtype == theirs.dtype == dtype
     upstream = torch.randn(ours.shape, dtype=torch.float64)
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
@@ -79,12 +77,12 @@ def test_aggregate(dtype: torch.dtype, reduce: str) -> None:
         if reduce == "weighted":
             leaves.append(torch.rand(len(adj.src), dtype=dtype, requires_grad=True))
 
-        def call(ops: ModuleType) -> Tensor:
+        def call(ops: Kernels) -> Tensor:
             fresh = Adjacency(adj.indptr, adj.src)
             return ops.aggregate(fresh, leaves[0], reduce.replace("weighted", "sum"), *leaves[1:])
 
         compare(call, leaves, dtype)
-        assert not call(native)[adj.degree == 0].any()
+        assert not call(NATIVE)[adj.degree == 0].any()
 
     check()
 
@@ -105,8 +103,8 @@ def test_attention(dtype: torch.dtype) -> None:
     check()
 
 
-@pytest.mark.parametrize("ops", [native, dgl_ops])
-def test_sums_by_hand(ops: ModuleType) -> None:
+@pytest.mark.parametrize("ops", [NATIVE, DGL])
+def test_sums_by_hand(ops: Kernels) -> None:
     """Both against the definition, so that they can not be wrong together."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
     x = torch.tensor([[1.0, -1.0], [2.0, 5.0], [0.0, 0.0], [4.0, -3.0]], requires_grad=True)
@@ -124,8 +122,8 @@ def test_sums_by_hand(ops: ModuleType) -> None:
     assert ops.aggregate(adj, x, "max").tolist() == [[4, 5], [0, 0], [4, -1]]
 
 
-@pytest.mark.parametrize("ops", [native, dgl_ops])
-def test_softmax_survives_large_scores(ops: ModuleType) -> None:
+@pytest.mark.parametrize("ops", [NATIVE, DGL])
+def test_softmax_survives_large_scores(ops: Kernels) -> None:
     adj = adjacency(2, [(0, 0), (0, 1), (0, 2), (1, 0)])
     soft = ops.edge_softmax(adj, torch.full((4, 2), 1e4), 3)
     torch.testing.assert_close(soft, torch.tensor([[1 / 3] * 2] * 3 + [[1.0] * 2]))
@@ -136,14 +134,14 @@ def test_gradients_by_differences() -> None:
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     weight = torch.rand(5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: native.aggregate(adj, x, "mean"), [x])
-    assert torch.autograd.gradcheck(lambda x, w: native.aggregate(adj, x, "sum", w), [x, weight])
+    assert torch.autograd.gradcheck(lambda x: NATIVE.aggregate(adj, x, "mean"), [x])
+    assert torch.autograd.gradcheck(lambda x, w: NATIVE.aggregate(adj, x, "sum", w), [x, weight])
     wide = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
     heads = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, w: native.attend(adj, x, w), [wide, heads])
+    assert torch.autograd.gradcheck(lambda x, w: NATIVE.attend(adj, x, w), [wide, heads])
 
 
-@pytest.mark.parametrize("group", [native.by_source, native._sorted_by_source])
+@pytest.mark.parametrize("group", [by_source, message_passing._sorted_by_source])
 def test_edges_by_source(group) -> None:  # type: ignore[no-untyped-def]
     """As it is done on a CPU, and elsewhere."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
@@ -163,15 +161,15 @@ class TestSelect:
     x = torch.zeros(1)
 
     def test_auto_is_torch_but_for_maxima(self) -> None:
-        assert select("auto", self.x) is native
-        assert select("auto", self.x, "mean") is native
-        assert select("auto", self.x, "max") is dgl_ops
-        assert select("auto", self.x.half(), "max") is native
-        assert select("auto", self.x.to("meta"), "max") is native
+        assert select("auto", self.x) is NATIVE
+        assert select("auto", self.x, "mean") is NATIVE
+        assert select("auto", self.x, "max") is DGL
+        assert select("auto", self.x.half(), "max") is NATIVE
+        assert select("auto", self.x.to("meta"), "max") is NATIVE
 
     def test_named(self) -> None:
-        assert select("torch", self.x, "max") is native
-        assert select("dgl", self.x) is dgl_ops
+        assert select("torch", self.x, "max") is NATIVE
+        assert select("dgl", self.x) is DGL
 
     @pytest.mark.parametrize(
         ("device", "dtype"),
@@ -194,11 +192,11 @@ class TestSelect:
         def fail() -> None:
             raise door.CapabilityError("DGL is not installed")
 
-        monkeypatch.setattr(kernels, "dgl", fail)
-        kernels._missing.cache_clear()
+        monkeypatch.setattr(message_passing, "dgl", fail)
+        message_passing._why_no_dgl.cache_clear()
         try:
-            assert select("auto", self.x, "max") is native
+            assert select("auto", self.x, "max") is NATIVE
             with pytest.raises(ConfigError, match="not installed"):
                 select("dgl", self.x)
         finally:
-            kernels._missing.cache_clear()
+            message_passing._why_no_dgl.cache_clear()

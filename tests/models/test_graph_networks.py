@@ -15,8 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Sample
-from raygnn.models.graphs import GraphNetwork, GraphSchema
-from raygnn.models.readout import members, pool
+from raygnn.models.graph_network import GraphNetwork, GraphSchema, members, pool
 from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import GraphBatch
 from tests.models.whole_graphs import (

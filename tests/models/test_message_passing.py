@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.graph.dgl import dgl
-from raygnn.models.kernels import Choice
-from raygnn.models.layers import GATConv, GCNConv, SAGEConv, with_self_loops
+from raygnn.models.convolutions import GATConv, GCNConv, SAGEConv, with_self_loops
+from raygnn.models.kernels.message_passing import Choice
 from raygnn.sampling.batch import Adjacency, Block
 
 SRC, DST, WIDTH = 30, 12, 8

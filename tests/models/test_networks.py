@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from raygnn.config.model import read_model
 from raygnn.errors import ConfigError
 from raygnn.models import linear as linear_module
-from raygnn.models.dropout import Dropout
+from raygnn.models.linear import Dropout
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import norm
 from raygnn.models.registry import build_model

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.graph.dgl import dgl
-from raygnn.models.han import HANLayer, SemanticAttention
-from raygnn.models.hgt import HGTLayer
-from raygnn.models.kernels import Choice
-from raygnn.models.layers import GATConv
+from raygnn.models.attention_layers import HANLayer, HGTLayer, SemanticAttention
+from raygnn.models.convolutions import GATConv
+from raygnn.models.kernels.message_passing import Choice
 from raygnn.models.rgcn import RGCNLayer
-from raygnn.models.typed import LayerSpec, key
+from raygnn.models.typed_layers import LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 WIDTH, OUT, RELATIONS = 8, 6, 5

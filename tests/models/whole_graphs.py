@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raygnn.graph.dgl import dgl
 from raygnn.graph.graph_sample import Sample
-from raygnn.models.graphs import GraphSchema
+from raygnn.models.graph_network import GraphSchema
 from raygnn.sampling.batch import EdgeType, GraphBatch
 
 # node types are named so that they would clash with attributes of torch's containers

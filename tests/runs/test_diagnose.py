@@ -476,7 +476,7 @@ def test_the_users_class_is_the_users_wherever_it_lies() -> None:
 
 def test_our_own_frame_says_less_than_the_error() -> None:
     """The user's innermost frame is named, or else the key, and not where we noticed."""
-    ours = '  File "/x/raygnn/tasks/task.py", line 9, in shaped\n'
+    ours = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
     bad = {**failure(1, "the model gave [3]", kind="TrainingError"), "where": "model.kind"}
     for users, where in (("", "model.kind"), ('  File "/u/net.py", line 2, in f\n', "/u/net.py:2")):
         found = {**bad, "trace": users + ours}

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from raygnn.config.task import read_task
-from raygnn.tasks.link_losses import make_link_loss
-from raygnn.tasks.losses import make_loss
+from raygnn.tasks.losses import make_link_loss, make_loss
 
 
 def sigmoid(x: float) -> float:

@@ -22,9 +22,8 @@ from raygnn.config.schema import Config, TrainConfig
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchMaker
+from raygnn.tasks.lightning_modules import NodeTask, Task
 from raygnn.tasks.losses import cross_entropy
-from raygnn.tasks.node import NodeTask
-from raygnn.tasks.task import Task
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane

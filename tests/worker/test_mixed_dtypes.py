@@ -122,7 +122,7 @@ def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
 
 def test_sums_of_bf16_are_made_in_fp32(tmp_path: Path) -> None:
     """A thousand ones are a thousand, not the 256 at which bf16 stops counting."""
-    from raygnn.models.kernels import select
+    from raygnn.models.kernels.message_passing import select
     from raygnn.sampling.batch import Adjacency
 
     adj = Adjacency(torch.tensor([0, 1000]), torch.zeros(1000, dtype=torch.int64))

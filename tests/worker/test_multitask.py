@@ -12,10 +12,10 @@ import torch
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
 from raygnn.graph.data import etype_str
-from raygnn.models.several import Several
+from raygnn.models.heads import MultitaskModel
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
-from raygnn.tasks.several import SeveralTask
+from raygnn.tasks.lightning_modules import MultitaskTask
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes.multitask_plane import MultitaskPlane
@@ -128,8 +128,8 @@ def _step(exchange: Exchange, job: Job) -> dict[str, Any]:
     """One step of all tasks, and of each alone with the same network and the same seeds."""
     plane = MultitaskPlane.open(job, Ranks.join(job.config, exchange.world, torch.device("cpu")))
     task = plane.task()
-    assert isinstance(task, SeveralTask)
-    assert isinstance(task.model, Several)
+    assert isinstance(task, MultitaskTask)
+    assert isinstance(task.model, MultitaskModel)
     batch = plane.batches(task)(0, 0)
     task.training_step(batch, 0).backward()
     parameters = dict(task.model.named_parameters())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from raygnn.config.execution import PowerSgdComm
 from raygnn.config.schema import Config
 from raygnn.sampling.exchange import Exchange
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.comm import reduction
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import LowRank

@@ -14,8 +14,7 @@ from torch.optim import lr_scheduler
 
 from raygnn.config.schema import Config, ScheduleConfig, TrainConfig
 from raygnn.runs.run import Run
-from raygnn.tasks.optimizer import make_optimizer
-from raygnn.tasks.schedule import with_schedules
+from raygnn.tasks.optimizer import make_optimizer, with_schedules
 from raygnn.worker.callbacks import Checkpoints
 from raygnn.worker.rank import Rank
 from tests.driver.test_resume import cut
@@ -219,7 +218,7 @@ def test_plateau_needs_a_validation(make_job: JobFactory) -> None:
 def test_steps_that_are_left_out_count(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raygnn.tasks.task import Task
+    from raygnn.tasks.lightning_modules import Task
 
     step = Task.training_step
 

@@ -15,7 +15,7 @@ from raygnn.runs.metrics_files import LOADER, STEP, read_metrics
 from raygnn.runs.run import Run
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.tasks.clock import LastGradient, StepClock
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.comm import reduction
 from raygnn.worker.guard.callback import Guard
 from tests.small_jobs import JobFactory, train_on_ranks

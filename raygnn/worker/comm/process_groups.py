@@ -14,7 +14,7 @@ from raygnn import compat
 from raygnn.config.schema import Config
 from raygnn.models.norm import BatchNorm
 from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 
 
 @dataclass(frozen=True)

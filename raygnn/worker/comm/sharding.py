@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from raygnn.errors import CapabilityError, GuardError, TrainingError
 from raygnn.models.network import Stack
 from raygnn.preflight.job_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.comm.process_groups import Ranks
 
 

@@ -19,19 +19,16 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import NUMBER, SPLIT, load_shard
 from raygnn.models.decoders import Decoder, make_decoder
-from raygnn.models.edges import EdgeModel
+from raygnn.models.heads import EdgeHead, EdgeModel
 from raygnn.models.registry import build_edge_model
-from raygnn.models.several import EdgeHead
 from raygnn.sampling.features import FEATURES, FeatureStore, with_room
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.negatives import ENDS, End, make_negatives
 from raygnn.sampling.seeds import Edges, EdgeSeeds, TaskSeeds, in_order, known
-from raygnn.tasks.edge import EdgeTask, LinkTask
-from raygnn.tasks.link_losses import make_link_loss
-from raygnn.tasks.losses import make_loss
+from raygnn.tasks.lightning_modules import EdgeTask, LinkTask, Task
+from raygnn.tasks.losses import make_link_loss, make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Ranking
-from raygnn.tasks.task import Task
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
@@ -150,7 +147,7 @@ class EdgePlane(PartitionPlane):
         return self.config.model.decoder or (links if self.config.task.of_links else "mlp")
 
     def head(self, width: int) -> EdgeHead:
-        """See `Several`."""
+        """See `MultitaskModel`."""
         model, links = self.config.model, self.config.task.of_links
         decoder = make_decoder(model, self.decoder, width, self.relations, self.out_features)
         return EdgeHead(self.etype, decoder, links=links)

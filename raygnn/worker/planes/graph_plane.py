@@ -19,15 +19,15 @@ from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples
 from raygnn.graph.collection.collection_manifest import read_collection
 from raygnn.graph.graph_sample import Sample, Samples
-from raygnn.models.graphs import GraphNetwork, GraphSchema
+from raygnn.models.graph_network import GraphNetwork, GraphSchema
 from raygnn.models.registry import FAMILIES, build_graph_model
 from raygnn.sampling.batch import GraphBatch
 from raygnn.sampling.collate import Collate, GraphBatchMaker, find_pattern, get
 from raygnn.sampling.features import Inputs, choose_inputs
-from raygnn.tasks.graph import GraphTask, graph_outputs
+from raygnn.tasks.inference import graph_outputs
+from raygnn.tasks.lightning_modules import GraphTask, Task
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
-from raygnn.tasks.task import Task
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes

@@ -11,13 +11,12 @@ from torch import nn
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import metric_name
 from raygnn.errors import ConfigError, InputError
+from raygnn.models.heads import MultitaskModel
 from raygnn.models.registry import build_model
-from raygnn.models.several import Several
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import MultitaskPlan
 from raygnn.sampling.seeds import MultitaskSeeds
-from raygnn.tasks.several import SeveralTask
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import MultitaskTask, Task
 from raygnn.worker.job import Request
 from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
@@ -44,7 +43,7 @@ class MultitaskPlane(PartitionPlane):
         """The node types that any task needs rows of."""
         return list(dict.fromkeys(t for plane in self.planes.values() for t in plane.ntypes))
 
-    def task(self) -> SeveralTask:
+    def task(self) -> MultitaskTask:
         """See `Plane`.
 
         Raises:
@@ -66,16 +65,18 @@ class MultitaskPlane(PartitionPlane):
 
         def several() -> nn.Module:
             encoder = build_model(config.model, schema)
-            return Several(encoder, {name: plane.head(width) for name, plane in planes.items()})
+            return MultitaskModel(
+                encoder, {name: plane.head(width) for name, plane in planes.items()}
+            )
 
         weights = {name: one.weight for name, one in tasks.items()}
         world, planned = self.ranks.world.size, self.job.planned
         model = build(config, several)
-        return self._finish(SeveralTask(model, made, weights, config.train, world, planned))
+        return self._finish(MultitaskTask(model, made, weights, config.train, world, planned))
 
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
-        assert isinstance(task.model, Several)
+        assert isinstance(task.model, MultitaskModel)
         tasks, nodes, share = {}, dict[str, np.ndarray](), 0
         for name, plane in self.planes.items():
             tasks[name], own, some = plane.seeds()
@@ -88,8 +89,8 @@ class MultitaskPlane(PartitionPlane):
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`: of each task that has seeds in the split, by ``<task>/<metric>``."""
-        assert isinstance(task, SeveralTask)
-        assert isinstance(task.model, Several)
+        assert isinstance(task, MultitaskTask)
+        assert isinstance(task.model, MultitaskModel)
         found: dict[str, float] = {}
         request = self.job.request
         wanted = [request.task] if request and request.task else list(self.planes)
@@ -103,12 +104,12 @@ class MultitaskPlane(PartitionPlane):
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
-        assert isinstance(task, SeveralTask)
+        assert isinstance(task, MultitaskTask)
         return self.planes[request.task].predict(task.of(request.task), request)
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the heads are given."""
-        assert isinstance(task.model, Several)
+        assert isinstance(task.model, MultitaskModel)
         there = self.ntypes
         if request.ntype is None and len(there) > 1:
             raise InputError(

@@ -10,18 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.errors import InputError
-from raygnn.models.direct import Direct
-from raygnn.models.network import Network
+from raygnn.models.heads import NodeHead
+from raygnn.models.network import Direct, Network
 from raygnn.models.registry import build_model
-from raygnn.models.several import NodeHead
 from raygnn.sampling.features import row_width
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
+from raygnn.tasks.lightning_modules import NodeTask, Task
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
-from raygnn.tasks.node import NodeTask
-from raygnn.tasks.task import Task
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
@@ -67,7 +65,7 @@ class NodePlane(PartitionPlane):
         return [self.ntype]
 
     def head(self, width: int) -> NodeHead:
-        """See `Several`."""
+        """See `MultitaskModel`."""
         model = self.config.model
         return NodeHead(self.ntype, width, self.out_features, model.dropout)
 

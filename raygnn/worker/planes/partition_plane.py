@@ -33,7 +33,7 @@ from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner, Seeds, TaskSeeds
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes

@@ -14,7 +14,7 @@ from raygnn.graph.dgl import dgl
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
-from raygnn.tasks.task import Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
 

@@ -1,9 +1,10 @@
-"""What is common to all tasks: one rank's share of a step as a Lightning module."""
+"""One rank's share of a step as a Lightning module: what all tasks share, and each kind of task."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 
 from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError, error_text
-from raygnn.sampling.batch import Batch, Part, Share
+from raygnn.models.heads import MultitaskModel
+from raygnn.sampling.batch import Batch, GraphBatch, Part, Share
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
-from raygnn.tasks.optimizer import Construct, make_optimizer, plain
-from raygnn.tasks.schedule import with_schedules
+from raygnn.tasks.losses import LinkLoss
+from raygnn.tasks.optimizer import Construct, make_optimizer, plain, with_schedules
 from raygnn.util.hashing import derive_key
 
 # what Lightning would take for the end of the data, for Ctrl-C, or for the end of the process
@@ -217,3 +219,101 @@ class Window:
         self.steps += 1
         self.seeds += batch.total
         self.loss += loss
+
+
+class NodeTask(Task):
+    """The seeds are nodes; ``model`` maps ``(blocks, x, degree, …)`` to ``[B, out_features]``."""
+
+    def outputs(self, batch: Batch) -> Tensor:
+        out: Tensor = self.model(
+            batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
+        )
+        return out
+
+
+class GraphTask(Task):
+    """The seeds are graphs; ``model`` maps a `GraphBatch` to ``[B, out_features]``."""
+
+    def outputs(self, batch: GraphBatch) -> Tensor:
+        out: Tensor = self.model(batch)
+        return out
+
+
+class EdgeTask(Task):
+    """The seeds are edges; ``model``, an `EdgeModel`, maps a batch to ``[B, out_features]``."""
+
+    def outputs(self, batch: Batch) -> Tensor:
+        out: Tensor = self.model(batch)
+        return out
+
+
+class LinkTask(EdgeTask):
+    """Edges are told from those that are not there, by a `LinkModel` and a `LinkLoss`."""
+
+    def losses(self, batch: Batch) -> Tensor:
+        """See `Task`."""
+        return self._losses(*self.model(batch))
+
+    def losses_of(self, out: Any, part: Part) -> Tensor:
+        """See `Task`."""
+        return self._losses(*out)
+
+    def _losses(self, there: Tensor, absent: list[Tensor], counts: list[Tensor]) -> Tensor:
+        loss: LinkLoss = self.loss
+        return loss(there.float(), [scores.float() for scores in absent], counts)
+
+
+class MultitaskTask(Task):
+    """The loss is the weighted sum of the tasks' losses, each the mean over the seeds of its own.
+
+    Args:
+        model: a `MultitaskModel`.
+        tasks: by name; of each only what it makes of outputs is used.
+        weights: of their losses.
+        config, world, planned: see `Task`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tasks: Mapping[str, Task],
+        weights: Mapping[str, float],
+        config: TrainConfig,
+        world: int,
+        planned: float,
+    ):
+        super().__init__(model, self._no_loss, config, world, 0, planned)
+        self.weights = dict(weights)
+        self._tasks = dict(tasks)  # in a dictionary, so that torch does not take them for parts
+
+    def of(self, name: str) -> Task:
+        """One of the tasks, with the model as it is now."""
+        assert isinstance(self.model, MultitaskModel)
+        task = copy.copy(self._tasks[name])
+        task._modules = {**task._modules, "model": self.model.of(name)}  # a copy shares them
+        return task
+
+    def outputs(self, batch: Batch) -> Any:
+        """Name of each task → what its model gives."""
+        return self.model(batch)
+
+    def _total(self, batch: Share) -> Tensor:
+        assert isinstance(batch, Batch)
+        found = self.outputs(batch)
+        sums, shares = [], []
+        for name, task in self._tasks.items():
+            part = batch.parts[name]
+            own = (task.losses_of(found[name], part) * part.weight).sum()
+            sums.append(own.detach())
+            shares.append(own * (self.weights[name] / part.window))
+        means = torch.stack(sums).tolist()  # at once: a GPU is waited for
+        totals = [max(1, batch.parts[name].total) for name in self._tasks]
+        noted = {n: mean / total for n, mean, total in zip(self._tasks, means, totals)}
+        self.window.add(sum(self.weights[name] * loss for name, loss in noted.items()), batch)
+        for name, loss in noted.items():
+            self.window.parts[name] = self.window.parts.get(name, 0.0) + loss
+        return torch.stack(shares).sum()
+
+    @staticmethod
+    def _no_loss(*_: object) -> Tensor:
+        raise TrainingError("several tasks have no loss of their own")

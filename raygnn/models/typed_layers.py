@@ -8,14 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from raygnn.models.head import with_head
-from raygnn.models.layers import Combine, LinearConv
+from raygnn.models.convolutions import Combine, LinearConv
 from raygnn.models.linear import affine
 from raygnn.sampling.batch import Block, EdgeType
 
@@ -245,3 +245,39 @@ def stack(
 def key(*names: str) -> str:
     """Of a module: without dots, and never a name that ModuleDict has itself ("items", …)."""
     return ":".join(("", *names)).replace(".", "·")
+
+
+def with_head(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """``x [S, F]`` and ``x[:rows]``.
+
+    For what only the convolutions read, whose gradients are tensors of their own: backward, the
+    one of ``x`` is written to. It must not be passed on as it is (by ``x + y``, say).
+
+    As slicing does it, but backward the head's gradient is added to the rest's: a slice's own
+    gradient is a new tensor of zeros as large as ``x``, which on a CPU costs more than the sum.
+    """
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return x, x[:rows]
+    whole, head = _WithHead.apply(x, rows)
+    return whole, head
+
+
+class _WithHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.shape = x.shape
+        return x.view_as(x), x[:rows]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, whole: Tensor | None, head: Tensor | None) -> tuple[Tensor | None, None]:
+        if head is None:
+            return whole, None
+        if whole is None:
+            whole = head.new_zeros(ctx.shape)
+        elif whole._base is not None or not whole.is_contiguous():
+            whole = whole.clone()
+        # made by the convolutions' backward for this one use, so it may be written to
+        whole[: len(head)] += head
+        return whole, None

@@ -1,0 +1,306 @@
+"""The graph operations that a layer is made of, and which implementation of them runs.
+
+Edges of a block are grouped by destination, so that a sum over neighbours is one
+``embedding_bag`` straight from the source rows: no messages are materialised. Backward it is the
+same over the edges grouped by source (``embedding_bag``'s own backward on a CPU adds one edge
+after the other, at several times the cost). Shape suffixes: S source nodes, D destination nodes,
+E edges, H heads, F features.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from raygnn.errors import CapabilityError, ConfigError
+from raygnn.models.kernels import compiled
+from raygnn.sampling.batch import Adjacency, dgl, require
+
+Choice = Literal["auto", "torch", "dgl", "scatter"]
+Reduce = Literal["sum", "mean", "max"]
+
+
+class Kernels(ABC):
+    """One implementation of the operations, equal to the others but for rounding."""
+
+    @abstractmethod
+    def aggregate(
+        self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
+    ) -> Tensor:
+        """Combine the source rows of each destination.
+
+        Args:
+            x: ``[S, F]``.
+            reduce: a destination without edges gives 0.
+            weight: ``[E]``, multiplies each source row ("sum" only).
+
+        Returns:
+            ``[D, F]`` in ``x``'s dtype.
+        """
+
+    def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
+        """Softmax of ``score`` ``[E, H]`` over the in-edges of each destination."""
+        wide = score if score.dtype == torch.float64 else score.float()
+        dst = adj.dst
+        index = dst.unsqueeze(1).expand_as(wide)
+        top = wide.new_full((adj.num_dst, wide.shape[1]), -torch.inf)
+        top = top.scatter_reduce(0, index, wide.detach(), "amax")
+        exp = (wide - top.index_select(0, dst)).exp()
+        total = exp.new_zeros(top.shape).index_add(0, dst, exp)
+        return (exp / total.index_select(0, dst)).to(score.dtype)
+
+    @abstractmethod
+    def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
+        """Sum of the source rows ``[S, H, F]`` weighted by ``[E, H]``: ``[D, H, F]``.
+
+        In ``x``'s dtype.
+        """
+
+
+def select(choice: Choice, x: Tensor, reduce: Reduce = "sum") -> Kernels:
+    """The kernels for ``x``.
+
+    "auto" is what was faster on one thread, forward and backward together, blocks as they come
+    from a sampler (each used once, so that DGL builds its formats anew). In torch sums and means
+    take 0.5 to 0.9 of DGL's time, weighted sums and attention 0.03 to 0.55, maxima 1.8 to 2.5.
+    On a GPU, where the two were not compared, it is torch.
+
+    Args:
+        choice: the config's ``model.kernels``, or "scatter" for what is exported.
+        reduce: "max" where maxima will be asked for.
+
+    Raises:
+        ConfigError: "dgl" for a device or dtype that this DGL has no kernels for.
+    """
+    if choice == "scatter":
+        return SCATTER
+    reason = None
+    if choice == "dgl" or (choice == "auto" and reduce == "max" and x.device.type == "cpu"):
+        reason = _why_no_dgl(x.device.type, x.dtype)
+        if reason is None:
+            return DGL
+    if choice == "dgl":
+        raise ConfigError(
+            f"DGL's kernels can not run here: {reason}",
+            where="model.kernels",
+            remedy="use auto or torch",
+        )
+    return NATIVE
+
+
+@cache
+def _why_no_dgl(device: str, dtype: torch.dtype) -> str | None:
+    """Why DGL can not work on such tensors; None where it can."""
+    if device not in ("cpu", "cuda"):
+        return f"it knows no device of type {device}"
+    if device == "cpu" and dtype == torch.float16:
+        return "it has no float16 on a CPU"
+    try:
+        dgl()
+        if device == "cuda":
+            require("cuda")
+    except CapabilityError as error:
+        return error.what
+    return None
+
+
+class _Native(Kernels):
+    """Plain torch, on any device and dtype that torch has."""
+
+    def aggregate(
+        self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
+    ) -> Tensor:
+        if reduce == "max":
+            if not adj.src.numel():  # embedding_bag refuses an empty table
+                return x.new_zeros((adj.num_dst, x.shape[1])) + 0 * x.sum()
+            return F.embedding_bag(adj.src, x, adj.indptr[:-1], mode="max")
+        if weight is not None:
+            weight = weight.to(x.dtype)
+        out: Tensor = _Combine.apply(x, weight, adj, reduce)
+        return out
+
+    def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = _Attend.apply(x, weight.to(x.dtype), adj)
+        return out
+
+
+class _Dgl(Kernels):
+    """DGL's kernels, where DGL can run on the device."""
+
+    def aggregate(
+        self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
+    ) -> Tensor:
+        graph, ops = adj.to_dgl(len(x)), dgl().ops
+        out: Tensor
+        if weight is not None:
+            out = ops.u_mul_e_sum(graph, x, weight.to(x.dtype).unsqueeze(1))
+        elif reduce != "max":
+            out = getattr(ops, f"copy_u_{reduce}")(graph, x)
+        elif not adj.src.numel():  # DGL fails in the backward pass
+            out = x.new_zeros((len(adj.degree), x.shape[1])) + 0 * x.sum()
+        else:  # DGL gives -inf without edges
+            out = ops.copy_u_max(graph, x).masked_fill(adj.degree.unsqueeze(1) == 0, 0)
+        return out
+
+    def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
+        wide = score if score.dtype == torch.float64 else score.float()
+        soft: Tensor = dgl().ops.edge_softmax(adj.to_dgl(num_src), wide)
+        return soft.to(score.dtype)
+
+    def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
+        graph = adj.to_dgl(len(x))
+        out: Tensor = dgl().ops.u_mul_e_sum(graph, x, weight.to(x.dtype).unsqueeze(2))
+        return out
+
+
+class _Scatter(Kernels):
+    """Edge by edge, by gathering and scattering alone.
+
+    For `torch.export`: no sizes are looked at, and all operations are torch's own. Messages are
+    materialised, which costs memory.
+    """
+
+    def aggregate(
+        self, adj: Adjacency, x: Tensor, reduce: Reduce, weight: Tensor | None = None
+    ) -> Tensor:
+        messages = x.index_select(0, adj.src)
+        if weight is not None:
+            messages = messages * weight.to(x.dtype).unsqueeze(1)
+        out = x.new_zeros(adj.num_dst, x.shape[1])
+        if reduce == "max":
+            index = adj.dst.unsqueeze(1).expand_as(messages)
+            return out.scatter_reduce(0, index, messages, "amax", include_self=False)
+        out = out.index_add(0, adj.dst, messages)
+        if reduce == "mean":
+            out = out / adj.degree.clamp(min=1).unsqueeze(1).to(out.dtype)
+        return out
+
+    def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
+        messages = x.index_select(0, adj.src) * weight.to(x.dtype).unsqueeze(2)
+        out = x.new_zeros(adj.num_dst, *x.shape[1:])
+        return out.index_add(0, adj.dst, messages)
+
+
+NATIVE, DGL, SCATTER = _Native(), _Dgl(), _Scatter()
+
+
+class _Combine(torch.autograd.Function):
+    """``x [S, F]``, ``weight [E]`` or None → each destination's sum or mean, ``[D, F]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, adj: Adjacency, reduce: Reduce
+    ) -> Tensor:
+        ctx.adj, ctx.num_src, ctx.reduce = adj, len(x), reduce
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        return _bags(adj.src, x, adj.indptr[:-1], weight, reduce)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        adj = ctx.adj
+        if ctx.reduce == "mean":
+            grad = grad / adj.degree.clamp(min=1).unsqueeze(1).to(grad.dtype)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            start, dst, edge = by_source(adj, ctx.num_src)
+            weights = None if weight is None else weight.index_select(0, edge)
+            grad_x = _bags(dst, grad.contiguous(), start[:-1], weights)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _dots(grad, adj.dst, x, adj.src, adj.indptr[:-1])
+        return grad_x, grad_weight, None, None
+
+
+class _Attend(torch.autograd.Function):
+    """``x [S, H, F]``, ``weight [E, H]`` → ``[D, H, F]``: a bag per destination and head."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, adj: Adjacency) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.adj = adj
+        return _head_bags(adj.indptr, adj.dst, adj.src, x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        adj = ctx.adj
+        heads = weight.shape[1]
+        grad = grad.contiguous()
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            start, dst, edge = by_source(adj, len(x))
+            src = torch.repeat_interleave(start[1:] - start[:-1])
+            grad_x = _head_bags(start, src, dst, grad, weight.index_select(0, edge))
+        if ctx.needs_input_grad[1]:
+            head = torch.arange(heads, device=x.device)
+            rows = (adj.dst.unsqueeze(1) * heads + head).flatten()
+            others = (adj.src.unsqueeze(1) * heads + head).flatten()
+            one_each = torch.arange(len(rows), device=x.device)
+            dots = _dots(grad.flatten(0, 1), rows, x.flatten(0, 1), others, one_each)
+            grad_weight = dots.view(weight.shape)
+        return grad_x, grad_weight, None
+
+
+def _bags(
+    index: Tensor, rows: Tensor, start: Tensor, weight: Tensor | None, reduce: Reduce = "sum"
+) -> Tensor:
+    """Sum or mean of ``weight · rows[index]`` over each bag, ``[bags, F]``."""
+    if not index.numel():  # embedding_bag refuses an empty table
+        return rows.new_zeros((len(start), rows.shape[1]))
+    return F.embedding_bag(index, rows, start, mode=reduce, per_sample_weights=weight)
+
+
+def _head_bags(start: Tensor, node: Tensor, index: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """Per node and head, the sum of ``weight [E, H] · rows[index]`` ``[·, H, F]``: ``[N, H, F]``.
+
+    Edge lists, one after the other, become H lists for each node: one bag for each. Three times
+    as fast as building ``[E, H, F]`` messages and adding them up.
+
+    Args:
+        start: ``[N+1]``, where each node's edges begin.
+        node: ``[E]``, each edge's node, ascending.
+    """
+    heads = weight.shape[1]
+    head = torch.arange(heads, device=rows.device)
+    first, size = start[:-1], start[1:] - start[:-1]
+    # edge e of node n goes to  start[n]·H + h·size[n] + (e - start[n])
+    at = (first * (heads - 1)).index_select(0, node) + torch.arange(len(node), device=rows.device)
+    slot = (at.unsqueeze(1) + size.index_select(0, node).unsqueeze(1) * head).flatten()
+    flat = torch.empty_like(slot).scatter_(0, slot, (index.unsqueeze(1) * heads + head).flatten())
+    weights = weight.new_empty(len(slot)).scatter_(0, slot, weight.flatten())
+    bags = (first.unsqueeze(1) * heads + head * size.unsqueeze(1)).flatten()
+    out = _bags(flat, rows.reshape(-1, rows.shape[2]), bags, weights)
+    return out.view(-1, heads, rows.shape[2])
+
+
+def _dots(left: Tensor, row: Tensor, right: Tensor, index: Tensor, start: Tensor) -> Tensor:
+    """``left[row] · right[index]`` for each edge, ``[E]``, without building either."""
+    if not index.numel():
+        return left.new_zeros(0)
+    kernel = torch.ops.aten._embedding_bag_per_sample_weights_backward
+    dots: Tensor = kernel(left, right, index, start, row, 0)
+    return dots
+
+
+def by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same edges grouped by source: ``(start [S+1], dst [E], position in adj [E])``."""
+    if adj.src.device.type != "cpu":
+        return _sorted_by_source(adj, num_src)
+    # a quarter to a half of the cost of torch's sort
+    arrays = compiled.by_source(adj.indptr.numpy(), adj.src.numpy(), num_src)
+    start, dst, edge = (torch.from_numpy(array) for array in arrays)
+    return start, dst, edge
+
+
+def _sorted_by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    edge = torch.argsort(adj.src, stable=True)
+    count = torch.bincount(adj.src, minlength=num_src)
+    return F.pad(count.cumsum(0), (1, 0)), adj.dst.index_select(0, edge), edge
