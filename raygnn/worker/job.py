@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
-from raygnn.runs.run_directory import RunDir, lost
+from raygnn.runs.run_directory import lost
 from raygnn.worker.control import Board, Control
 
 if TYPE_CHECKING:
@@ -22,12 +21,6 @@ TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
 SPLITS = ("train", "val", "test")
-
-
-def clean_up(run: RunDir) -> None:
-    """Remove what Ray Train has used, unless the directory is another run's by now."""
-    if run.lost is None:
-        shutil.rmtree(run.path / ".ray", ignore_errors=True)
 
 
 def attempts(run_dir: Path) -> int:

@@ -176,7 +176,7 @@ def test_a_process_that_goes_while_it_is_looked_at(monkeypatch: pytest.MonkeyPat
     child = subprocess.Popen([sys.executable, "-c", ""])
     process = psutil.Process(child.pid)
     child.wait()
-    monkeypatch.setattr(ray_cluster, "of_directory", lambda directory: [process])
+    monkeypatch.setattr(ray_cluster, "processes_of", lambda directory: [process])
     assert ray_cluster.Children("").death() is None
 
 

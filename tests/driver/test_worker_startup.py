@@ -268,13 +268,13 @@ def test_what_stays_when_ray_has_ended_goes(
     try:
         while not psutil.Process(raylet.pid).children():
             time.sleep(0.01)
-        found = ray_cluster.of_directory(place)
+        found = ray_cluster.processes_of(place)
         assert len(found) == 2
         ray_cluster.see_off(found)
         psutil.wait_procs(found, timeout=10)
         assert not [each for each in found if each.is_running()]
         assert other.poll() is None
-        assert ray_cluster.of_directory(None) == []
+        assert ray_cluster.processes_of(None) == []
     finally:
         other.kill()
         other.wait()
