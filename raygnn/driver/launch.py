@@ -90,7 +90,8 @@ class Launch:
         if self._control is not None and self.cluster.death() is None:
             self._control.stop()
         # where Ray goes with us, too, nobody has to wait for its last word
-        self._thread.join(_OWN_STOP if self.cluster.local else _LONGEST_STOP)
+        wait = _OWN_STOP if self.cluster.local else _LONGEST_STOP
+        self._thread.join(wait if self.cluster.ready else 0.0)
 
     @property
     def trains(self) -> bool:
