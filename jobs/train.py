@@ -9,7 +9,7 @@ and that the run does not land in the copy of the working directory, which Ray t
 
 import sys
 
-from raygnn.cli.submitted import main
+from raygnn.cli.train_entry import submitted
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(submitted(sys.argv[1:]))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raygnn.errors import PreflightError as PreflightError
     from raygnn.errors import RaygnnError as RaygnnError
     from raygnn.errors import TrainingError as TrainingError
-    from raygnn.jobs.launch import launch as launch
+    from raygnn.jobs.local_job import launch as launch
     from raygnn.jobs.submit import submit as submit
     from raygnn.prediction.driver_side import embed as embed
     from raygnn.prediction.driver_side import evaluate as evaluate
@@ -45,7 +45,7 @@ _HOME = {
     "PreflightError": "raygnn.errors",
     "RaygnnError": "raygnn.errors",
     "TrainingError": "raygnn.errors",
-    "launch": "raygnn.jobs.launch",
+    "launch": "raygnn.jobs.local_job",
     "submit": "raygnn.jobs.submit",
     "diagnose": "raygnn.runs.diagnose",
     "open_run": "raygnn.runs.run",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from raygnn import __version__
-from raygnn.cli import jobs, predict, runs, submit
+from raygnn.cli import job_commands, predict_commands, run_commands, train_commands
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError
 from raygnn.runs.interrupts import pending, stoppable
 from raygnn.runs.output import LOGGER_THREAD, OutputLost, drop_output, open_streams, say
@@ -130,6 +130,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"raygnn {__version__}")
     verbs = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (jobs, submit, runs, predict):
+    for module in (train_commands, job_commands, run_commands, predict_commands):
         module.add(verbs)
     return made

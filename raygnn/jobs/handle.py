@@ -1,4 +1,4 @@
-"""A training that goes on while this process does something else: what it is asked and told."""
+"""The handle of a training that goes on while this process does something else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raygnn.errors import DataError, InputError, RaygnnError
+from raygnn.jobs.notebook import card
 from raygnn.runs.progress_line import ProgressLine
-from raygnn.runs.run import Run
+from raygnn.runs.run import Run, open_run
 
 if TYPE_CHECKING:
     import pandas
@@ -109,22 +110,20 @@ class Handle(ABC):
         return f"{type(self).__name__}({self.name!r}, {status}{told})"
 
     def _repr_html_(self) -> str | None:
-        from raygnn.jobs.card import card
-
         try:
-            return card(self)
+            return card(self.name, self.status, self.told, self.logs(50), self.run)
         except RaygnnError:
             return None  # a notebook shows the plain text instead
 
 
 def said_error(text: str) -> dict[str, str]:
-    """What a command's output says of its error, see `Display.error`; {} if it has none."""
+    """The facts of the last error in a command's output, see `Display.error`; {} without one."""
     lines = text.splitlines()
-    starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
-    if not starts:
+    start = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=None)
+    if start is None:
         return {}
-    facts = {"what": lines[starts[-1]].removeprefix("error: ")}
-    for line in lines[starts[-1] + 1 : starts[-1] + 3]:
+    facts = {"what": lines[start].removeprefix("error: ")}
+    for line in lines[start + 1 : start + 3]:
         for key, mark in (("where", "  at "), ("remedy", "  → ")):
             if line.startswith(mark):
                 facts[key] = line.removeprefix(mark)
@@ -142,8 +141,6 @@ def begun_by(run: Run, job: str) -> bool:
 
 def opened(path: str | Path) -> Run | None:
     """The run directory, if there is one and it can be seen."""
-    from raygnn.runs.run import open_run
-
     try:
         return open_run(path)
     except InputError:

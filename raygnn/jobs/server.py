@@ -1,16 +1,19 @@
-"""A cluster's job server: Ray's client for it, with an end to every wait and errors that say what
-to do."""
+"""A cluster's job server: Ray's client for it, with an end to every wait, errors that say what to
+do, and a job's output as it comes, also through a connection that breaks."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from raygnn.config.places import without_users
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
-_REACH, _ANSWER = 10.0, 120.0  # seconds to connect, and without a word of an answer
+_REACH, _ANSWER = 30.0, 120.0  # seconds for a first answer, and for each one after
+_UPLOAD = 1800.0  # seconds for what travels with a job
+_AWAY = 120.0  # seconds that the server may be away in a row
 _SHOWN = 500  # characters of an answer
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 _OURS = re.compile(r"\braygnn\b|\bjobs/train\.py\b")
@@ -39,6 +44,13 @@ RUN, STORAGE, VERSION = "raygnn.run", "raygnn.storage", "raygnn.version"
 
 # loggers that tell of each package and connection
 _TALKATIVE = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+
+# of a job's output
+_TICK = 1.0  # seconds between looks where nothing comes
+_AGAIN, _BETWEEN = 2.0, 0.2  # seconds until another try; until another look
+_SLOWEST = 10.0  # seconds until another look, where several brought nothing
+_SILENT = 15  # looks without a line, after which the server is asked
+_END = 5.0  # seconds for a connection to be closed
 
 T = TypeVar("T")
 
@@ -95,26 +107,25 @@ class JobServer:
     def __init__(self, address: str | None = None):
         self.address = _url(address)
         _use_token()
-        self._client: JobSubmissionClient = self._ask(lambda: _client(self.address))
+        import ray.job_submission  # noqa: F401 - before the bound below: it takes seconds
+
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._client: JobSubmissionClient = self._ask(lambda: _client(self.address), most=_REACH)
 
     @property
     def warnings(self) -> list[str]:
         """What is not secure about it."""
-        found = [unencrypted(self.address), self._open()]
-        return [text for text in found if text is not None]
-
-    def _open(self) -> str | None:
-        """A warning, if it asks nobody for a token."""
         import requests
 
+        texts = [text] if (text := unencrypted(self.address)) else []
         with suppress(requests.RequestException):
-            answer = requests.get(f"{self.address}/api/jobs/", timeout=_REACH)
-            if answer.ok:
-                return (
+            if requests.get(f"{self.address}/api/jobs/", timeout=_REACH).ok:
+                texts.append(
                     f"{self.address} asks for no token: whoever reaches it runs what they like "
                     "there; start Ray with RAY_AUTH_MODE=token on every node"
                 )
-        return None
+        return texts
 
     def submit(
         self,
@@ -139,11 +150,12 @@ class JobServer:
                 submission_id=job,
                 metadata=dict(metadata),
                 runtime_env={"working_dir": str(directory), "env_vars": dict(env)},
-            )
+            ),
+            most=_UPLOAD,
         )
 
     def info(self, job: str) -> JobInfo:
-        """What is known of a job.
+        """The job of this id.
 
         Raises:
             InputError: there is no such job.
@@ -152,8 +164,8 @@ class JobServer:
 
     def jobs(self) -> list[JobInfo]:
         """All jobs that were submitted, the latest first."""
-        found = [_info(job) for job in self._ask(self._client.list_jobs) if job.submission_id]
-        return sorted(found, key=lambda job: -(job.started or 0))
+        jobs = [_info(job) for job in self._ask(self._client.list_jobs) if job.submission_id]
+        return sorted(jobs, key=lambda job: -(job.started or 0))
 
     def find(self, name: str) -> JobInfo:
         """The job of this id, or of a run of this name: the one that is not over, else the latest.
@@ -162,11 +174,9 @@ class JobServer:
             InputError: there is none.
         """
         jobs = self.jobs()
-        found = [job for job in jobs if job.id == name]
-        found += [job for job in jobs if job.run == name and not job.over]
-        found += [job for job in jobs if job.run == name]
-        if found:
-            return found[0]
+        of_run = sorted((job for job in jobs if job.run == name), key=lambda job: job.over)
+        for job in (*(job for job in jobs if job.id == name), *of_run):
+            return job
         raise InputError(
             f"there is no job or run {name!r}",
             where=self.address,
@@ -181,17 +191,27 @@ class JobServer:
         """All that it has printed."""
         return self._ask(lambda: str(self._client.get_job_logs(job)), job)
 
-    def tail(self, job: str) -> Any:
+    def tail(self, job: str) -> AsyncIterator[str]:
         """What it prints from its beginning on, as an asynchronous iterator of text."""
         return self._client.tail_job_logs(job)
 
-    def _ask(self, act: Callable[[], T], job: str | None = None) -> T:
-        try:
-            return act()
-        except RaygnnError:
-            raise
-        except Exception as error:
-            raise _error(error, self.address, job) from None
+    def _ask(self, act: Callable[[], T], job: str | None = None, most: float = _ANSWER) -> T:
+        """What Ray's client answers within so many seconds: it has no bounds of its own."""
+        answers: list[T] = []
+        errors: list[Exception] = [TimeoutError("timed out")]
+
+        def ask() -> None:
+            try:
+                answers.append(act())
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask, name="raygnn-job-server", daemon=True)
+        thread.start()
+        thread.join(most)
+        if answers:
+            return answers[0]
+        raise _error(errors[-1], self.address, job)
 
 
 def unencrypted(address: str) -> str | None:
@@ -206,23 +226,14 @@ def unencrypted(address: str) -> str | None:
 
 
 def _client(address: str) -> JobSubmissionClient:
+    """Ray's client. Ray takes variables instead of the address that it is given."""
     from ray.job_submission import JobSubmissionClient
 
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-    class Client(JobSubmissionClient):
-        """Ray's, which waits for ever for an answer."""
-
-        def _do_request(self, *args: Any, **options: Any) -> Any:
-            return super()._do_request(*args, timeout=(_REACH, _ANSWER), **options)
-
-    # Ray takes these instead of the address that it is given
     names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, address))
     try:
-        return Client(address)
+        return JobSubmissionClient(address)
     finally:
         for name, value in before.items():
             if value is None:
@@ -240,11 +251,11 @@ def _url(address: str | None) -> str:
         url = f"http://{url}"
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        known = known and not parts.query and not parts.fragment and not re.search(r"\s", url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = valid and not parts.query and not parts.fragment and not re.search(r"\s", url)
     except ValueError:
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise InputError(
             "this is not the address of a job server",
             where=without_users(url).partition("?")[0][:_SHOWN],
@@ -299,10 +310,10 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
 
     said = " ".join(str(error).split())
     if isinstance(error, AuthenticationError):
-        if "Forbidden" in said or "invalid" in said:
-            told = "its token is another one"
-        else:
-            told = "it asks for a token, and there is none here"
+        other = "Forbidden" in said or "invalid" in said
+        told = (
+            "its token is another one" if other else "it asks for a token, and there is none here"
+        )
         return PreflightError(
             f"the job server refused us: {told}",
             where=address,
@@ -310,9 +321,9 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
             "the head node was started with",
         )
     if isinstance(error, (requests.RequestException, ConnectionError, TimeoutError)):
-        what = "no answer" if "timed out" in said.lower() else "no connection"
+        slow = isinstance(error, TimeoutError) or "timed out" in said.lower()
         return PreflightError(
-            f"{what} from a job server",
+            f"no {'answer' if slow else 'connection'} from a job server",
             where=address,
             remedy="give the head node's dashboard, port 8265 (not Ray's own 6379); it listens on "
             "loopback, so that a tunnel leads there: ssh -L 8265:127.0.0.1:8265 HEAD",
@@ -329,3 +340,119 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
             "--dashboard-agent-listen-port=PORT), and look at dashboard_agent.log in its logs"
         )
     return PreflightError(f"the job server: {said[:_SHOWN]}", where=address, remedy=remedy)
+
+
+def tail(server: JobServer, job: str) -> Iterator[str | None]:
+    """The lines of a job's output from its beginning until it is over; not for a thread in which
+    an event loop runs, as in a notebook's cells.
+
+    Yields:
+        a line, without its end; None each second in which there is none.
+
+    Raises:
+        PreflightError: the server is away for two minutes.
+        InputError: there is no such job.
+    """
+    seen, pause = 0, _BETWEEN
+    for over in states(server, job):
+        if over is None:
+            time.sleep(_AGAIN)
+            yield None
+            continue
+        count, silent, before, rest, whole = 0, 0, seen, "", False
+        # whatever ends a connection, the next look at the server says why
+        with suppress(Exception), closing(_texts(server, job)) as texts:
+            for text in texts:
+                if text is None:
+                    yield None
+                    silent += 1
+                    # a connection may be dead without saying so
+                    if silent % _SILENT == 0 and _over(server, job) is not False:
+                        break
+                    continue
+                silent = 0
+                *lines, rest = (rest + text).split("\n")
+                for line in lines:
+                    count += 1
+                    if count > seen:
+                        seen = count
+                        yield line
+            else:
+                whole = True
+        if over or (whole and _over(server, job)):
+            if not whole or not (count or rest):
+                yield from _others(server, job, seen)
+            elif rest:
+                yield rest
+            return
+        # each look brings all of it anew, and some never bring more: see _others
+        pause = _BETWEEN if seen > before else min(2 * pause, _SLOWEST)
+        time.sleep(pause)
+
+
+def states(server: JobServer, job: str) -> Iterator[bool | None]:
+    """Whether a job is over, asked anew each time; None while the server does not answer.
+
+    Raises:
+        PreflightError: the server is away for two minutes.
+        InputError: there is no such job.
+    """
+    lost: float | None = None
+    while True:
+        over = _over(server, job)
+        if over is not None:
+            lost = None
+        elif lost is None:
+            lost = time.monotonic()
+        elif time.monotonic() - lost > _AWAY:
+            raise PreflightError(
+                f"the job server has not answered for {_AWAY:g} s",
+                where=server.address,
+                remedy="the job may still run: raygnn logs --follow goes on when it is back",
+            )
+        yield over
+
+
+def _others(server: JobServer, job: str, seen: int) -> Iterator[str]:
+    """The lines after so many of a job that is over, where a web socket did not bring them: it
+    takes no message of more than 4 MiB, and the job server gives up at bytes that are no UTF-8."""
+    try:
+        lines = server.log(job).split("\n")
+    except PreflightError:
+        yield "(the job server cannot read the rest of what it printed)"
+        return
+    yield from lines[seen : len(lines) - (not lines[-1])]
+
+
+def _over(server: JobServer, job: str) -> bool | None:
+    """Whether the job has ended; None where the server does not say."""
+    try:
+        return server.info(job).over
+    except PreflightError:
+        return None
+
+
+def _texts(server: JobServer, job: str) -> Generator[str | None, None, None]:
+    """Pieces of a job's output that one web socket brings; None each second without one."""
+    loop = asyncio.new_event_loop()
+    texts = server.tail(job)
+
+    async def following() -> str | None:
+        return await anext(texts, None)
+
+    task = None
+    try:
+        while True:
+            task = loop.create_task(following())
+            while not task.done():
+                loop.run_until_complete(asyncio.wait([task], timeout=_TICK))
+                if not task.done():
+                    yield None
+            if (text := task.result()) is None:
+                return
+            yield text
+    finally:
+        if task is not None and task.cancel():
+            loop.run_until_complete(asyncio.wait([task], timeout=_END))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -1,4 +1,4 @@
-"""Jobs on a cluster, handed to its job server."""
+"""Jobs on a cluster: submitted to its job server, followed, stopped and listed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,17 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError, RaygnnError, TrainingError, error_of
 from raygnn.jobs import upload
 from raygnn.jobs.handle import Handle, begun_by, opened, said_error
-from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer
-from raygnn.jobs.tail import states, tail
-from raygnn.runs.display import WIDTH
+from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states, tail
+from raygnn.runs.display import WIDTH, Display
 from raygnn.runs.progress_line import ProgressLine
-from raygnn.runs.run import Run
+from raygnn.runs.run import Run, age, progress, row_of
 from raygnn.runs.run_directory import JOB, storage_path
 
 _GRACE = 60  # seconds to end, beside those for a checkpoint
 _POLL = 1.0  # seconds between looks at the server
+_LONGEST = 500  # characters of Ray's message
+_MOST_LISTED = 100  # jobs
+_MOST_READ = 10  # logs of jobs that are listed
 # The job server runs a command in a shell, whose `python` need not be the one that Ray runs on. The
 # parent of the shell is a worker of Ray's, and the parent of that the raylet, which was told how
 # workers are started.
@@ -44,12 +46,12 @@ class Package:
 
     Attributes:
         config: what will run.
-        found: what travels with it.
+        contents: what travels with it.
         data: its input within what travels; None where that lies on the cluster's storage.
     """
 
     config: Config
-    found: upload.Found
+    contents: upload.Contents
     data: Path | None
 
     @property
@@ -71,7 +73,7 @@ def prepare(
     overrides: Overrides | None = None,
     working_dir: str | Path | None = None,
 ) -> Package:
-    """See that a job can travel; nothing is sent or written.
+    """Check that a job can travel; nothing is sent or written.
 
     Args:
         config: a YAML file in ``working_dir``, a mapping, or what `raygnn.load_config` returned.
@@ -97,19 +99,20 @@ def prepare(
             )
         directory = job.file.parent
     _check_places(job, relative, label)
-    _check_secrets(job, label)
+    for name, value in job.comm.env.items():
+        if is_secret(name, value):
+            raise ConfigError(
+                f"comm.env.{name} is a secret: with the job it would lie in the cluster's memory, "
+                "for everybody who may see jobs",
+                where=label,
+                remedy="set it in the environment of the nodes, before ray start",
+            )
     data = _carried(job, relative, directory, label)
-    wanted = [directory / data] if data else []
-    found = upload.look(directory, wanted=wanted, without=[storage_path(job.storage)])
-    found.check()
-    if data is not None and not any(Path(name).is_relative_to(data) for name in found.files):
-        raise ConfigError(
-            f"graph.path: {data} cannot travel: it is, or lies behind, a link to a directory, or "
-            "it is in the storage",
-            where=label,
-            remedy="give an absolute path that every node sees (--set graph.path=/…)",
-        )
-    return Package(job, found, data)
+    contents = upload.contents_of(
+        directory, data and directory / data, without=storage_path(job.storage)
+    )
+    contents.check()
+    return Package(job, contents, data)
 
 
 def submit(
@@ -172,7 +175,7 @@ def send(
     command += ["--overwrite"] * overwrite + ["--resume"] * resume
     grace = round(config.fault.save_timeout.seconds) + _GRACE
     with tempfile.TemporaryDirectory(prefix="raygnn-submit-") as target:
-        upload.pack(package.found, package.document(), package.file, Path(target))
+        upload.pack(package.contents, package.document(), package.file, Path(target))
         server.submit(
             _PYTHON + shlex.join(command),
             Path(target),
@@ -223,21 +226,33 @@ class SubmittedJob(Handle):
 
     @property
     def run(self) -> Run | None:
-        if self.storage is None:
-            return None
-        found = opened(storage_path(self.storage) / self.name)
-        return found if found is not None and begun_by(found, self.id) else None
+        return _run_of(self.id, self.name, self.storage)
 
     def logs(self, lines: int | None = None) -> str:
         text = self._server.log(self.id)
         return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:])
 
-    def lines(self) -> Iterator[str | None]:
-        """What it prints, from the beginning until it is over; None each second without a line."""
-        for line in tail(self._server, self.id):
-            if line is not None:
-                self.told = ProgressLine.read(line) or self.told
-            yield line
+    def follow(self, show: Display) -> JobInfo:
+        """Show what it prints until it is over: on a terminal, where it is in training is one line
+        with a bar, as in `raygnn train`.
+
+        Returns:
+            What became of it.
+
+        Raises:
+            PreflightError: the job server does not answer any more; the job may go on.
+        """
+        told_why = False
+        with show.remote_lines() as live:
+            for line in tail(self._server, self.id):
+                if line is not None:
+                    self.told = ProgressLine.read(line) or self.told
+                    told_why |= line.startswith("error: ")
+                    live(line)
+        info = self.info
+        if info.state == "failed" and not told_why:
+            show.note(f"{self.id}: {' '.join(info.message.split())[:_LONGEST]}")
+        return info
 
     def stop(self, timeout: float = 120.0) -> None:
         """Have it write a checkpoint and end, and wait for that.
@@ -272,8 +287,51 @@ class SubmittedJob(Handle):
         return error_of(info.code or TrainingError.exit_code, said)
 
 
+def rows_of(server: JobServer) -> list[dict[str, str]]:
+    """``job``, ``run``, ``state``, ``progress``, ``metric`` and ``age`` of the latest jobs that
+    train, as text.
+
+    How far one is comes from its run directory where that can be seen from here, else from what it
+    has printed: of the ten latest.
+    """
+    jobs = [job for job in server.jobs() if job.trains][:_MOST_LISTED]
+    return [_row(server, job, read=number < _MOST_READ) for number, job in enumerate(jobs)]
+
+
+def _row(server: JobServer, job: JobInfo, *, read: bool) -> dict[str, str]:
+    far, metric = "", ""
+    if (run := _run_of(job.id, job.run, job.storage)) is not None:
+        row = row_of(run)
+        far, metric = row["progress"], row["metric"]
+    elif read and (told := _told(server, job.id)) is not None:
+        far, metric = progress(told.step, told.total), told.metric
+    return {
+        "job": job.id,
+        "run": job.run or "",
+        "state": job.state,
+        "progress": far,
+        "metric": metric,
+        "age": age(job.started),
+    }
+
+
+def _told(server: JobServer, job: str) -> ProgressLine | None:
+    """The last line of its progress, of those that it has printed."""
+    try:
+        lines = server.log(job).splitlines()
+    except RaygnnError:  # it has gone
+        return None
+    return next((told for line in reversed(lines) if (told := ProgressLine.read(line))), None)
+
+
+def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
+    """The run directory of a job, where it can be seen from here."""
+    run = opened(storage_path(storage) / name) if storage and name else None
+    return run if run is not None and begun_by(run, job) else None
+
+
 def check_storage(config: str, overrides: Overrides) -> None:
-    """See that a job which runs in a copy of a working directory leaves nothing there.
+    """Check that a job which runs in a copy of a working directory leaves nothing there.
 
     Raises:
         ConfigError: it would, or the configuration is wrong.
@@ -286,7 +344,7 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
     """What is written or shared lies outside of the copy that Ray throws away."""
     for key in _ON_STORAGE:
         if key in relative:
-            given = config.storage if key == "storage" else _value(config, key)
+            given = attrgetter(key)(config)
             raise ConfigError(
                 f"{key} is a relative path, and the job runs in a copy of the working directory "
                 "that Ray throws away",
@@ -296,19 +354,8 @@ def _check_places(config: Config, relative: frozenset[str], label: str) -> None:
             )
 
 
-def _check_secrets(config: Config, label: str) -> None:
-    for name, value in config.comm.env.items():
-        if is_secret(name, value):
-            raise ConfigError(
-                f"comm.env.{name} is a secret: with the job it would lie in the cluster's memory, "
-                "for everybody who may see jobs",
-                where=label,
-                remedy="set it in the environment of the nodes, before ray start",
-            )
-
-
 def _carried(config: Config, relative: frozenset[str], directory: Path, label: str) -> Path | None:
-    """The input that travels with the job, within the directory: what was named relative to it.
+    """The input that travels with the job: what was named relative to the directory.
 
     Raises:
         ConfigError: it is not there, or not within the directory.
@@ -327,9 +374,12 @@ def _carried(config: Config, relative: frozenset[str], directory: Path, label: s
         raise ConfigError(
             f"graph.path: there is no {path}", where=label, remedy="correct graph.path"
         )
-    return Path(path.relative_to(directory))
-
-
-def _value(config: Config, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+    data = Path(path.relative_to(directory))
+    folder = data if path.is_dir() else data.parent
+    if (directory / folder).resolve() != directory.resolve() / folder:
+        raise ConfigError(
+            f"graph.path: {data} cannot travel: it is, or lies behind, a link to a directory",
+            where=label,
+            remedy="give an absolute path that every node sees (--set graph.path=/…)",
+        )
+    return data

@@ -1,42 +1,55 @@
-"""What travels with a job: the files of a directory, few and small, and the job as one file.
+"""What travels with a job: the files of its working directory, few and small, and the job itself.
 
-Data and partitions lie on storage that every node sees; a package that Ray copies to each node, and
-keeps in the head node's memory, is no place for them.
+Ray packs and uploads them. Data and partitions lie on storage that every node sees; a package that
+Ray copies to each node, and keeps in the head node's memory, is no place for them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from pathspec import GitIgnoreSpec
 
 from raygnn.config import places
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
-from raygnn.jobs import ignoring
 from raygnn.util.files import storage_errors
 
 MOST_BYTES = 50 * 2**20
 MOST_FILES = 10_000
 
-_LOOKED_AT = 200_000  # files and directories, after which nobody counts further
+_LOOKED_AT = 200_000  # files, after which counting stops
 _LARGEST_SHOWN = 3
-_NEVER = GitIgnoreSpec.from_lines(
+_IGNORE_FILES = (".gitignore", ".rayignore")
+_GITIGNORE_OFF = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"  # Ray's; "1" = .rayignore alone counts
+_NEVER = (
     [".git", ".venv*", "venv", "__pycache__", "*.pyc", ".*_cache", ".hypothesis", "*.egg-info"]
     + ["node_modules", ".ipynb_checkpoints", ".DS_Store", ".nfs*"]
+)  # fmt: skip
+_SECRETS = GitIgnoreSpec.from_lines(  # of paths in lower case
+    ["*.env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".envrc"]
+    + ["secrets.y*ml", "secrets.json", "secrets.toml", "token.txt"]
+    + [".ssh/", ".aws/", ".azure/", ".gnupg/", ".kube/", "kubeconfig", "*.kubeconfig", "gcloud/"]
+    + [".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".pgpass", ".my.cnf"]
+    + ["auth_token", ".vault-token", ".htpasswd", ".docker/"]
+    + ["id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "!id_*.pub", "*.pem", "*.key", "*.ppk"]
+    + ["*.p12", "*.pfx", "*.jks", "*.keystore", "credentials.json", "client_secret*.json"]
+    + ["*service_account*.json", "*service-account*.json", "application_default_credentials.json"]
 )
-_REMEDY = (
-    "put data and partitions on storage that every node sees, named by absolute paths; leave other "
-    "files out with a .rayignore, or name a smaller directory with --working-dir"
-)
+_LARGEST_KEY = 2**16  # bytes
+_KEY = re.compile(rb'(?:^|"private_key": ?")-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----', re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Found:
+class Contents:
     """What would travel of a directory.
 
     Attributes:
@@ -59,66 +72,71 @@ class Found:
         """Bytes."""
         return sum(self.files.values())
 
-    def check(self, most: int = MOST_BYTES) -> None:
-        """See that it is little.
-
-        Args:
-            most: bytes.
+    def check(self) -> None:
+        """Check that it is small enough to travel.
 
         Raises:
-            InputError: it is not; with its size and the largest of it.
+            InputError: it is not; with its size and the largest entries.
         """
-        if self.whole and self.size <= most and len(self.files) <= MOST_FILES:
+        if self.whole and self.size <= MOST_BYTES and len(self.files) <= MOST_FILES:
             return
-        largest = sorted(_shares(self.files).items(), key=lambda item: -item[1])[:_LARGEST_SHOWN]
-        shown = ", ".join(f"{name} {places.size(part)}" for name, part in largest)
-        whole = f"{'' if self.whole else 'more than '}{places.size(self.size)}"
+        entries = Counter[str]()
+        for name, size in self.files.items():
+            top, slash, _ = name.partition("/")
+            entries[top + slash] += size
+        largest = entries.most_common(_LARGEST_SHOWN)
         raise InputError(
-            f"the working directory is too large to travel with a job: {whole} in "
-            f"{len(self.files):,} files, of {places.size(most)} and {MOST_FILES:,}; "
-            f"the largest: {shown}",
+            "the working directory is too large to travel with a job: "
+            f"{'' if self.whole else 'more than '}{places.size(self.size)} in "
+            f"{len(self.files):,} files, of {places.size(MOST_BYTES)} and {MOST_FILES:,}; "
+            f"the largest: {', '.join(f'{name} {places.size(size)}' for name, size in largest)}",
             where=str(self.directory),
-            remedy=_REMEDY,
+            remedy="put data and partitions on storage that every node sees, named by absolute "
+            "paths; leave other files out with a .rayignore, or name a smaller directory with "
+            "--working-dir",
         )
 
 
-def look(directory: Path, wanted: Sequence[Path] = (), without: Sequence[Path] = ()) -> Found:
+def contents_of(directory: Path, data: Path | None = None, without: Path | None = None) -> Contents:
     """What travels of a directory: not version control, environments, caches, nor what looks like
-    a secret, nor what a ``.gitignore`` or ``.rayignore`` names, in it or above it in its
-    repository. Of small files it reads whether they hold a private key.
+    a secret, nor what a ``.gitignore`` or ``.rayignore`` in it names, as Ray reads them: each by
+    itself, for what lies below it. Small files are searched for private keys.
 
     Args:
-        wanted: files and directories within it that travel, whatever ignore files say.
-        without: directories that do not.
+        data: a file or directory within it that travels, whatever ignore files say.
+        without: a directory that does not.
 
     Raises:
-        InputError: it is no directory, or cannot be listed.
+        InputError: it is no directory, or cannot be read.
     """
     if not directory.is_dir():
         raise InputError("there is no such directory", where=str(directory))
-    files: dict[str, int] = {}
-    left: list[str] = []
-    secrets: list[str] = []
-    whole, looked = True, 0
+    files, secrets = dict[str, int](), dict[str, None]()
+    left_out, whole = dict[str, None](), True
     with _reading(directory):
-        for path, rules in _walk(directory, wanted, without, secrets):
-            looked += 1
-            if looked > _LOOKED_AT:
+        allowed = _allowed(directory)
+        paths = chain(
+            _travelling(directory, [_Rules(directory, _NEVER)], without),
+            () if data is None else _below(data),
+        )
+        for number, path in enumerate(paths):
+            if number == _LOOKED_AT:
                 whole = False
                 break
-            name = str(path.relative_to(directory))
+            name = path.relative_to(directory).as_posix()
+            text = name.encode(errors="backslashreplace").decode()
             size = _size(path, directory)
-            if size is None or not _is_text(name):
-                left.append(_shown(name))
-            elif path not in wanted and ignoring.holds_key(path, size, rules):
-                secrets.append(name)
+            if size is None or text != name:
+                left_out[text] = None
+            elif path != data and (secret := _secret(path, name, size, allowed)):
+                secrets[secret] = None
             else:
                 files[name] = size
-    return Found(directory, files, tuple(left), tuple(secrets), whole)
+    return Contents(directory, files, tuple(left_out), tuple(secrets), whole)
 
 
-def pack(found: Found, job: dict[str, object], name: str, target: Path) -> None:
-    """Copy what was found into an empty directory, and the job beside it.
+def pack(contents: Contents, job: dict[str, object], name: str, target: Path) -> None:
+    """Copy what travels into an empty directory, and the job beside it.
 
     Args:
         job: the configuration, plain JSON types.
@@ -128,81 +146,113 @@ def pack(found: Found, job: dict[str, object], name: str, target: Path) -> None:
         InputError: a file cannot be read, or there is no room.
     """
     with storage_errors(target, InputError, "set TMPDIR to another place"):
-        for file in found.files:
-            place = target / file
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with _reading(found.directory / file), open(found.directory / file, "rb") as source:
-                content = source.read()
-            place.write_bytes(content)
+        for file in contents.files:
+            copy = target / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with _reading(contents.directory / file):
+                content = (contents.directory / file).read_bytes()
+            copy.write_bytes(content)
         (target / name).write_text(write_yaml(job), encoding="utf-8")
 
 
 def check_unpacked(directory: Path) -> None:
-    """See that what `ray job submit` brought is little, and no repository: for a job that was not
+    """Check that what `ray job submit` brought is small, and no repository: for a job that was not
     packed by us, on the node that runs it.
 
     Raises:
         InputError: it is not; with its size and the remedy.
     """
-    found = look(directory, wanted=[directory])
-    git = sum(size for name, size in found.files.items() if ".git" in Path(name).parts[:-1])
+    contents = contents_of(directory, data=directory)
+    git = sum(size for name, size in contents.files.items() if ".git" in Path(name).parts[:-1])
     if git:
         raise InputError(
             f"the job's package carries a .git of {places.size(git)}",
             where=str(directory),
             remedy="name .git in a .rayignore, or submit with raygnn submit",
         )
-    found.check()
+    contents.check()
 
 
-def _walk(
-    directory: Path, wanted: Sequence[Path], without: Sequence[Path], secrets: list[str]
-) -> Iterator[tuple[Path, tuple[ignoring.Rule, ...]]]:
-    """Files, and links to directories, each with the rules for it.
+class _Rules:
+    """The lines of an ignore file, about what lies below its directory."""
 
-    Args:
-        secrets: gets the names that look like secrets.
+    def __init__(self, base: Path, lines: Iterable[str]):
+        self._base = base
+        patterns = list[Any]()
+        for line in lines:
+            with suppress(ValueError):  # a line that is no pattern names nothing, says git
+                patterns += GitIgnoreSpec.from_lines([line]).patterns
+        self._spec = GitIgnoreSpec(patterns)
+
+    def name(self, path: Path, *, directory: bool) -> bool:
+        """Whether the file, or the directory as a whole, is left out."""
+        name = path.relative_to(self._base).as_posix()
+        return self._spec.match_file(f"{name}/" if directory else name)
+
+
+def _travelling(directory: Path, rules: list[_Rules], without: Path | None) -> Iterator[Path]:
+    """The files, and links to directories, that no rule names."""
+    rules = [*rules, *(_Rules(directory, lines) for lines in _ignore_files(directory))]
+    for path in sorted(directory.iterdir()):
+        descend = path.is_dir() and not path.is_symlink()
+        if path == without or any(rule.name(path, directory=descend) for rule in rules):
+            continue
+        if descend:
+            yield from _travelling(path, rules, without)
+        elif path.name not in _IGNORE_FILES:  # by which Ray would leave out what was chosen here
+            yield path
+
+
+def _below(data: Path) -> Iterator[Path]:
+    """The data's file, or all files of its directory."""
+    if data.is_file():
+        yield data
+        return
+    for place, folders, names in os.walk(data, onerror=_raise):
+        links = [folder for folder in folders if os.path.islink(os.path.join(place, folder))]
+        yield from (Path(place, name) for name in [*names, *links] if name not in _IGNORE_FILES)
+
+
+def _ignore_files(directory: Path) -> Iterator[list[str]]:
+    for name in _IGNORE_FILES:
+        off = name == ".gitignore" and os.environ.get(_GITIGNORE_OFF) == "1"
+        if not off and (directory / name).is_file():
+            text = (directory / name).read_text(encoding="utf-8", errors="replace")
+            yield text.splitlines()
+
+
+def _allowed(directory: Path) -> GitIgnoreSpec:
+    """What may travel although it looks like a secret: the ``!`` lines of the ``.rayignore``."""
+    file = directory / ".rayignore"
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return GitIgnoreSpec.from_lines(line[1:] for line in lines if line.startswith("!"))
+
+
+def _secret(path: Path, name: str, size: int, allowed: GitIgnoreSpec) -> str | None:
+    """The file, or the directory above it, that looks like a secret; None if neither does.
+
+    Raises:
+        OSError: it cannot be read.
     """
-    above = {directory.parent: ignoring.rules_above(directory)}
-    ignored = set[Path]()
-    for place, folders, names in os.walk(directory, onerror=_raise):
-        here = Path(place)
-        rules = above[here] = above[here.parent] + tuple(ignoring.rules_in(here))
-        for folder in list(folders):
-            path = here / folder
-            if path.is_symlink():
-                folders.remove(folder)
-                names.append(folder)
-            elif path in without:
-                folders.remove(folder)
-            elif here in ignored or _stays(path, directory, rules, "/"):
-                ignored.add(path)
-                if not any(_related(path, each) for each in wanted):
-                    folders.remove(folder)
-            elif path not in wanted and ignoring.looks_secret(path, rules, "/"):
-                secrets.append(_shown(f"{path.relative_to(directory)}/"))
-                folders.remove(folder)
-        for name in names:
-            path = here / name
-            if name in (ignoring.GIT, ignoring.RAY):
-                continue  # Ray would leave out by it what we have chosen
-            if not any(path.is_relative_to(each) for each in wanted) and (
-                here in ignored or _stays(path, directory, rules)
-            ):
-                continue
-            if path not in wanted and ignoring.looks_secret(path, rules):
-                secrets.append(_shown(str(path.relative_to(directory))))
-            else:
-                yield path, rules
+    if allowed.match_file(name):
+        return None
+    for parent in reversed(PurePosixPath(name).parents[:-1]):
+        if _SECRETS.match_file(f"{parent}/".lower()):
+            return f"{parent}/"
+    if _SECRETS.match_file(name.lower()):
+        return name
+    return name if size <= _LARGEST_KEY and _KEY.search(path.read_bytes()) else None
 
 
-def _stays(path: Path, top: Path, rules: Sequence[ignoring.Rule], end: str = "") -> bool:
-    name = f"{path.relative_to(top).as_posix()}{end}"
-    return _NEVER.match_file(name) or bool(ignoring.ignored(path, rules, end))
-
-
-def _related(one: Path, other: Path) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)
+def _size(path: Path, directory: Path) -> int | None:
+    """Bytes of a regular file that lies within the directory; None for all else."""
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # a link to nothing, or to itself
+        return None
+    if not real.is_relative_to(directory.resolve()) or not real.is_file():
+        return None
+    return real.stat().st_size
 
 
 @contextmanager
@@ -217,38 +267,5 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _shown(name: str) -> str:
-    return name.encode(errors="backslashreplace").decode()
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _size(path: Path, directory: Path) -> int | None:
-    """Bytes of a regular file that lies within the directory; None for all else."""
-    try:
-        real = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # a link to nothing, or to itself
-        return None
-    if not real.is_relative_to(directory.resolve()) or not real.is_file():
-        return None
-    return real.stat().st_size
-
-
-def _shares(files: dict[str, int]) -> dict[str, int]:
-    """Bytes of each file or directory at the top."""
-    shares: dict[str, int] = {}
-    for name, size in files.items():
-        parts = Path(name).parts
-        top = f"{parts[0]}/" if len(parts) > 1 else parts[0]
-        shares[top] = shares.get(top, 0) + size
-    return shares

@@ -24,9 +24,8 @@ from raygnn.errors import (
 )
 from raygnn.jobs import server
 from raygnn.jobs.handle import said_error
-from raygnn.jobs.server import JobInfo, JobServer, unencrypted
+from raygnn.jobs.server import JobInfo, JobServer, tail, unencrypted
 from raygnn.jobs.submit import prepare, send
-from raygnn.jobs.tail import tail
 from raygnn.runs.display import Display
 from raygnn.runs.progress_line import Progress, ProgressLine
 from raygnn.runs.run import age, metric, progress

@@ -17,7 +17,7 @@ import pytest
 
 import raygnn
 from raygnn.config.schema import Config
-from raygnn.jobs.launch import LocalJob
+from raygnn.jobs.local_job import LocalJob
 from raygnn.runs.run import open_run
 
 LIMIT = 150.0

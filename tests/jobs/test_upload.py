@@ -12,8 +12,8 @@ import pytest
 from ray._private.runtime_env.packaging import create_package
 
 from raygnn.errors import ConfigError, InputError
-from raygnn.jobs.submit import prepare
-from raygnn.jobs.upload import check_unpacked, look, pack
+from raygnn.jobs.submit import Package, prepare
+from raygnn.jobs.upload import _NEVER, check_unpacked, contents_of, pack
 
 JOB = """
 name: small
@@ -27,86 +27,114 @@ model: {kind: sage}
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory as people have them."""
     work = tmp_path / "work"
-    for name in ("job.yaml", "models/mine.py", "notes/a.txt", "notes/keep.txt", "data/graph.dgl"):
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_text(name)
-    (work / "job.yaml").write_text(JOB)
-    for name in (".git/objects/pack", ".venv/bin/python", "models/__pycache__/m.pyc", "runs/r/x"):
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_text("never")
-    (work / ".gitignore").write_text("/data/\nnotes/*\n!notes/keep.txt\n")
-    (work / "models" / ".rayignore").write_text("*.txt\n")
-    (work / "models" / "log.txt").write_text("")
+    files = ["models/mine.py", "models/log.txt", "notes/a.txt", "notes/keep.txt", "data/graph.dgl"]
+    write(work, dict.fromkeys(files, "text"))
+    never = [".git/objects/pack", ".venv/bin/python", "models/__pycache__/m.pyc", "runs/r/x"]
+    write(work, dict.fromkeys(never, "never"))
+    write(work, {"job.yaml": JOB, ".gitignore": "/data/\nnotes/*\n!notes/keep.txt\n"})
+    write(work, {"models/.rayignore": "*.txt\n"})
     monkeypatch.chdir(work)
     return work
 
 
-def names(work: Path, **options: list[Path]) -> set[str]:
-    return set(look(work, **options).files)
+def write(place: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
 
 
-def test_what_travels(work: Path) -> None:
+def names(work: Path, **options: Path) -> set[str]:
+    return set(contents_of(work, **options).files)
+
+
+def packed(package: Package, target: Path) -> Path:
+    target.mkdir()
+    pack(package.contents, package.document(), package.file, target)
+    return target
+
+
+def of_ray(directory: Path, excludes: list[str] | None = None) -> set[str]:
+    """The files that Ray uploads of a directory."""
+    file = directory.parent / "package.zip"
+    create_package(str(directory), file, include_gitignore=True, excludes=excludes)
+    with zipfile.ZipFile(file) as package:
+        return {name for name in package.namelist() if not name.endswith("/")}
+
+
+def test_what_travels(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     always = {"job.yaml", "models/mine.py", "notes/keep.txt"}
-    assert names(work, without=[work / "runs"]) == always
+    assert names(work, without=work / "runs") == always
     assert names(work) == always | {"runs/r/x"}
-    wanted = names(work, wanted=[work / "data" / "graph.dgl"], without=[work / "runs"])
-    assert wanted == always | {"data/graph.dgl"}
+    data = work / "data" / "graph.dgl"
+    assert names(work, data=data, without=work / "runs") == always | {"data/graph.dgl"}
+    monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
+    assert names(work, without=work / "runs") == always | {"data/graph.dgl", "notes/a.txt"}
 
 
 def test_ray_leaves_out_nothing_of_it(work: Path, tmp_path: Path) -> None:
     """Ray reads ignore files of what it packs, too: they name the data, and perhaps the job."""
-    (work / ".gitignore").write_text("/data/\n*.yaml\n")
-    (work / "data" / ".rayignore").write_text("*\n")
+    write(work, {".gitignore": "/data/\n*.yaml\n", "data/.rayignore": "*\n"})
+    target = packed(prepare("job.yaml"), tmp_path / "target")
+    assert {"small.yaml", "data/graph.dgl", "models/mine.py"} <= of_ray(target)
+
+
+PATTERNS = ["*", "*.log", "a", "b/", "/a", "/a/b", "a/*", "a/**", "**/b", "a/**/c.py", "*/", "*.py"]
+PATTERNS += ["c.py", "/b/a/", "# a", "", "[ab]/c.*", "b/a/c.py", "\\!a", "?.log", "c.* "]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("reader", ["ray", "git"])
+def test_ignore_files_mean_what_others_say(tmp_path: Path, reader: str, seed: int) -> None:
+    """Ray, of ignore files in several directories; git, of one with exceptions."""
+    chance = random.Random(seed)
+    work = tmp_path / "work"
+    folders = ["", "a/", "b/", "a/b/", "b/a/", "a/b/a/", "b/a/b/"]
+    for folder in folders:
+        write(work, {f"{folder}{name}": "" for name in ("c.py", "a.log", "b.log", "c.txt", "!a")})
+    for folder in chance.sample(folders, 3 if reader == "ray" else 1):
+        lines = chance.choices(PATTERNS, k=chance.randint(1, 4))
+        if reader == "git":
+            lines = [f"!{line}" if line and chance.random() < 0.4 else line for line in lines]
+        write(work, {f"{folder}.gitignore": "\n".join(lines)})
+    if reader == "ray":
+        others = of_ray(work, _NEVER)
+    else:
+        git = ["git", "-C", work]
+        subprocess.run([*git, "init", "-q"], check=True, timeout=60)
+        listing = [*git, "ls-files", "--others", "--exclude-standard"]
+        others = set(subprocess.check_output(listing, text=True, timeout=60).splitlines())
+    assert names(work) == {name for name in others if not name.endswith(".gitignore")}
+
+
+def test_a_line_that_is_no_pattern(work: Path) -> None:
+    write(work, {".gitignore": "!\n/data/\n"})
+    assert "job.yaml" in names(work)
+
+
+def test_links_and_odd_names_are_left_out(work: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"secret": "outside"})
+    links = {"out": tmp_path / "secret", "outer": tmp_path, "inside": work / "job.yaml"}
+    for name, goal in {**links, "round": "round", "nothing": "nowhere"}.items():
+        (work / name).symlink_to(goal)
+    os.mkfifo(work / "pipe")
+    Path(os.fsdecode(os.fsencode(work) + b"/odd\xff.txt")).write_text("")
     package = prepare("job.yaml")
-    target = tmp_path / "target"
-    target.mkdir()
-    pack(package.found, package.document(), package.file, target)
-    create_package(str(target), tmp_path / "package.zip", include_gitignore=True)
-    with zipfile.ZipFile(tmp_path / "package.zip") as packed:
-        assert {"small.yaml", "data/graph.dgl", "models/mine.py"} <= set(packed.namelist())
-
-
-def test_odd_names_are_left_out(work: Path) -> None:
-    (work / "round").symlink_to("round")
-    (work / "nothing").symlink_to("nowhere")
-    (Path(os.fsdecode(os.fsencode(work) + b"/odd\xff.txt"))).write_text("")
-    found = look(work)
-    assert {"round", "nothing", "odd\\udcff.txt"} <= set(found.left_out)
-    assert not [name for name in found.files if "odd" in name]
+    left_out = {"out", "outer", "pipe", "round", "nothing", "odd\\udcff.txt"}
+    assert set(package.contents.left_out) == left_out
+    target = packed(package, tmp_path / "target")
+    assert (target / "inside").read_text() == JOB
+    assert not (target / "inside").is_symlink()
+    texts = {path.read_text() for path in target.rglob("*") if path.is_file()}
+    assert not any("outside" in text for text in texts)
+    assert not {path.name for path in target.iterdir()} & left_out
 
 
 def test_a_file_that_cannot_be_read(work: Path, tmp_path: Path) -> None:
-    found = look(work)
+    package = prepare("job.yaml")
     (work / "models" / "mine.py").unlink()
-    target = tmp_path / "target"
-    target.mkdir()
     with pytest.raises(InputError, match="cannot be read") as error:
-        pack(found, {}, "small.yaml", target)
+        packed(package, tmp_path / "target")
     assert error.value.where == str(work / "models" / "mine.py")
-
-
-def test_a_directory_above(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(work / "models")
-    assert "models/mine.py" in prepare("../job.yaml", working_dir="..").found.files
-
-
-def test_links_lead_nowhere(work: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("outside")
-    (work / "out").symlink_to(tmp_path / "secret")
-    (work / "outer").symlink_to(tmp_path)
-    (work / "inside").symlink_to(work / "job.yaml")
-    os.mkfifo(work / "pipe")
-    found = look(work)
-    assert {"out", "outer", "pipe"} <= set(found.left_out)
-    assert "inside" in found.files
-    target = tmp_path / "target"
-    target.mkdir()
-    pack(found, {"name": "small"}, "small.yaml", target)
-    assert (target / "inside").read_text() == JOB
-    assert not (target / "inside").is_symlink()
-    assert not [
-        path for path in target.rglob("*") if path.is_file() and "outside" in path.read_text()
-    ]
 
 
 def test_ten_gigabytes_stay(work: Path) -> None:
@@ -115,9 +143,9 @@ def test_ten_gigabytes_stay(work: Path) -> None:
     with pytest.raises(InputError) as error:
         prepare("job.yaml")
     assert "10.0 GiB" in error.value.what
-    assert "notes/" in error.value.what
+    assert "notes/ 10.0 GiB" in error.value.what
     assert error.value.where == str(work)
-    assert "shared" in error.value.remedy or "every node sees" in error.value.remedy
+    assert "every node sees" in str(error.value.remedy)
 
 
 def test_many_files_stay(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +166,12 @@ def test_a_repository_that_came_is_refused(work: Path) -> None:
 
 def test_data_travels_by_relative_names_only(work: Path) -> None:
     package = prepare("job.yaml")
-    assert "data/graph.dgl" in package.found.files
+    assert "data/graph.dgl" in package.contents.files
     assert package.document()["graph"]["path"] == "data/graph.dgl"
-    there = prepare("job.yaml", ["graph.path=/data/of/the/cluster.dgl"])
-    assert there.data is None
-    assert there.document()["graph"]["path"] == "/data/of/the/cluster.dgl"
-    assert "data/graph.dgl" not in there.found.files
+    absolute = prepare("job.yaml", ["graph.path=/data/of/the/cluster.dgl"])
+    assert absolute.data is None
+    assert absolute.document()["graph"]["path"] == "/data/of/the/cluster.dgl"
+    assert "data/graph.dgl" not in absolute.contents.files
 
 
 @pytest.mark.parametrize(
@@ -168,15 +196,17 @@ def test_what_cannot_travel(work: Path, overrides: list[str], told: str) -> None
 
 
 def test_the_default_storage_is_relative(work: Path) -> None:
-    (work / "job.yaml").write_text(JOB.replace("storage: /mnt/raygnn/runs\n", ""))
+    write(work, {"job.yaml": JOB.replace("storage: /mnt/raygnn/runs\n", "")})
     with pytest.raises(ConfigError, match="storage is a relative path"):
         prepare("job.yaml")
 
 
 def test_a_job_from_elsewhere(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work / "models")
+    assert "models/mine.py" in prepare("../job.yaml", working_dir="..").contents.files
     (elsewhere := tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(elsewhere)
-    assert prepare(work / "job.yaml").found.directory == work
+    assert prepare(work / "job.yaml").contents.directory == work
     with pytest.raises(InputError, match="not in the working directory"):
         prepare(work / "job.yaml", working_dir=".")
 
@@ -195,79 +225,28 @@ def test_a_mapping(work: Path) -> None:
     assert package.document()["cluster"]["address"] == "auto"
 
 
-def git(place: Path, *args: str) -> str:
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    done = subprocess.run(
-        ["git", *args], cwd=place, env=env, capture_output=True, text=True, check=True, timeout=60
-    )
-    return done.stdout
-
-
-PATTERNS = ["*", "*.log", "a", "b/", "/a", "/a/b", "a/*", "a/**", "**/b", "a/**/c.py", "*/", "*.py"]
-PATTERNS += ["c.py", "/b/a/", "# a", "", "[ab]/c.*", "b/a/c.py", "\\!a", "?.log", "c.* "]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_ignore_files_mean_what_git_says(tmp_path: Path, seed: int) -> None:
-    """Of every directory, those above in the repository too; the last rule that applies wins."""
-    chance = random.Random(seed)
-    work = tmp_path / "part" / "work"
-    folders = ["", "a", "b", "a/b", "b/a", "a/b/a", "b/a/b"]
-    for folder in folders:
-        (work / folder).mkdir(parents=True, exist_ok=True)
-        for name in ("c.py", "a.log", "b.log", "c.txt", "!a"):
-            (work / folder / name).write_text("")
-    git(tmp_path, "init", "-q")
-    places = chance.sample([work / folder for folder in folders], 2)
-    for place in (tmp_path, tmp_path / "part", *places):
-        lines = chance.choices(PATTERNS, k=chance.randint(1, 4))
-        negated = [f"!{line}" if line and chance.random() < 0.4 else line for line in lines]
-        if place not in places:  # the working directory itself is not to be ignored
-            negated = [line for line in negated if line not in ("*", "*/")]
-        (place / ".gitignore").write_text("\n".join(negated) + "\n")
-    listed = git(work, "ls-files", "--others", "--exclude-standard").splitlines()
-    expected = {name for name in listed if not name.endswith(".gitignore")}
-    assert names(work) == expected, [(p / ".gitignore").read_text() for p in places]
-
-
-def test_ignore_files_above_another_repository_are_not_ours(work: Path) -> None:
-    (work.parent / ".gitignore").write_text("*.py\n")
-    assert "models/mine.py" in names(work)  # the repository begins at work
-    (work / ".git").rename(work.parent / ".git")
-    assert "models/mine.py" not in names(work)
-
-
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2\n"
 SECRETS = {
-    ".env": "", "prod.env": "", "deep/Secrets.yaml": "", "ID_RSA": "", ".env.production": "",
-    ".netrc": "", "deep/.git-credentials": "", ".pypirc": "",
-    ".npmrc": "", "deep/id_rsa": "", "server.pem": "", "tls/server.key": "", "kubeconfig": "",
-    "credentials.json": "", "deep/my-service-account.json": "", ".ray/auth_token": "",
-    "deploy": KEY, "robot.json": '{"private_key": "-----BEGIN PRIVATE KEY-----"}',
-}  # fmt: skip
+    **dict.fromkeys([".env", "prod.env", ".env.production", "deep/Secrets.yaml", ".netrc"], ""),
+    **dict.fromkeys(["deep/.git-credentials", ".pypirc", ".npmrc", "deep/id_rsa", "ID_RSA"], ""),
+    **dict.fromkeys(["server.pem", "tls/server.key", "kubeconfig", "credentials.json"], ""),
+    **dict.fromkeys(["deep/my-service-account.json", ".ray/auth_token"], ""),
+    "deploy": KEY,
+    "robot.json": '{"private_key": "-----BEGIN PRIVATE KEY-----"}',
+}
 
 
 def test_secrets_stay(work: Path) -> None:
-    open_ones = {".env.example": "", "id_rsa.pub": "", "keys.py": f"_HEAD = {KEY!r}", "tokens": ""}
-    for name, text in {**SECRETS, **open_ones}.items():
-        (work / name).parent.mkdir(exist_ok=True)
-        (work / name).write_text(text)
-    for name in (".aws/config", ".ssh/known_hosts"):
-        (work / name).parent.mkdir()
-        (work / name).write_text("")
-    (work / "data" / "server.pem").write_text("")  # in a directory that travels by graph.path
-    found = look(work, wanted=[work / "data"])
-    assert set(found.secrets) == {*SECRETS, ".aws/", ".ssh/", "data/server.pem"}
-    assert open_ones.keys() <= found.files.keys()
-    assert not found.files.keys() & SECRETS.keys()
+    harmless = {".env.example": "", "id_rsa.pub": "", "keys.py": f"_HEAD = {KEY!r}", "tokens": ""}
+    write(work, {**SECRETS, **harmless, ".aws/config": "", "deep/.ssh/known_hosts": ""})
+    write(work, {"data/server.pem": ""})  # in a directory that travels by graph.path
+    contents = contents_of(work, data=work / "data")
+    assert set(contents.secrets) == {*SECRETS, ".aws/", "deep/.ssh/", "data/server.pem"}
+    assert harmless.keys() <= contents.files.keys()
+    assert not contents.files.keys() & SECRETS.keys()
+    assert prepare("job.yaml").contents.secrets, "submit names them"
 
-    (work / ".gitignore").write_text("!.env\n")  # which may mean many other things
-    assert ".env" in look(work).secrets
-    (work / ".rayignore").write_text("!.env\n!.aws/\n!deploy\n")
-    (work / "deep" / ".rayignore").write_text("!id_rsa\n")
+    write(work, {".gitignore": "!.env\n"})  # which may mean many other things
+    assert ".env" in contents_of(work).secrets
+    write(work, {".rayignore": "!.env\n!.aws/\n!deploy\n!deep/id_rsa\n"})
     assert {".env", ".aws/config", "deploy", "deep/id_rsa"} <= names(work)
-
-
-def test_submit_names_the_secrets(work: Path) -> None:
-    (work / ".env").write_text("KEY=hunter2")
-    assert prepare("job.yaml").found.secrets == (".env",)

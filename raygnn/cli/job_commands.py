@@ -87,12 +87,12 @@ def _submit(args: argparse.Namespace) -> int:
     tell = (lambda text: None) if args.json else say
     for warning in server.warnings:
         tell(f"warning: {warning}")
-    found = package.found
-    tell(f"{len(found.files)} files, {size(found.size)}, travel from {found.directory}")
-    for name in found.left_out[:_NAMED]:
+    contents = package.contents
+    tell(f"{len(contents.files)} files, {size(contents.size)}, travel from {contents.directory}")
+    for name in contents.left_out[:_NAMED]:
         tell(f"left out: {name}: a link elsewhere, or nothing that can be packed")
-    if found.secrets:
-        names = ", ".join(found.secrets[:_NAMED]) + ", …" * (len(found.secrets) > _NAMED)
+    if secrets := contents.secrets:
+        names = ", ".join(secrets[:_NAMED]) + ", …" * (len(secrets) > _NAMED)
         tell(f"left out, for they look like secrets: {names} (a .rayignore with !NAME lets one in)")
     shown = not args.detach and not args.json and sys.stdout.isatty()
     width = max(_NARROWEST, shutil.get_terminal_size().columns) if shown else None
@@ -107,11 +107,10 @@ def _submit(args: argparse.Namespace) -> int:
 
 def _follow(args: argparse.Namespace, job: SubmittedJob) -> int:
     """Show a job until it is over; returns its exit code."""
-    from raygnn.jobs.following import follow
     from raygnn.runs.display import Display, NullDisplay
 
     try:
-        info = follow(job, NullDisplay() if args.json else Display())
+        info = job.follow(NullDisplay() if args.json else Display())
     except KeyboardInterrupt:
         raise Interrupted(
             "no longer following; the job goes on",

@@ -47,8 +47,8 @@ def _runs(args: argparse.Namespace) -> int:
         else:
             _table(f"runs in {os.path.abspath(args.storage)}", [row_of(run) for run in runs])
         return 0
-    from raygnn.jobs.listing import rows_of
     from raygnn.jobs.server import JobServer
+    from raygnn.jobs.submit import rows_of
 
     server = JobServer(address)
     jobs = rows_of(server)

@@ -20,19 +20,12 @@ from raygnn.config.load import Source, as_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
 from raygnn.jobs.handle import Handle, opened
-from raygnn.jobs.view import View, view
+from raygnn.jobs.notebook import Lines, view
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import CONFIG
 
-# of Python itself and of what is installed, which the child finds by itself
-_INSTALLED = {
-    *site.getsitepackages(),
-    *sysconfig.get_paths().values(),
-    *(str(Path(sysconfig.get_path("stdlib"), name)) for name in ("lib-dynload", "site-packages")),
-    str(Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip")),
-}
 _OF_TERMINALS = {"FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 _MOST_LINES = 10_000
 _POLL = 0.2  # seconds
@@ -74,14 +67,8 @@ def launch(
     document = config.to_dict()
     if config.cluster.address == "auto" and (address := _connected()):
         document["cluster"]["address"] = address
-    request = {
-        "config": document,
-        "overwrite": overwrite,
-        "resume": resume,
-        "verbose": verbose,
-        "profile": profile,
-    }
-    return LocalJob(config, request, display=display)
+    options = {"overwrite": overwrite, "resume": resume, "verbose": verbose, "profile": profile}
+    return LocalJob(config, {"config": document, **options}, display=display)
 
 
 class LocalJob(Handle):
@@ -97,13 +84,13 @@ class LocalJob(Handle):
         self._before = _identity(self._directory)
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._facts: dict[str, Any] = {}
-        self._view: View | None = None
+        self._view: Lines | None = None
         self._ended = threading.Event()
         outcome, theirs = os.pipe()
         self._outcome = os.fdopen(outcome)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "raygnn.cli.child"],
+                [sys.executable, "-m", "raygnn.cli.train_entry"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -121,7 +108,7 @@ class LocalJob(Handle):
         with suppress(BrokenPipeError):  # it has ended, and says why
             self._process.stdin.write(json.dumps({**request, "outcome": theirs}) + "\n")
             self._process.stdin.flush()
-        self._view = view(self) if display else None
+        self._view = view(self._repr_html_) if display else None
         self._reader = threading.Thread(target=self._read, name="raygnn-job", daemon=True)
         self._reader.start()
         threading.Thread(target=self._watch, name="raygnn-job-end", daemon=True).start()
@@ -141,8 +128,8 @@ class LocalJob(Handle):
         return opened(self._directory)
 
     def logs(self, lines: int | None = None) -> str:
-        """What it has printed: the last so many lines, or all, of 10,000 that are kept; what ranks
-        log is in the run directory."""
+        """The last so many lines that it printed, or all, of 10,000 that are kept; what ranks log
+        is in the run directory."""
         kept = list(self._lines)
         return "\n".join(kept if lines is None else kept[-lines:])
 
@@ -214,18 +201,20 @@ def _connected() -> str | None:
 
 
 def _identity(run: Path) -> tuple[int, int] | None:
-    """What tells a run from the one that was there before: each writes a new configuration."""
+    """Tells a run from the one that was there before: each writes a new configuration."""
     try:
-        found = (run / CONFIG).stat()
+        file = (run / CONFIG).stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return file.st_ino, file.st_mtime_ns
 
 
 def _environment() -> dict[str, str]:
     """Ours, with the places where we find modules that are not installed, for the child and its
     ranks; without what a notebook's kernel asks of programs, colours for a terminal."""
     ours = str(Path(raygnn.__file__).parents[1])
-    own = [entry for entry in sys.path if entry not in _INSTALLED and os.path.exists(entry)]
+    dynamic = os.path.join(sysconfig.get_path("stdlib"), "lib-dynload")
+    installed = {*site.getsitepackages(), *sysconfig.get_paths().values(), dynamic}
+    others = [entry for entry in sys.path if entry not in installed and os.path.exists(entry)]
     kept = {name: value for name, value in os.environ.items() if name not in _OF_TERMINALS}
-    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*own, ours]))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*others, ours]))}
