@@ -34,30 +34,23 @@ if TYPE_CHECKING:
     from raygnn.runs.run import open_run as open_run
     from raygnn.tuning.sweep import tune as tune
 
-_HOME = {
-    "load_config": "raygnn.config.load",
-    "Config": "raygnn.config.schema",
-    "CapabilityError": "raygnn.errors",
-    "ConfigError": "raygnn.errors",
-    "DataError": "raygnn.errors",
-    "InputError": "raygnn.errors",
-    "Interrupted": "raygnn.errors",
-    "PreflightError": "raygnn.errors",
-    "RaygnnError": "raygnn.errors",
-    "TrainingError": "raygnn.errors",
-    "launch": "raygnn.jobs.local_job",
-    "submit": "raygnn.jobs.submit",
-    "diagnose": "raygnn.runs.diagnose",
-    "open_run": "raygnn.runs.run",
-    "check": "raygnn.driver.train",
-    "partition": "raygnn.driver.train",
-    "train": "raygnn.driver.train",
-    "embed": "raygnn.prediction.driver_side",
-    "export": "raygnn.prediction.export",
-    "evaluate": "raygnn.prediction.driver_side",
-    "predict": "raygnn.prediction.driver_side",
-    "tune": "raygnn.tuning.sweep",
+_MODULES = {
+    "raygnn.config.load": ("load_config",),
+    "raygnn.config.schema": ("Config",),
+    "raygnn.errors": (
+        *("CapabilityError", "ConfigError", "DataError", "InputError", "Interrupted"),
+        *("PreflightError", "RaygnnError", "TrainingError"),
+    ),
+    "raygnn.jobs.local_job": ("launch",),
+    "raygnn.jobs.submit": ("submit",),
+    "raygnn.runs.diagnose": ("diagnose",),
+    "raygnn.runs.run": ("open_run",),
+    "raygnn.driver.train": ("check", "partition", "train"),
+    "raygnn.prediction.driver_side": ("embed", "evaluate", "predict"),
+    "raygnn.prediction.export": ("export",),
+    "raygnn.tuning.sweep": ("tune",),
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = ["__version__", *_HOME]
 

@@ -1,5 +1,5 @@
-"""The command line: a file for each group of verbs. A verb reads its arguments, calls one function
-and prints the result."""
+"""The command line: a file for each group of commands. A command reads its arguments, calls one
+function and prints the result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,11 @@ def carry_out(args: argparse.Namespace) -> int:
 
 def _carry_out(args: argparse.Namespace) -> int:
     try:
-        _check_directory()
+        try:
+            os.getcwd()
+        except OSError as error:
+            why = f"the working directory is gone: {error.strerror}"
+            raise InputError(why, remedy="cd to one that exists") from None
         code: int = args.run(args)
         say("", end="")
         return code
@@ -89,9 +93,8 @@ def _carry_out(args: argparse.Namespace) -> int:
 def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     from raygnn.runs.display import Display
 
-    facts = {
-        name: getattr(error, name, None) for name in ("what", "where", "remedy", "rank", "run")
-    }
+    names = ("what", "where", "remedy", "rank", "run")
+    facts = {name: getattr(error, name, None) for name in names}
     if tell := getattr(args, "tell", None):
         tell(facts)
     try:
@@ -105,31 +108,17 @@ def _fail(error: RaygnnError, args: argparse.Namespace) -> int:
     return error.exit_code
 
 
-def _check_directory() -> None:
-    """Refuse to work where there is nothing.
-
-    Raises:
-        InputError: the working directory was removed.
-    """
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise InputError(
-            f"the working directory is gone: {error.strerror}", remedy="cd to one that exists"
-        ) from None
-
-
 def parser() -> argparse.ArgumentParser:
-    """The arguments of all verbs."""
-    made = argparse.ArgumentParser(
+    """The arguments of all commands."""
+    parser = argparse.ArgumentParser(
         prog="raygnn",
         description="Train graph neural networks on partitioned DGL graphs over a Ray cluster.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--version", action="version", version=f"raygnn {__version__}")
-    verbs = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"raygnn {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (train_commands, job_commands, run_commands, predict_commands):
-        module.add(verbs)
-    return made
+        module.add(commands)
+    return parser

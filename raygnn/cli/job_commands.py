@@ -1,4 +1,4 @@
-"""Verbs about jobs on a cluster: submit, logs, stop."""
+"""Commands about jobs on a cluster: submit, logs, stop; the last two also of a run here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import os
 import shutil
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raygnn.cli.options import JSON, here, job_verb, print_json, verb
+from raygnn.cli.options import (
+    command,
+    find_user_modules,
+    job_command,
+    overwrite_or_resume,
+    print_json,
+    print_result,
+    storage,
+)
 from raygnn.errors import InputError, Interrupted, TrainingError
 from raygnn.runs.output import say
 from raygnn.runs.run_directory import RankLogs
@@ -27,19 +36,18 @@ _LOOK = 0.5  # seconds
 _NAMED = 8  # files that are named of those that stay
 
 
-def add(verbs: Any) -> None:
+def add(commands: Any) -> None:
     """Add them to the parser."""
-    submit = job_verb(verbs, "submit", _submit, "have a cluster run a job, and show its progress")
-    submit.add_argument("--address", metavar="URL", help=_ADDRESS)
+    submit = job_command(
+        commands, "submit", _submit, "have a cluster run a job, and show its progress"
+    )
     submit.add_argument(
         "--working-dir",
         metavar="DIR",
         help="what travels with the job: modules of your own, small data (default: ., or the "
         "directory of CONFIG if that lies elsewhere)",
     )
-    taken = submit.add_mutually_exclusive_group()
-    taken.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    taken.add_argument("--resume", action="store_true", help="go on from its newest checkpoint")
+    overwrite_or_resume(submit)
     shown = submit.add_mutually_exclusive_group()
     shown.add_argument(
         "--follow",
@@ -48,32 +56,20 @@ def add(verbs: Any) -> None:
     )
     shown.add_argument("--detach", action="store_true", help="return as soon as it is submitted")
 
-    logs = _of_job(
-        verbs, "logs", _logs, "show what a job has printed, or the ranks of a run of this machine"
+    logs = command(
+        commands,
+        "logs",
+        _logs,
+        "show what a job has printed, or the ranks of a run of this machine",
     )
     logs.add_argument("-f", "--follow", action="store_true", help="go on until it is over")
     logs.add_argument("--rank", type=int, metavar="N", help="of a run: the log of one rank alone")
-    _add_storage(logs)
-
-    stop = _of_job(verbs, "stop", _stop, "have a job or a run write a checkpoint and end")
-    _add_storage(stop)
-
-
-def _add_storage(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--storage",
-        default="runs",
-        metavar="DIR",
-        help="where a run of this machine is, if there is no --address (default: runs)",
-    )
-
-
-def _of_job(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    made = verb(verbs, name, run, text)
-    made.add_argument("job", metavar="JOB", help="its id, or the name of its run")
-    made.add_argument("--address", metavar="URL", help=_ADDRESS)
-    made.add_argument("--json", action="store_true", help=JSON)
-    return made
+    stop = command(commands, "stop", _stop, "have a job or a run write a checkpoint and end")
+    for parser in (logs, stop):
+        parser.add_argument("job", metavar="JOB", help="its id, or the name of its run")
+        storage(parser, "where a run of this machine is, if there is no --address (default: runs)")
+    for parser in (submit, logs, stop):
+        parser.add_argument("--address", metavar="URL", help=_ADDRESS)
 
 
 def _submit(args: argparse.Namespace) -> int:
@@ -81,7 +77,7 @@ def _submit(args: argparse.Namespace) -> int:
     from raygnn.jobs.server import JobServer
     from raygnn.jobs.submit import prepare, send
 
-    here()
+    find_user_modules()
     package = prepare(args.config, args.set, args.working_dir)
     server = JobServer(args.address)
     tell = (lambda text: None) if args.json else say
@@ -121,10 +117,14 @@ def _follow(args: argparse.Namespace, job: SubmittedJob) -> int:
     return info.code or 0
 
 
-def _logs(args: argparse.Namespace) -> int:
+def _job(args: argparse.Namespace) -> SubmittedJob:
     from raygnn.jobs.server import JobServer
     from raygnn.jobs.submit import SubmittedJob
 
+    return SubmittedJob.of(JobServer(args.address), args.job)
+
+
+def _logs(args: argparse.Namespace) -> int:
     elsewhere = args.address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not elsewhere and _logs_here(args):
         return 0
@@ -134,7 +134,7 @@ def _logs(args: argparse.Namespace) -> int:
             where=args.job,
             remedy="leave out --rank, or ask for a run of this machine, without --address",
         )
-    job = SubmittedJob.of(JobServer(args.address), args.job)
+    job = _job(args)
     if args.follow:
         return _follow(args, job)
     if args.json:
@@ -146,8 +146,6 @@ def _logs(args: argparse.Namespace) -> int:
 
 def _logs_here(args: argparse.Namespace) -> bool:
     """Show what the ranks of a run on this machine have logged; returns whether there is one."""
-    import time
-
     from raygnn.runs.run import open_run
 
     try:
@@ -168,27 +166,20 @@ def _logs_here(args: argparse.Namespace) -> bool:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from raygnn.jobs.server import JobServer
-    from raygnn.jobs.submit import SubmittedJob
-
     if args.address is None and _stop_here(args):
         return 0
-    job = SubmittedJob.of(JobServer(args.address), args.job)
+    job = _job(args)
     if job.info.over:
         raise InputError(f"the job is over: {job.info.state}", where=job.id)
     job.stop(_STOP)
     info = job.info
-    if args.json:
-        print_json(args, {"job": job.id, "run": job.name, "state": info.state})
-    else:
-        say(f"{job.id}: {info.state}; submit it with --resume to go on")
+    facts = {"job": job.id, "run": job.name, "state": info.state}
+    print_result(args, facts, f"{job.id}: {info.state}; submit it with --resume to go on")
     return 0
 
 
 def _stop_here(args: argparse.Namespace) -> bool:
     """Stop the command that trains a run on this machine; returns whether there is one."""
-    import time
-
     from raygnn.runs.run import open_run
     from raygnn.runs.run_directory import LOCK
     from raygnn.util.locks import holder
@@ -198,24 +189,22 @@ def _stop_here(args: argparse.Namespace) -> bool:
     except InputError:
         return False
     lock = Path(run.path) / LOCK
-    command = holder(lock)
-    if command is None:
+    process = holder(lock)
+    if process is None:
         raise InputError(f"no command trains this run: {run.status}", where=str(run.path))
-    if not command.local:
+    if not process.local:
         return False
     with suppress(ProcessLookupError):
-        os.kill(command.pid, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP
-    while holder(lock) == command and time.monotonic() < deadline:
+    while holder(lock) == process and time.monotonic() < deadline:
         time.sleep(0.2)
-    if holder(lock) == command:
+    if holder(lock) == process:
         raise TrainingError(
-            f"process {command.pid} has not ended within {_STOP:g} s",
+            f"process {process.pid} has not ended within {_STOP:g} s",
             where=str(run.path),
             remedy="wait for its checkpoint, or kill it: the run goes on from an older one",
         )
-    if args.json:
-        print_json(args, {"run": run.name, "path": str(run.path), "state": run.status})
-    else:
-        say(f"{run.path}: {run.status}; raygnn train CONFIG --resume goes on")
+    facts = {"run": run.name, "path": str(run.path), "state": run.status}
+    print_result(args, facts, f"{run.path}: {run.status}; raygnn train CONFIG --resume goes on")
     return True

@@ -1,4 +1,4 @@
-"""What verbs have in common: their arguments, the configuration, the printing of facts."""
+"""What commands have in common: their arguments, the configuration, the printing of facts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from raygnn.runs.output import say
+
+Run = Callable[[argparse.Namespace], int]
 
 JSON = """print the result as JSON alone; of an error, {"ok": false, "error": {"what": …, "where":
 …, "remedy": …, "rank": …, "run": …}}"""
@@ -31,53 +34,63 @@ def seconds(text: str) -> float:
     return value
 
 
-def verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = verbs.add_parser(
+def command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    """A command without arguments of its own but ``--json``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, allow_abbrev=False
     )
-    made.set_defaults(run=run)
-    return made
+    parser.add_argument("--json", action="store_true", help=JSON)
+    parser.set_defaults(run=run)
+    return parser
 
 
-def job_verb(
-    verbs: Any, name: str, run: Any, text: str, *, optional: bool = False
+def job_command(
+    commands: Any, name: str, run: Run, text: str, *, optional: bool = False
 ) -> argparse.ArgumentParser:
-    made = verb(verbs, name, run, text)
-    made.add_argument(
+    """A command that takes a configuration."""
+    parser = command(commands, name, run, text)
+    parser.add_argument(
         "config", metavar="CONFIG", nargs="?" if optional else None, help="the job's YAML file"
     )
     text = "override a key, such as train.lr=0.1; may be repeated"
-    overrides(made, text + ("; without CONFIG, a key of cluster" if optional else ""))
-    made.add_argument("--json", action="store_true", help=JSON)
-    return made
+    overrides(parser, text + ("; without CONFIG, a key of cluster" if optional else ""))
+    return parser
 
 
-def overrides(verb: argparse.ArgumentParser, text: str) -> None:
-    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
-    verb.add_argument(
+def run_command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    """A command about a run."""
+    parser = command(commands, name, run, text)
+    parser.add_argument("name", metavar="RUN", help="its directory, or its name in the storage")
+    storage(parser, "where a name is (default: runs)")
+    return parser
+
+
+def overrides(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument(
         "-v", "--verbose", action="store_true", help="show Ray's and Lightning's logs"
     )
 
 
-def run_verb(verbs: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    made = verb(verbs, name, run, text)
-    made.add_argument("name", metavar="RUN", help="its directory, or its name in the storage")
-    made.add_argument(
-        "--storage", default="runs", metavar="DIR", help="where a name is (default: runs)"
-    )
-    made.add_argument("--json", action="store_true", help=JSON)
-    return made
+def storage(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--storage", default="runs", metavar="DIR", help=text)
+
+
+def overwrite_or_resume(parser: argparse.ArgumentParser) -> None:
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
+    choice.add_argument("--resume", action="store_true", help="go on from its newest checkpoint")
 
 
 def load(args: argparse.Namespace, **sections: Any) -> Any:
     from raygnn.config.load import load_config
 
-    here()
+    find_user_modules()
     return load_config(args.config, args.set, **sections)
 
 
-def here() -> None:
-    """Find package.module:Class where the user stands, as Python does for a script."""
+def find_user_modules() -> None:
+    """Find package.module:Class in the current directory, as Python does for a script."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -85,3 +98,8 @@ def here() -> None:
 def print_json(args: argparse.Namespace, facts: Any) -> None:
     if args.json:
         say(json.dumps(facts, indent=2))
+
+
+def print_result(args: argparse.Namespace, facts: Any, text: str) -> None:
+    """The facts with ``--json``, else the text."""
+    say(json.dumps(facts, indent=2) if args.json else text)

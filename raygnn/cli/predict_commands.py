@@ -1,24 +1,27 @@
-"""Verbs that ask a trained model, or take it along: predict, evaluate, export."""
+"""Commands that use a trained model: predict, embed, evaluate, export."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from raygnn.cli.options import here, overrides, print_json, run_verb
-from raygnn.runs.output import say
+from raygnn.cli.options import (
+    find_user_modules,
+    overrides,
+    print_json,
+    print_result,
+    run_command,
+)
 
 
-def add(verbs: Any) -> None:
+def add(commands: Any) -> None:
     """Add them to the parser."""
-    predict = run_verb(
-        verbs,
+    predict = run_command(
+        commands,
         "predict",
         _predict,
         "predict with a run's tested weights, and write a row for each node or graph",
     )
-    predict.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
-    _split(predict, ("train", "val", "test", "all"), "all")
     predict.add_argument("--scores", action="store_true", help="also a probability for each class")
     predict.add_argument(
         "--ids",
@@ -31,58 +34,52 @@ def add(verbs: Any) -> None:
         type=_fanout,
         help="draw so many neighbours for the nodes of --ids, from them outward; without: all",
     )
+    predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
 
-    embed = run_verb(
-        verbs,
+    embed = run_command(
+        commands,
         "embed",
         _embed,
         "write what a run's tested model makes of each node or graph before its last step",
     )
-    embed.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
     embed.add_argument("--ntype", metavar="TYPE", help="of nodes; default: the task's own")
-    _split(embed, ("train", "val", "test", "all"), "all")
-    for verb in (predict, embed):
-        verb.add_argument("--overwrite", action="store_true", help="replace FILE")
 
-    evaluate = run_verb(
-        verbs,
+    evaluate = run_command(
+        commands,
         "evaluate",
         _evaluate,
         "measure a run's tested weights again, as when training ended",
     )
-    evaluate.add_argument(
-        "--split",
-        metavar="SPLIT",
-        help="train, val, test, or all of new graphs (default: test; of new graphs all)",
-    )
-    predict.add_argument("--task", metavar="NAME", help="which task, of a run with several")
     evaluate.add_argument("--task", metavar="NAME", help="one of several tasks; without: all")
 
-    export = run_verb(
-        verbs,
+    export = run_command(
+        commands,
         "export",
         _export,
         "write a run's tested network as a program of torch's, to serve it without raygnn",
     )
-    export.add_argument("--out", metavar="FILE", required=True, help="the file to write (.pt2)")
-    export.add_argument("--overwrite", action="store_true", help="replace FILE")
-
-    for verb in (predict, embed, evaluate):
-        verb.add_argument(
+    _out(export, "the file to write (.pt2)")
+    for parser in (predict, embed):
+        _out(parser, "the Parquet file to write")
+        _split(parser, "all", "train, val, test or all (default: all)")
+    _split(evaluate, None, "train, val, test, or all of new graphs (default: test; of new graphs "
+           "all)")  # fmt: skip
+    for parser in (predict, embed, evaluate):
+        parser.add_argument(
             "--new-data",
             action="store_true",
             help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
         )
-        overrides(verb, "override a key of the run, such as cluster.workers=1; may be repeated")
+        overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
-def _split(verb: argparse.ArgumentParser, splits: tuple[str, ...], default: str) -> None:
-    verb.add_argument(
-        "--split",
-        metavar="SPLIT",
-        default=default,
-        help=f"{', '.join(splits[:-1])} or {splits[-1]} (default: {default})",
-    )
+def _out(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--out", metavar="FILE", required=True, help=text)
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+
+
+def _split(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
+    parser.add_argument("--split", metavar="SPLIT", default=default, help=text)
 
 
 def _fanout(text: str) -> list[int]:
@@ -93,63 +90,41 @@ def _fanout(text: str) -> list[int]:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    here()
     from raygnn.prediction.driver_side import predict
 
-    made = predict(
-        args.name,
-        out=args.out,
-        task=args.task,
-        scores=args.scores,
-        ids=args.ids,
-        fanout=args.fanout,
-        overwrite=args.overwrite,
-        **_common(args),
-    )
-    print_json(args, made.to_dict())
+    names = ("out", "task", "scores", "ids", "fanout", "overwrite")
+    print_json(args, predict(args.name, **_options(args, *names)).to_dict())
     return 0
 
 
 def _embed(args: argparse.Namespace) -> int:
-    here()
     from raygnn.prediction.driver_side import embed
 
-    made = embed(
-        args.name, out=args.out, ntype=args.ntype, overwrite=args.overwrite, **_common(args)
-    )
-    print_json(args, made.to_dict())
+    print_json(args, embed(args.name, **_options(args, "out", "ntype", "overwrite")).to_dict())
     return 0
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    here()
     from raygnn.prediction.driver_side import evaluate
 
-    metrics = evaluate(args.name, task=args.task, **_common(args))
+    metrics = evaluate(args.name, **_options(args, "task"))
     split = next(iter(metrics)).partition("/")[0]
     print_json(args, {"split": split, "metrics": metrics})
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    here()
+    find_user_modules()
     from raygnn.prediction.export import export
 
     made = export(args.name, out=args.out, storage=args.storage, overwrite=args.overwrite)
-    if args.json:
-        print_json(args, made.to_dict())
-    else:
-        say(f"{made.path}: {made.target} → {made.out_features}")
+    print_result(args, made.to_dict(), f"{made.path}: {made.target} → {made.out_features}")
     return 0
 
 
-def _common(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "split": args.split,
-        "new_data": args.new_data,
-        "storage": args.storage,
-        "overrides": args.set,
-        "verbose": args.verbose,
-        "display": not args.json,
-        "started": args.started,
-    }
+def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The arguments of these names, and those of all three, as their functions take them."""
+    find_user_modules()
+    names += ("split", "new_data", "storage", "verbose", "started")
+    options = {name: getattr(args, name) for name in names}
+    return {**options, "overrides": args.set, "display": not args.json}

@@ -1,4 +1,4 @@
-"""Verbs about runs that there are: runs, diagnose, report."""
+"""Commands about runs: runs, diagnose, report."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import os
 from typing import Any
 
-from raygnn.cli.options import JSON, print_json, run_verb, verb
+from raygnn.cli.options import command, print_json, print_result, run_command, storage
 from raygnn.runs.output import say
 
 
-def add(verbs: Any) -> None:
+def add(commands: Any) -> None:
     """Add them to the parser."""
-    runs = verb(
-        verbs,
+    runs = command(
+        commands,
         "runs",
         _runs,
         "list the runs in a storage, the latest first, and a cluster's jobs: their state, how far "
@@ -24,13 +24,9 @@ def add(verbs: Any) -> None:
         metavar="URL",
         help="of a cluster's job server: list its jobs, too (default: RAY_API_SERVER_ADDRESS)",
     )
-    runs.add_argument(
-        "--storage", default="runs", metavar="DIR", help="where they are (default: runs)"
-    )
-    runs.add_argument("--json", action="store_true", help=JSON)
-
-    run_verb(verbs, "diagnose", _diagnose, "say what happened to a run, and what to do")
-    report = run_verb(verbs, "report", _report, "write a run's report.html as the run is now")
+    storage(runs, "where they are (default: runs)")
+    run_command(commands, "diagnose", _diagnose, "say what happened to a run, and what to do")
+    report = run_command(commands, "report", _report, "write a run's report.html as the run is now")
     report.add_argument(
         "--out", metavar="FILE", help="where to write it (default: report.html in the run)"
     )
@@ -40,24 +36,20 @@ def _runs(args: argparse.Namespace) -> int:
     from raygnn.runs.run import list_runs, row_of
 
     runs = list_runs(args.storage)
-    address = args.address or os.environ.get("RAY_API_SERVER_ADDRESS")
-    if not address:
-        if args.json:
-            print_json(args, [run.to_dict() for run in runs])
-        else:
-            _table(f"runs in {os.path.abspath(args.storage)}", [row_of(run) for run in runs])
-        return 0
-    from raygnn.jobs.server import JobServer
-    from raygnn.jobs.submit import rows_of
+    facts: Any = [run.to_dict() for run in runs]
+    tables = {f"runs in {os.path.abspath(args.storage)}": [row_of(run) for run in runs]}
+    if address := args.address or os.environ.get("RAY_API_SERVER_ADDRESS"):
+        from raygnn.jobs.server import JobServer
+        from raygnn.jobs.submit import rows_of
 
-    server = JobServer(address)
-    jobs = rows_of(server)
-    if args.json:
-        print_json(args, {"runs": [run.to_dict() for run in runs], "jobs": jobs})
-        return 0
-    _table(f"jobs on {server.address}", jobs)
-    if runs:
-        _table(f"runs in {os.path.abspath(args.storage)}", [row_of(run) for run in runs])
+        server = JobServer(address)
+        jobs = rows_of(server)
+        facts = {"runs": facts, "jobs": jobs}
+        tables = {f"jobs on {server.address}": jobs, **(tables if runs else {})}
+    print_json(args, facts)
+    if not args.json:
+        for title, rows in tables.items():
+            _table(title, rows)
     return 0
 
 
@@ -73,23 +65,20 @@ def _table(title: str, rows: list[dict[str, Any]]) -> None:
 def _diagnose(args: argparse.Namespace) -> int:
     from raygnn.runs.diagnose import diagnose
 
-    found = diagnose(args.name, args.storage)
+    diagnosis = diagnose(args.name, args.storage)
     if args.json:
-        print_json(args, found.to_dict())
+        print_json(args, diagnosis.to_dict())
     else:
         from raygnn.runs.diagnose.diagnosis_display import show
         from raygnn.runs.display import Display
 
-        show(found, Display())
+        show(diagnosis, Display())
     return 0
 
 
 def _report(args: argparse.Namespace) -> int:
     from raygnn.runs.run import open_remains
 
-    file = open_remains(args.name, args.storage).report(args.out)
-    if args.json:
-        print_json(args, {"report": str(file)})
-    else:
-        say(str(file))
+    file = str(open_remains(args.name, args.storage).report(args.out))
+    print_result(args, {"report": file}, file)
     return 0

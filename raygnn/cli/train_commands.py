@@ -1,4 +1,4 @@
-"""Verbs that take a configuration: check, partition, train, tune, config-schema."""
+"""Commands that take a configuration: check, partition, train, tune, config-schema."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import argparse
 import json
 from typing import Any
 
-from raygnn.cli.options import count, job_verb, load, print_json, seconds, verb
+from raygnn.cli.options import (
+    command,
+    count,
+    job_command,
+    load,
+    overwrite_or_resume,
+    print_json,
+    seconds,
+)
 from raygnn.errors import ConfigError, PreflightError
 from raygnn.runs.output import say
 
 
-def add(verbs: Any) -> None:
+def add(commands: Any) -> None:
     """Add them to the parser."""
-
-    check = job_verb(
-        verbs,
+    check = job_command(
+        commands,
         "check",
         _check,
         "check a configuration, its input and the cluster, or the cluster alone; start nothing",
@@ -27,21 +34,9 @@ def add(verbs: Any) -> None:
         help="the cluster's head node, as cluster.address; without either, RAY_ADDRESS, else this "
         "machine",
     )
-    job_verb(
-        verbs,
-        "partition",
-        _partition,
-        "divide the graph and show the parts, once",
-    )
-    train = job_verb(verbs, "train", _train, "run a job: partition where needed, train, test")
-    taken = train.add_mutually_exclusive_group()
-    taken.add_argument("--overwrite", action="store_true", help="replace a run of the same name")
-    taken.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from its newest checkpoint",
-    )
-
+    job_command(commands, "partition", _partition, "divide the graph and show the parts, once")
+    train = job_command(commands, "train", _train, "run a job: partition where needed, train, test")
+    overwrite_or_resume(train)
     train.add_argument(
         "--profile",
         type=count,
@@ -49,9 +44,8 @@ def add(verbs: Any) -> None:
         metavar="N",
         help="record N steps on every rank with torch's profiler",
     )
-
-    tune = job_verb(
-        verbs,
+    tune = job_command(
+        commands,
         "tune",
         _tune,
         "train for some seconds each with other settings, and say which are faster; what changes "
@@ -64,18 +58,20 @@ def add(verbs: Any) -> None:
         metavar="S",
         help="that each trial takes, about (default: 3)",
     )
+    command(commands, "config-schema", _config_schema, "print the JSON Schema of a configuration")
 
-    verb(verbs, "config-schema", _config_schema, "print the JSON Schema of a configuration")
+
+def _shown(args: argparse.Namespace) -> dict[str, bool]:
+    return {"verbose": args.verbose, "display": not args.json}
 
 
 def _check(args: argparse.Namespace) -> int:
-    options = {"verbose": args.verbose, "display": not args.json}
     if args.config:
         sections = {"cluster": {"address": args.address}} if args.address else {}
         config = load(args, **sections)
         from raygnn.driver import train as driver
 
-        report = driver.check(config, **options)
+        report = driver.check(config, **_shown(args))
     else:
         for override in args.set:
             if not override.startswith("cluster."):
@@ -86,7 +82,7 @@ def _check(args: argparse.Namespace) -> int:
                 )
         from raygnn.driver import train as driver
 
-        report = driver.inspect(args.address, args.set, **options)
+        report = driver.inspect(args.address, args.set, **_shown(args))
     print_json(args, report.to_dict())
     return 0 if report.ok else PreflightError.exit_code
 
@@ -95,7 +91,7 @@ def _partition(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.driver import train as driver
 
-    meta = driver.partition(config, verbose=args.verbose, display=not args.json)
+    meta = driver.partition(config, **_shown(args))
     if args.json:
         from raygnn.driver.inputs import table
 
@@ -113,10 +109,9 @@ def _train(args: argparse.Namespace) -> int:
         config,
         overwrite=args.overwrite,
         resume=args.resume,
-        verbose=args.verbose,
-        display=not args.json,
         started=args.started,
         profile=args.profile,
+        **_shown(args),
     )
     print_json(args, run.to_dict())
     return 0
@@ -126,14 +121,8 @@ def _tune(args: argparse.Namespace) -> int:
     config = load(args)
     from raygnn.tuning.sweep import tune
 
-    found = tune(
-        config,
-        seconds=args.seconds,
-        verbose=args.verbose,
-        display=not args.json,
-        started=args.started,
-    )
-    print_json(args, found.to_dict())
+    trials = tune(config, seconds=args.seconds, started=args.started, **_shown(args))
+    print_json(args, trials.to_dict())
     return 0
 
 
