@@ -45,17 +45,8 @@ def make_batch(rows: int = 3, dtype: torch.dtype = torch.float32, **changes: Any
 
 
 def explain(ranks: list[Sections]) -> GuardError:
-    """What `compare` does once hashes differ, with the exchanges done by hand."""
-    length = max(map(compare.count, ranks))
-    places = compare.table_size(length)
-    reduced = np.maximum.reduce([compare.table(own, places) for own in ranks])
-    chosen, total = compare.suspects(reduced)
-    said = [compare.excerpt(own, chosen, places) for own in ranks]
-    if not total:
-        reduced = np.maximum.reduce([compare.sequence(own, length) for own in ranks])
-        chosen, total = compare.moved(reduced)
-        said = [compare.order_excerpt(own, chosen) for own in ranks]
-    return compare.disagreement(said, ["here"] * len(ranks), total - len(chosen))
+    """What `compare` does once hashes differ, with the exchange done by hand."""
+    return compare.disagreement(list(map(compare.excerpt, ranks)), ["here"] * len(ranks))
 
 
 class Net(nn.Module):
@@ -272,8 +263,7 @@ def test_first_differences_are_listed_and_the_rest_counted() -> None:
     error = explain([*ranks, odd])
     listed = re.findall(r"parameter layer\.(\d+)", error.what)
     assert listed == [str(number) for number in range(100, 110)]
-    # entries that share a place are counted once
-    assert 80 <= int(re.search(r"and (\d+) more$", error.what)[1]) <= 90
+    assert error.what.endswith("and 90 more")
     assert error.rank == 3
 
 

@@ -1,9 +1,7 @@
 """Whether all ranks say the same of themselves, and, where they do not, who says what.
 
-As long as they agree, one all-reduce of two numbers says so. Else they find together which
-entries differ: each rank adds the hashes of its entries up in a table, by the hash of their keys;
-where the tables differ, and only there, ranks exchange the entries themselves. So what travels
-is bounded by the description of one rank and a few entries of each, whatever their sizes.
+As long as they agree, one all-reduce of two numbers says so. Else each rank sends its whole
+description to all others, some 100 bytes for each parameter, and all come to the same conclusion.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,9 +20,9 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.worker.guard.fingerprint import Sections, hash64
 
 LISTED = 10  # differences in a message
-_SENT = 16  # places of the tables whose entries are exchanged
 _LONGEST = 300  # characters of a key or a value that travel
-_NOWHERE = 1 << 62
+
+Entry = tuple[str, str, str]  # section, key and value
 
 REMEDIES = {
     "parameters": "build the same model on every rank: no dtype, layer or frozen parameter that "
@@ -84,24 +81,11 @@ def compare(exchange: Exchange, sections: Sections, where: str) -> None:
     """
     if exchange.world.size == 1:
         return
-    own = np.array([hash64(_entries(sections))])
+    own = np.array([hash64(entries(sections))])
     if not differ(_max(exchange, both_ends(own))).any():
         return
-    _explain(exchange, sections, where)
-
-
-def _explain(exchange: Exchange, sections: Sections, where: str) -> NoReturn:
-    places = table_size(exchange.max(count(sections)))
-    chosen, total = suspects(_max(exchange, table(sections, places)))
-    entries = excerpt(sections, chosen, places)
-    if not total:  # the same entries in another order
-        length = exchange.max(count(sections))
-        chosen, total = moved(_max(exchange, sequence(sections, length)))
-        entries = order_excerpt(sections, chosen)
-    said = _gather(exchange, {"where": where, "entries": entries})
-    raise disagreement(
-        [text["entries"] for text in said], [text["where"] for text in said], total - len(chosen)
-    )
+    said = exchange.gather_json({"where": where, "entries": excerpt(sections)})
+    raise disagreement([text["entries"] for text in said], [text["where"] for text in said])
 
 
 def _max(exchange: Exchange, values: np.ndarray) -> np.ndarray:
@@ -109,11 +93,6 @@ def _max(exchange: Exchange, values: np.ndarray) -> np.ndarray:
     tensor = torch.from_numpy(values)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=exchange.group)
     return tensor.numpy()
-
-
-def _gather(exchange: Exchange, value: Any) -> list[Any]:
-    """What each rank has to say, as JSON."""
-    return exchange.gather_json(value)
 
 
 # What follows is pure, so that ranks come to the same conclusion from the same numbers.
@@ -129,112 +108,62 @@ def differ(largest: np.ndarray) -> np.ndarray:
     return largest[0] != ~largest[1]
 
 
-def count(sections: Sections) -> int:
-    """Number of entries."""
-    return sum(map(len, sections.values()))
+def entries(sections: Sections) -> list[Entry]:
+    """Section, key and value, in order."""
+    return [(s, k, v) for s, section in sections.items() for k, v in section.items()]
 
 
-def table_size(entries: int) -> int:
-    """Places enough that few entries share one."""
-    return 1 << (4 * entries + 64).bit_length()
-
-
-def table(sections: Sections, places: int) -> np.ndarray:
-    """int64 ``[3, places]``: both ends of the sums of hashes, and minus each place's first entry.
-
-    Sums wrap around; the order of entries has no influence on them.
-    """
-    keys, hashes = _hashes(sections)
-    at = keys & (places - 1)
-    sums = np.zeros(places, dtype=np.int64)
-    np.add.at(sums, at, hashes)
-    first = np.full(places, _NOWHERE, dtype=np.int64)
-    np.minimum.at(first, at, np.arange(len(at)))
-    return np.concatenate([both_ends(sums), -first[None]])
-
-
-def suspects(largest: np.ndarray) -> tuple[np.ndarray, int]:
-    """The places to look at, in the order of their entries, and how many there were in all."""
-    found = np.flatnonzero(differ(largest[:2]))
-    first = -largest[2][found]
-    return found[np.argsort(first, kind="stable")][:_SENT], len(found)
-
-
-def excerpt(sections: Sections, chosen: np.ndarray, places: int) -> list[list[str]]:
-    """Section, key and value of the entries in the chosen places, cut to a length."""
-    keys, _ = _hashes(sections)
-    wanted = np.isin(keys & (places - 1), chosen)
+def excerpt(sections: Sections) -> list[Entry]:
+    """The entries, with long texts cut."""
     return [
-        [name, _cut(key), value if len(value) <= _LONGEST else json.dumps(_cut(value))]
-        for (name, key, value), want in zip(_entries(sections), wanted)
-        if want
+        (name, _cut(key), value if len(value) <= _LONGEST else json.dumps(_cut(value)))
+        for name, key, value in entries(sections)
     ]
-
-
-def sequence(sections: Sections, length: int) -> np.ndarray:
-    """int64 ``[2, length]``: both ends of the hashes of keys, in order."""
-    keys = np.zeros(length, dtype=np.int64)
-    own, _ = _hashes(sections)
-    keys[: len(own)] = own
-    return both_ends(keys)
-
-
-def moved(largest: np.ndarray) -> tuple[np.ndarray, int]:
-    """The positions to look at, and how many there were in all."""
-    found = np.flatnonzero(differ(largest))
-    return found[:_SENT], len(found)
-
-
-def order_excerpt(sections: Sections, chosen: np.ndarray) -> list[list[str]]:
-    """What stands in the chosen positions, counted by kind: "parameter 3" → its name."""
-    wanted = set(chosen.tolist())
-    entries = []
-    position = 0
-    for section in sections.values():
-        seen: Counter[str] = Counter()
-        for key in section:
-            kind, _, name = key.partition(" ")
-            if position in wanted:
-                entries.append(["order", f"{kind} {seen[kind]}", json.dumps(_cut(name))])
-            seen[kind] += 1
-            position += 1
-    return entries
 
 
 def differences(said: Sequence[Sequence[Sequence[str]]]) -> list[Difference]:
-    """What differs between the ranks' entries, in the order of the first rank that has them."""
+    """What differs between the ranks' entries, in the order of the first rank that has them; of the
+    same entries in another order, what stands in the same places."""
     ranks: list[Mapping[tuple[str, str], str]] = [
-        {(name, key): value for name, key, value in entries} for entries in said
+        {(name, key): value for name, key, value in rank} for rank in said
     ]
-    known = dict.fromkeys(entry for entries in ranks for entry in entries)
-    found = []
-    for name, key in known:
-        values = [entries.get((name, key)) for entries in ranks]
-        if by_field := _by_field(values):
-            found.append(Difference(name, key, by_field))
-    return found
+    if all(rank == ranks[0] for rank in ranks):
+        ranks = [_places(rank) for rank in ranks]
+    differing = []
+    for name, key in dict.fromkeys(entry for rank in ranks for entry in rank):
+        if by_field := _by_field([rank.get((name, key)) for rank in ranks]):
+            differing.append(Difference(name, key, by_field))
+    return differing
 
 
-def disagreement(
-    said: Sequence[Sequence[Sequence[str]]], where: Sequence[str], unseen: int
-) -> GuardError:
+def _places(rank: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    """What stands where, counted by kind: "parameter 3" → its name."""
+    places: dict[tuple[str, str], str] = {}
+    counts: Counter[str] = Counter()
+    for _, key in rank:
+        kind, _, name = key.partition(" ")
+        places["order", f"{kind} {counts[kind]}"] = json.dumps(name)
+        counts[kind] += 1
+    return places
+
+
+def disagreement(said: Sequence[Sequence[Sequence[str]]], where: Sequence[str]) -> GuardError:
     """The error that tells what ranks differ in.
 
     Args:
         said: per rank, its entries as section, key and value.
         where: per rank, when it spoke.
-        unseen: how many more entries differ, at least.
     """
-    found = differences(said)
-    listed = [str(difference) for difference in found[:LISTED]]
-    if more := len(found[LISTED:]) + unseen:
+    differing = differences(said)
+    listed = [str(difference) for difference in differing[:LISTED]]
+    if more := len(differing[LISTED:]):
         listed.append(f"and {more} more")
-    concerned = dict.fromkeys(difference.section for difference in found[:LISTED])
+    sections = dict.fromkeys(difference.section for difference in differing[:LISTED])
     return GuardError(
         f"ranks differ: {'; '.join(listed)}",
         where=Counter(where).most_common(1)[0][0],
-        remedy="; ".join(REMEDIES[name] for name in concerned),
-        rank=found[0].odd,
+        remedy="; ".join(REMEDIES[name] for name in sections),
+        rank=differing[0].odd,
     )
 
 
@@ -256,18 +185,6 @@ def _run_texts(run: list[int]) -> list[str]:
     if run[-1] - run[0] < 2:
         return [str(rank) for rank in run]
     return [f"{run[0]}-{run[-1]}"]
-
-
-def _entries(sections: Sections) -> list[tuple[str, str, str]]:
-    """Section, key and value, in order."""
-    return [(s, k, v) for s, section in sections.items() for k, v in section.items()]
-
-
-def _hashes(sections: Sections) -> tuple[np.ndarray, np.ndarray]:
-    """int64 ``[n]`` each: of the entries' keys, and of keys with values."""
-    entries = _entries(sections)
-    keys = np.array([hash64(entry[:2]) for entry in entries], dtype=np.int64)
-    return keys, np.array([hash64(entry) for entry in entries], dtype=np.int64)
 
 
 def _by_field(values: Sequence[str | None]) -> dict[str, list[tuple[str, list[int]]]]:
