@@ -181,7 +181,7 @@ def _data(config: Config, workers: int) -> tuple[AnyPath | None, str | None]:
     if not config.task.of_graphs:
         meta = ensure_partition(config, workers)
         ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
-        return meta.directory, config.task.ntype or ntype
+        return meta.directory, getattr(config.task, "ntype", None) or ntype  # edges have none
     if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
         return None, None
     return ensure_collection(config).directory, None
