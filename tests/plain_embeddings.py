@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.checkpoint import weights
-from raygnn.checkpoint.row_files import RowFiles, read_rows
+from raygnn.checkpoint.learned_rows import read_rows
+from raygnn.checkpoint.store import RowFiles
 from raygnn.config.schema import Config
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources import load_graph

@@ -1,4 +1,9 @@
-"""Learned rows and their optimizer's state on storage: each rank writes those that it owns."""
+"""Learned rows and their optimizer's state on storage: each rank writes those that it owns.
+
+A file is plain arrays, one after the other, of some nodes of one type: first the ids of the nodes
+in the user's graph, int64 ``[n]``, then each array, float32 ``[n, dim]``, all little-endian. What
+is in it is said by whatever it belongs to: the manifest of a checkpoint, or ``selected.json``.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,23 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from raygnn.checkpoint.row_files import RowFile, RowFiles, name_of, read_rows, write_rows
-from raygnn.checkpoint.store import rows_of
-from raygnn.checkpoint.writing import Write
+from raygnn.checkpoint.hashed_files import Hashed, Write, nothing, write_hashed
+from raygnn.checkpoint.store import RowFile, RowFiles, rows_of
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.embeddings import ROW, Embeddings
-from raygnn.util.files import retry
+from raygnn.util.files import open_regular, retry
 
 _APART = 0.2  # seconds between looks whether all ranks have written theirs
+_PIECE = 1 << 26  # bytes that are read or written at once
 
 
 class RowState:
@@ -128,16 +133,16 @@ class RowState:
             if self._abandoned:
                 reason = "training went on before the learned rows were written"
                 raise TimeoutError(errno.ETIMEDOUT, reason)
-            said = {"files": [vars(file) for file in files]}
+            said = {"files": [file.model_dump() for file in files]}
         except OSError as error:
             reason = f"{error.strerror or error} (rank {self.control.world.rank})"
             said = {"failed": [error.errno, reason]}
-        heard = self.control.gather_json(said)
-        if failed := [each["failed"] for each in heard if "failed" in each]:
+        answers = self.control.gather_json(said)
+        if failed := [answer["failed"] for answer in answers if "failed" in answer]:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise OSError(*failed[0])
-        listed = [file for each in heard for file in each["files"]]
-        return RowFiles.parse({"dim": self.embeddings.dim, "steps": self._steps, "files": listed})
+        written = [RowFile(**file) for answer in answers for file in answer["files"]]
+        return RowFiles(dim=self.embeddings.dim, steps=self._steps, files=tuple(written))
 
     def write(self, directory: Path) -> RowFiles:
         """Write the rows of all ranks, without what only training needs, however slow the storage
@@ -227,7 +232,85 @@ class RowState:
         rank = self.control.world.rank
         return [
             write_rows(
-                directory / name_of(rank, number), ntype, self.embeddings.ids[ntype], columns, moved
+                directory / f"rows-{rank}-{number}.bin",
+                ntype,
+                self.embeddings.ids[ntype],
+                columns,
+                moved,
             )
             for number, (ntype, columns) in enumerate(arrays.items())
         ]
+
+
+def write_rows(
+    path: Path,
+    ntype: str,
+    ids: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
+    moved: Callable[[], None] = nothing,
+) -> RowFile:
+    """Write a file, durably.
+
+    Args:
+        ids: ``[n]``.
+        arrays: float32 ``[n, dim]`` each.
+        moved: called whenever the storage has taken something.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def fill(file: Hashed) -> None:
+        for array, dtype in ((ids, "<i8"), *((array, "<f4") for array in arrays.values())):
+            for start, stop in _pieces(len(array), np.dtype(dtype).itemsize * array[:1].size):
+                file.write(np.ascontiguousarray(array[start:stop], dtype).data)
+                if file.error is not None:
+                    return
+
+    hashed = write_hashed(path, fill, moved)
+    return RowFile(
+        name=path.name,
+        ntype=ntype,
+        rows=len(ids),
+        arrays=tuple(arrays),
+        bytes=hashed.bytes,
+        sha256=hashed.sha.hexdigest(),
+    )
+
+
+def read_rows(
+    path: Path, file: RowFile, dim: int, names: Sequence[str] = ()
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """The ids and the arrays of a file, in pieces.
+
+    Args:
+        names: of arrays; empty = all.
+
+    Yields:
+        ids int64 ``[n]``, and name → float32 ``[n, dim]``.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is shorter than it was.
+    """
+    with open_regular(path) as content:
+        for start, stop in _pieces(file.rows, 4 * dim):
+            ids = _read(content, start * 8, stop - start, "<i8")
+            arrays = {}
+            for number, name in enumerate(file.arrays):
+                if not names or name in names:
+                    at = file.rows * (8 + 4 * dim * number) + 4 * dim * start
+                    arrays[name] = _read(content, at, (stop - start) * dim, "<f4").reshape(-1, dim)
+            yield ids, arrays
+
+
+def _read(content: Any, at: int, count: int, dtype: str) -> np.ndarray:
+    content.seek(at)
+    data = content.read(count * np.dtype(dtype).itemsize)
+    return np.frombuffer(data, dtype, count)
+
+
+def _pieces(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    size = max(1, _PIECE // max(1, row_bytes))
+    for start in range(0, rows, size):
+        yield start, min(rows, start + size)

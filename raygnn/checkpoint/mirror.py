@@ -18,7 +18,7 @@ from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
 from raygnn.runs.run_directory import Events
-from raygnn.util.files import sync
+from raygnn.util.files import sync, sync_file
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -84,21 +84,18 @@ class Mirror:
             DataError: it cannot be written; the others are there still.
             OSError: the checkpoint cannot be read.
         """
+        from pyarrow.fs import LocalFileSystem, copy_files
+
         with self._saying():
             fs, base = self._open()
             target = posixpath.join(base, checkpoint.name)
             fs.create_dir(target, recursive=True)
             fs.delete_dir_contents(target)
         for name in (*files_of(checkpoint), MANIFEST):
-            with open(checkpoint / name, "rb") as source:
-                with self._saying():
-                    sink = fs.open_output_stream(posixpath.join(target, name))
-                with contextlib.closing(sink):
-                    while piece := source.read(_PIECE):
-                        with self._saying():
-                            sink.write(piece)
-                    with self._saying():
-                        sink.close()
+            open(checkpoint / name, "rb").close()  # what is gone here is not the mirror's fault
+            source, copy = str(checkpoint / name), posixpath.join(target, name)
+            with self._saying():
+                copy_files(source, copy, LocalFileSystem(), fs)
         with self._saying():
             older = [name for name in self._names(fs, base) if name <= checkpoint.name]
             for name in older[:-keep]:
@@ -125,6 +122,7 @@ class Mirror:
                 self._copy(fs, posixpath.join(base, name), file, draft)
             if final.exists():
                 put_aside(final)
+            sync(draft)
             os.rename(draft, final)
             sync(directory)
         finally:
@@ -143,13 +141,14 @@ class Mirror:
                 fs.delete_dir(posixpath.join(base, name))
 
     def _copy(self, fs: FileSystem, source: str, name: str, target: Path) -> None:
+        """Copy a file to here, where the disk's errors are not the mirror's."""
         with open(target / name, "wb") as sink:
             with self._saying():
                 stream = fs.open_input_stream(posixpath.join(source, name))
             with contextlib.closing(stream):
                 while piece := self._read(stream):
                     sink.write(piece)
-        sync(target / name)
+            sync_file(sink)
 
     def _read(self, source: Any) -> bytes:
         with self._saying():

@@ -1,9 +1,9 @@
 """Checkpoints in the run directory: whole or not there.
 
 ``checkpoints/step-<n>/`` holds Lightning's ``state.ckpt``, learned rows of nodes if there are some
-(see `raygnn.checkpoint.row_files`), and a ``manifest.json`` that says what they belong to and size
-and SHA-256 of each. It is written under another name and renamed, so that what has the final name
-is complete; reading verifies it all the same and passes over a damaged one.
+(see `raygnn.checkpoint.learned_rows`), and a ``manifest.json`` that says what they belong to and
+size and SHA-256 of each. It is written under another name and renamed, so that what has the final
+name is complete; reading verifies it all the same and passes over a damaged one.
 The weights of a finished run are beside them: see `raygnn.checkpoint.weights`.
 """
 
@@ -22,19 +22,18 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from raygnn import __version__
-from raygnn.checkpoint.digests import difference
-from raygnn.checkpoint.row_files import RowFile, RowFiles
-from raygnn.checkpoint.writing import Hashed, nothing
+from raygnn.checkpoint.hashed_files import difference, nothing, save_tensors
 from raygnn.config.rules import changes
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
-from raygnn.util.files import LARGEST_JSON, json_text, read_regular, retry, sync
+from raygnn.util.files import LARGEST_JSON, read_regular, retry, sync, write_json
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
-_ABOUT = ("config", "data", "global_batch", "batch_size", "workers")
 _ASIDE = "passed-over-"
 _STATE = {"global_step", "loops", "state_dict"}  # what Lightning cannot go on without
 _SAID = 300  # characters of what torch says
@@ -45,31 +44,106 @@ _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EFBIG,
 NAME = re.compile(r"step-\d{10}")
 
 
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 62)]
+
+
+class RowFile(BaseModel):
+    """A file of learned rows of nodes.
+
+    Attributes:
+        name: within its directory.
+        ntype: of the nodes.
+        rows: how many there are.
+        arrays: names of the arrays, in order: ``row``, and what belongs to it.
+        bytes, sha256: of the file.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^rows-[0-9]{1,9}-[0-9]{1,9}\.bin$")]
+    ntype: str
+    rows: Count
+    arrays: tuple[str, ...]
+    bytes: Count
+    sha256: str
+
+
+class RowFiles(BaseModel):
+    """All files of one state of the rows, of all ranks.
+
+    Attributes:
+        dim: width of a row.
+        steps: that the optimizer has made.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    dim: Count
+    steps: Count
+    files: tuple[RowFile, ...]
+
+    @model_validator(mode="after")
+    def _sizes(self) -> RowFiles:
+        for file in self.files:
+            if file.bytes != file.rows * (8 + 4 * self.dim * len(file.arrays)):
+                raise ValueError(f"no file of rows: {file.name}")
+        return self
+
+
+class Manifest(BaseModel):
+    """What ``manifest.json`` says of a checkpoint.
+
+    Attributes:
+        step: optimizer steps so far.
+        config: see `raygnn.config.rules.fixed`.
+        data: the fingerprint of the data.
+        global_batch: seeds of a step, over all ranks.
+        bytes, sha256: of Lightning's file.
+        rows: the files of learned rows beside it; None = there are none.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: Count
+    config: dict[str, Any]
+    data: str
+    global_batch: Count
+    batch_size: Count
+    workers: Count
+    bytes: Count
+    sha256: str
+    rows: RowFiles | None = None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """One that is whole.
 
     Attributes:
         state: Lightning's file.
-        step: optimizer steps so far.
-        about: what its manifest says: ``config`` (see `raygnn.config.rules.fixed`), ``data``
-            (what stands for them), ``global_batch`` (seeds, over all ranks), ``batch_size``,
-            ``workers``.
-        rows: the files of learned rows beside it; None = there are none.
     """
 
     state: Path
-    step: int
-    about: Mapping[str, Any]
-    rows: RowFiles | None = None
+    manifest: Manifest
 
     @property
     def name(self) -> str:
         return self.state.parent.name
 
     @property
-    def row_files(self) -> tuple[RowFile, ...]:
-        return () if self.rows is None else self.rows.files
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def rows(self) -> RowFiles | None:
+        return self.manifest.rows
+
+    @property
+    def files(self) -> list[tuple[str, int, str]]:
+        """Name, size and SHA-256 of each file beside the manifest."""
+        rows = () if self.rows is None else self.rows.files
+        state = (STATE, self.manifest.bytes, self.manifest.sha256)
+        return [state, *((file.name, file.bytes, file.sha256) for file in rows)]
 
 
 def write(
@@ -88,7 +162,7 @@ def write(
 
     Args:
         state: Lightning's: plain values and tensors.
-        about: for the manifest, see `Checkpoint`.
+        about: for the manifest, whose other facts are added: see `Manifest`.
         is_current: whether no later start of the run has taken over, which a rank that was cut
             off, or asleep, may find when it comes back.
         rows: learned rows, whose files ranks have written to `draft_of` this step.
@@ -102,7 +176,7 @@ def write(
     if rows is None:
         shutil.rmtree(draft, ignore_errors=True)
     else:
-        about = {**about, "rows": rows.to_dict()}
+        about = {**about, "rows": rows.model_dump(mode="json")}
 
     def attempt() -> None:
         moved()
@@ -131,7 +205,7 @@ def find(
 
     Args:
         config: of the run as it is now.
-        data: what stands for its data, if that is known.
+        data: the fingerprint of its data, if that is known.
 
     Returns:
         It, or None; and of each newer one its name and what is wrong with it.
@@ -141,15 +215,16 @@ def find(
     """
     rejected: list[str] = []
     for candidate in reversed(_all(directory)):
-        found = judge(candidate, config, data)
-        if isinstance(found, Checkpoint):
-            return found, rejected
-        rejected.append(f"{candidate.name}: {found}")
+        checkpoint = judge(candidate, config, data)
+        if isinstance(checkpoint, Checkpoint):
+            return checkpoint, rejected
+        rejected.append(f"{candidate.name}: {checkpoint}")
     return None, rejected
 
 
 def _publish(draft: Path, final: Path) -> None:
     """Give a draft its name, and put those aside that it goes back before."""
+    sync(draft)  # the names of its files
     moved: list[tuple[Path, Path]] = []
     try:
         for other in _all(final.parent):
@@ -171,10 +246,16 @@ def put_aside(checkpoint: Path) -> Path:
     return aside
 
 
-def judge(checkpoint: Path, config: Config, data: str | None = None) -> Checkpoint | str:
+def judge(directory: Path, config: Config, data: str | None = None) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it; the arguments and errors are those of `find`."""
-    found = _read(checkpoint)
-    return _own(found, config, data) if isinstance(found, Checkpoint) else found
+    checkpoint = _read(directory)
+    if isinstance(checkpoint, str):
+        return checkpoint
+    if changed := changes(checkpoint.manifest.config, config):
+        return f"it is of another configuration: {'; '.join(changed)}"
+    if data is not None and checkpoint.manifest.data != data:
+        return "it was trained on other data, or on another split of them"
+    return checkpoint
 
 
 def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
@@ -189,8 +270,8 @@ def unusable(directory: Path, rejected: Sequence[str]) -> InputError:
 def newest(directory: Path) -> str:
     """Name of the newest checkpoint, whole or not; empty when none can be seen."""
     with contextlib.suppress(OSError):
-        if found := _all(directory):
-            return found[-1].name
+        if checkpoints := _all(directory):
+            return checkpoints[-1].name
     return ""
 
 
@@ -212,8 +293,8 @@ def check_contents(state: Path) -> None:
 
     try:
         check_archive(state)
-        found = torch.load(state, map_location="cpu", weights_only=True)
-        if not isinstance(found, dict) or not found.keys() >= _STATE:
+        content = torch.load(state, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict) or not content.keys() >= _STATE:
             raise ValueError(f"it lacks {', '.join(sorted(_STATE))}")
     except (zipfile.BadZipFile, pickle.UnpicklingError, *_GARBLED) as error:
         raise InputError(
@@ -253,42 +334,22 @@ def rows_of(state: Path) -> RowFiles | None:
     Raises:
         InputError: what says so has changed meanwhile.
     """
-    found = _manifest(state.parent)
-    if isinstance(found, str):
-        raise InputError(found, where=str(state.parent), remedy="resume once more")
-    return found[0].rows
+    checkpoint = _described(state.parent)
+    if isinstance(checkpoint, str):
+        raise InputError(checkpoint, where=str(state.parent), remedy="resume once more")
+    return checkpoint.rows
 
 
-def files_of(checkpoint: Path) -> list[str]:
+def files_of(directory: Path) -> list[str]:
     """The names of all files that a checkpoint has beside its manifest, as that says.
 
     Raises:
         OSError: the manifest cannot be read, or is damaged.
     """
-    found = _manifest(checkpoint)
-    if isinstance(found, str):
-        raise OSError(errno.EINVAL, found, str(checkpoint))
-    return [STATE, *(file.name for file in found[0].row_files)]
-
-
-def save(value: Any, path: Path, moved: Callable[[], None] = nothing) -> Hashed:
-    """Write what torch.load reads, durably.
-
-    Args:
-        moved: called whenever the storage has taken something.
-
-    Raises:
-        OSError: it cannot be written; torch itself would make a RuntimeError of that.
-    """
-    import torch
-
-    with open(path, "wb") as file:
-        hashed = Hashed(file, moved)
-        torch.save(value, cast(IO[bytes], hashed))
-        if hashed.error is not None:
-            raise hashed.error
-    sync(path)
-    return hashed
+    checkpoint = _described(directory)
+    if isinstance(checkpoint, str):
+        raise OSError(errno.EINVAL, checkpoint, str(directory))
+    return [name for name, _, _ in checkpoint.files]
 
 
 def _fill(
@@ -298,7 +359,7 @@ def _fill(
     import torch
 
     try:
-        hashed = save(dict(state), draft / STATE, moved)
+        hashed = save_tensors(dict(state), draft / STATE, moved)
     except OSError:
         (draft / STATE).unlink(missing_ok=True)  # what waits for room takes none
         raise
@@ -310,8 +371,7 @@ def _fill(
         "torch": torch.__version__,
         "time": time.time(),
     }
-    (draft / MANIFEST).write_text(json_text({**manifest, "digest": _digest(manifest)}))
-    sync(draft / MANIFEST)
+    write_json(draft / MANIFEST, {**manifest, "digest": _digest(manifest)})
 
 
 def _all(directory: Path) -> list[Path]:
@@ -328,15 +388,12 @@ def _all(directory: Path) -> list[Path]:
 
 def _read(directory: Path) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it."""
-    found = _manifest(directory)
-    if isinstance(found, str):
-        return found
-    checkpoint, size, sha = found
+    checkpoint = _described(directory)
+    if isinstance(checkpoint, str):
+        return checkpoint
     if checkpoint.state != state_at(directory.parent, checkpoint.step):
         return f"it holds the checkpoint of step {checkpoint.step:,}"
-    files = [(STATE, size, sha)]
-    files += [(f.name, f.bytes, f.sha256) for f in checkpoint.row_files]
-    for name, size, sha in files:
+    for name, size, sha in checkpoint.files:
         try:
             if changed := difference(directory / name, size, sha):
                 return changed
@@ -345,31 +402,19 @@ def _read(directory: Path) -> Checkpoint | str:
     return checkpoint
 
 
-def _manifest(directory: Path) -> tuple[Checkpoint, int, str] | str:
-    """What a checkpoint's manifest says, and size and SHA-256 of the state; or what is wrong with
-    it."""
+def _described(directory: Path) -> Checkpoint | str:
+    """A checkpoint as its manifest describes it; or what is wrong with that."""
     try:
-        manifest = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
-        digest = manifest.pop("digest")
-        step, size, sha = int(manifest["step"]), int(manifest["bytes"]), str(manifest["sha256"])
-        rows = RowFiles.parse(manifest["rows"]) if "rows" in manifest else None
-        about = {name: manifest[name] for name in _ABOUT}
+        facts = json.loads(read_regular(directory / MANIFEST, LARGEST_JSON))
+        digest = facts.pop("digest")
+        manifest = Manifest.model_validate(facts)
     except OSError as error:
         return _unreadable(MANIFEST, error)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is damaged"
-    if digest != _digest(manifest):
+    if digest != _digest(facts):
         return f"{MANIFEST} has changed since it was written"
-    return Checkpoint(directory / STATE, step, about, rows), size, sha
-
-
-def _own(found: Checkpoint, config: Config, data: str | None) -> Checkpoint | str:
-    """A checkpoint, or why it is not this run's."""
-    if changed := changes(found.about["config"], config):
-        return f"it is of another configuration: {'; '.join(changed)}"
-    if data is not None and found.about["data"] != data:
-        return "it was trained on other data, or on another split of them"
-    return found
+    return Checkpoint(directory / STATE, manifest)
 
 
 def _unreadable(name: str, error: OSError) -> str:

@@ -1,6 +1,6 @@
 """The weights that a run was tested with, ``checkpoints/selected.pt``, and what they belong to.
 
-Learned rows of nodes are in ``selected-rows/``: see `raygnn.checkpoint.row_files`.
+Learned rows of nodes are in ``selected-rows/``: see `raygnn.checkpoint.learned_rows`.
 ``selected.json`` has size and SHA-256 of each file, and what stands for the data
 that they were trained on. It is removed first and written last, so that it never speaks of other
 weights.
@@ -13,16 +13,15 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raygnn import __version__
-from raygnn.checkpoint.digests import difference, sha256
-from raygnn.checkpoint.row_files import RowFiles
-from raygnn.checkpoint.store import check_archive
-from raygnn.checkpoint.store import save as save_tensors
+from raygnn.checkpoint.hashed_files import difference, save_tensors, sha256
+from raygnn.checkpoint.store import RowFiles, check_archive
 from raygnn.errors import DataError, InputError
 from raygnn.util.files import open_regular, read_json, sync, write_json
 
@@ -32,31 +31,43 @@ if TYPE_CHECKING:
 FILE, ABOUT, ROWS = "selected.pt", "selected.json", "selected-rows"
 
 
-@dataclass(frozen=True)
-class Weights:
+Goal = Annotated[dict[Literal["ntype", "etype", "relation"], str | None], Field(min_length=3)]
+
+
+class About(BaseModel):
+    """What ``selected.json`` says of the weights; None where that was not recorded.
+
+    Attributes:
+        data: the fingerprint of the data they were trained on.
+        rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
+        goals: name of each task, "" of the only one → ``ntype``, ``etype`` and ``relation`` of
+            what it predicts for, as far as there are such.
+        sizes: see `raygnn.worker.job.Sizes`.
+        words: see `raygnn.worker.planes.vocabulary`.
+        like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
+            many graphs, too.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    data: str | None = None
+    rows: RowFiles | None = None
+    goals: dict[str, Goal] | None = None
+    sizes: dict[str, int] | None = None
+    words: dict[str, list[Any]] | None = None
+    like: dict[str, Any] | None = None
+
+
+class Weights(About):
     """Those of a run.
 
     Attributes:
         path: of their file.
         sha256: of its content.
-        data: what stands for the data they were trained on; None where that was not recorded.
-        rows: files of learned rows, in ``selected-rows`` beside it; None = there are none.
-        goals: name of each task, "" of the only one → ``ntype``, ``etype`` and ``relation`` of
-            what it predicts for, as far as there are such; None where that was not recorded.
-        sizes: see `raygnn.worker.job.Sizes`; None where that was not recorded.
-        words: see `raygnn.worker.planes.vocabulary`; None where that was not recorded.
-        like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
-            many graphs, or that was not recorded.
     """
 
     path: Path
     sha256: str
-    data: str | None
-    rows: RowFiles | None = None
-    goals: Mapping[str, Mapping[str, str | None]] | None = None
-    sizes: Mapping[str, int] | None = None
-    words: Mapping[str, Sequence[Any]] | None = None
-    like: Mapping[str, Any] | None = None
 
     @property
     def about(self) -> Path:
@@ -72,7 +83,7 @@ class Weights:
 def save(
     directory: Path,
     model: nn.Module,
-    known: Mapping[str, Any],
+    facts: Mapping[str, Any],
     rows: RowFiles | None = None,
 ) -> None:
     """Write ``selected.pt``: plain tensors by parameter name.
@@ -81,7 +92,7 @@ def save(
 
     Args:
         directory: the run's ``checkpoints``.
-        known: ``data``, ``goals``, ``sizes``, ``words`` and ``like``: see `Weights`.
+        facts: ``data``, ``goals``, ``sizes``, ``words`` and ``like``: see `About`.
         rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:
@@ -100,10 +111,10 @@ def save(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    about = dict(known)
+    about = dict(facts)
     about |= {"bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
     if rows is not None:
-        about["rows"] = rows.to_dict()
+        about["rows"] = rows.model_dump(mode="json")
     about |= _schema(model)
     write_json(directory / ABOUT, {**about, "raygnn": __version__})
     sync(directory)
@@ -130,7 +141,7 @@ def find(directory: Path) -> Weights:
         DataError: they are damaged.
     """
     file = directory / FILE
-    about = read_json(directory / ABOUT)
+    values = read_json(directory / ABOUT)
     try:
         with open_regular(file):
             pass  # no FIFO, no device
@@ -143,44 +154,15 @@ def find(directory: Path) -> Weights:
         ) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(file)) from error
-    data = about.get("data")
-    if about and (digest != about.get("sha256") or not isinstance(data, str)):
+    if values and (digest != values.get("sha256") or not isinstance(values.get("data"), str)):
         raise _damaged(file, "it has changed since it was written: its SHA-256 is another")
-    sizes = about.get("sizes")
-    return Weights(
-        file,
-        digest,
-        data,
-        _rows(directory, about),
-        goals=_goals(about.get("goals")),
-        sizes=_counts(sizes),
-        words=_lists(about.get("words")),
-        like=like if isinstance(like := about.get("like"), dict) else None,
-    )
-
-
-def _counts(found: Any) -> dict[str, int] | None:
-    if not isinstance(found, dict) or not all(isinstance(n, int) for n in found.values()):
-        return None
-    return found
-
-
-def _goals(found: Any) -> dict[str, dict[str, str | None]] | None:
-    keys = {"ntype", "etype", "relation"}
-    if not isinstance(found, dict) or not all(
-        isinstance(goal, dict)
-        and goal.keys() == keys
-        and all(isinstance(name, (str, type(None))) for name in goal.values())
-        for goal in found.values()
-    ):
-        return None
-    return found
-
-
-def _lists(found: Any) -> dict[str, list[Any]] | None:
-    if not isinstance(found, dict) or not all(isinstance(each, list) for each in found.values()):
-        return None
-    return found
+    try:
+        about = About.model_validate(values)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _damaged(directory / ABOUT, f"what it says of {key} makes no sense") from None
+    _check_rows(directory, about.rows)
+    return Weights(path=file, **{**dict(about), "sha256": digest})
 
 
 def load(weights: Weights, model: nn.Module) -> None:
@@ -217,19 +199,13 @@ def load(weights: Weights, model: nn.Module) -> None:
         ) from error
 
 
-def _rows(directory: Path, about: Mapping[str, Any]) -> RowFiles | None:
-    """The files of learned rows, as they were written.
+def _check_rows(directory: Path, rows: RowFiles | None) -> None:
+    """See that the files of learned rows are as they were written.
 
     Raises:
         DataError: they are damaged.
     """
-    if "rows" not in about:
-        return None
-    try:
-        rows = RowFiles.parse(about["rows"])
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(directory / ABOUT, "what it says of learned rows makes no sense") from None
-    for file in rows.files:
+    for file in () if rows is None else rows.files:
         path = directory / ROWS / file.name
         try:
             changed = difference(path, file.bytes, file.sha256)
@@ -237,7 +213,6 @@ def _rows(directory: Path, about: Mapping[str, Any]) -> RowFiles | None:
             raise _damaged(path, f"cannot be read: {error.strerror}") from error
         if changed:
             raise _damaged(path, changed)
-    return rows
 
 
 def _damaged(file: Path, what: str) -> DataError:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from raygnn.checkpoint import store as checkpoint
+from raygnn.checkpoint.hashed_files import Write
 from raygnn.checkpoint.mirror import Courier
-from raygnn.checkpoint.row_files import RowFiles
-from raygnn.checkpoint.store import state_at
-from raygnn.checkpoint.writing import Write
+from raygnn.checkpoint.store import RowFiles, state_at
 from raygnn.runs.run_directory import Events
 from raygnn.util.files import storage_trouble
 
@@ -42,7 +42,7 @@ class Saver(TorchCheckpointIO):
         directory: of the run's checkpoints.
         requests: for checkpoints, which it answers.
         keep: how many are kept.
-        about: for the manifests, see `checkpoint.Checkpoint`.
+        about: for the manifests, see `checkpoint.Manifest`.
         courier: what brings them to a second place.
         is_current: see `checkpoint.write`.
         patience: seconds to try the last one again.
@@ -218,6 +218,24 @@ class Saver(TorchCheckpointIO):
             f"({remedy}); {goes_on}",
             step=step,
         )
+
+
+class Position(pl.Callback):
+    """Corrects the count of epochs that Lightning saves.
+
+    When it goes on from a checkpoint of an epoch's last batch it does not count the next epoch as
+    begun. What it saves from then on reads as if no epoch were under way, and when it goes on
+    from that, it does not restore the position in the data: it begins with the first batch of
+    all again.
+    """
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        done = trainer.current_epoch
+        count = {"ready": done + 1, "started": done + 1, "processed": done, "completed": done}
+        saved = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+        saved["total"], saved["current"] = dict(count), dict(count)
 
 
 def _copy(tensor: Tensor) -> Tensor:

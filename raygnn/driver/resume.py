@@ -125,8 +125,8 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
         )
     changed = changes(fixed(_recorded(run)), config) if found or rejected else []
     if found is not None:
-        began = int(found.about["global_batch"])
-        if global_batch != began and config.sampling.batch_size != found.about["batch_size"]:
+        began = found.manifest.global_batch
+        if global_batch != began and config.sampling.batch_size != found.manifest.batch_size:
             changed.append(f"sampling.batch_size × workers was {began:,} and is {global_batch:,}")
         global_batch = began
     if changed:

@@ -247,7 +247,7 @@ def _with_words(config: Config, found: weights.Weights) -> Config:
     return config
 
 
-def _told(task: Mapping[str, Any], goal: Mapping[str, str | None]) -> dict[str, Any]:
+def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
     """A section ``task`` that says what the training found, where other data would not show it."""
     told = {**task, "ntype": goal["ntype"], "etype": goal["etype"]}
     if goal["etype"] is not None:

@@ -19,10 +19,9 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from raygnn import compat
 from raygnn.checkpoint import store, weights
-from raygnn.checkpoint.epoch_counts import Position
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.checkpoint.mirror import Courier
-from raygnn.checkpoint.writer import Saver
+from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, TrainingError
 from raygnn.runs.metrics_files import RANKS, MetricsWriter

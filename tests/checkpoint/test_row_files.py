@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from raygnn.checkpoint import row_files
-from raygnn.checkpoint.row_files import RowFiles, read_rows, write_rows
+from raygnn.checkpoint import learned_rows
+from raygnn.checkpoint.learned_rows import read_rows, write_rows
+from raygnn.checkpoint.store import RowFiles
 
 
 @given(
@@ -27,7 +29,7 @@ def test_what_was_written_is_read(rows: int, dim: int, names: list[str], piece: 
     ids = rng.integers(0, 2**62, rows)
     arrays = {name: rng.normal(size=(rows, dim)).astype(np.float32) for name in names}
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_files, "_PIECE", piece)
+        patch.setattr(learned_rows, "_PIECE", piece)
         path = Path(place) / "rows-0-0.bin"
         file = write_rows(path, "a", ids, arrays)
         content = path.read_bytes()
@@ -41,7 +43,8 @@ def test_what_was_written_is_read(rows: int, dim: int, names: list[str], piece: 
         for name, array in arrays.items():
             found = [part[name] for _, part in pieces]
             assert np.array_equal(np.concatenate([array[:0], *found]), array)
-        assert RowFiles.parse(RowFiles(dim, 3, (file,)).to_dict()) == RowFiles(dim, 3, (file,))
+        files = RowFiles(dim=dim, steps=3, files=(file,))
+        assert RowFiles.model_validate_json(files.model_dump_json()) == files
 
 
 GOOD: dict[str, Any] = {
@@ -76,11 +79,11 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
-    assert RowFiles.parse(GOOD).files[0].rows == 3
-    with pytest.raises((ValueError, TypeError)):
-        RowFiles.parse({**GOOD, "files": [{**GOOD["files"][0], **change}]})
-    with pytest.raises((ValueError, KeyError)):
-        RowFiles.parse({"dim": 2, "files": []})
+    assert RowFiles.model_validate(GOOD).files[0].rows == 3
+    with pytest.raises(ValidationError):
+        RowFiles.model_validate({**GOOD, "files": [{**GOOD["files"][0], **change}]})
+    with pytest.raises(ValidationError):
+        RowFiles.model_validate({"dim": 2, "files": []})
 
 
 def test_a_file_that_was_cut_is_no_rows(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from raygnn.checkpoint import store, weights
-from raygnn.checkpoint.row_files import RowFiles, write_rows
+from raygnn.checkpoint.learned_rows import write_rows
+from raygnn.checkpoint.store import RowFiles
 from raygnn.checkpoint.writer import Saver
 from raygnn.config.load import load_config
 from raygnn.runs.run_directory import EVENTS, Events
@@ -150,7 +151,9 @@ def test_all_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(os, "rename", noted_rename)
     store.write(tmp_path, state(1), 1, 9, about(CONFIG))
     renamed = done.index("rename")
-    assert {"state.ckpt", "manifest.json"} <= set(done[:renamed])
+    assert done[renamed - 1] == ".step-0000000001.tmp"
+    assert "state.ckpt" in done[:renamed]
+    assert any("manifest.json" in name for name in done[:renamed])
     assert tmp_path.name in done[renamed:]
 
 
@@ -167,12 +170,12 @@ def test_weights_at_the_second_attempt(tmp_path: Path, monkeypatch: pytest.Monke
     draft.mkdir()
     rows = np.ones((3, 2), np.float32)
     file = write_rows(draft / "rows-0-0.bin", "a", np.arange(3), {"row": rows})
-    files, write = RowFiles(2, 1, (file,)), weights.write_atomic
+    files, write = RowFiles(dim=2, steps=1, files=(file,)), weights.write_json
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(weights, "write_atomic", Mock(side_effect=full))
+    monkeypatch.setattr(weights, "write_json", Mock(side_effect=full))
     with pytest.raises(OSError, match="No space left"):
         weights.save(tmp_path, torch.nn.Linear(2, 2), {"data": ""}, files)
-    monkeypatch.setattr(weights, "write_atomic", write)
+    monkeypatch.setattr(weights, "write_json", write)
     weights.save(tmp_path, torch.nn.Linear(2, 2), {"data": ""}, files)
     assert weights.find(tmp_path).rows == files
     assert not draft.exists()

@@ -15,9 +15,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raygnn.checkpoint import store, writing
+from raygnn.checkpoint import hashed_files, store
+from raygnn.checkpoint.hashed_files import Hashed
 from raygnn.checkpoint.learned_rows import RowState
-from raygnn.checkpoint.writing import Hashed
 from raygnn.config.values import Duration
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange, World
@@ -50,7 +50,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], Non
             act()
         put(self, piece)
 
-    monkeypatch.setattr(writing, "_PIECE", 1 << 10)
+    monkeypatch.setattr(hashed_files, "_PIECE", 1 << 10)
     monkeypatch.setattr(Hashed, "_put", slowly)
 
 

@@ -307,7 +307,7 @@ def test_damage_is_found(name: str, how: str, where: float, bit: int, tmp_path: 
         file.write_bytes(content)
     best, rejected = store.find(directory, OURS)
     assert best is not None
-    assert best.about["global_batch"] == 128
+    assert best.manifest.global_batch == 128
     if best.step == 3:  # a space became another one
         assert file.name == "manifest.json"
         return

@@ -351,7 +351,7 @@ def test_refused(overrides: list[str], split: str, what: str, from_files: Run) -
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("like", [None, [], {}, {"nodes": {"_N": {}}, "edges": [1], "target": 0}])
+@pytest.mark.parametrize("like", [None, {}, {"nodes": {"_N": {}}, "edges": [1], "target": 0}])
 def test_records_of_older_versions_and_damaged_ones(
     like: Any, from_class: Run, tmp_path: Path
 ) -> None:

@@ -1,14 +1,20 @@
-"""Writing at whatever speed the storage has: slow is no error, taking no bytes for long is one."""
+"""Files whose size and SHA-256 are kept elsewhere: written at whatever speed the storage has, and
+compared when they are read. Slow storage is no error; that it takes no bytes for long is one.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any, Generic, TypeVar
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar, cast
+
+from raygnn.util.files import open_regular, sync
 
 T = TypeVar("T")
 
@@ -55,8 +61,7 @@ class Write(Generic[T]):
         assert not self.busy
         if self._error is not None:
             raise self._error
-        result: Any = self._result
-        return result
+        return cast(T, self._result)
 
     def _moved(self) -> None:
         self._at = time.monotonic()
@@ -110,3 +115,60 @@ class Hashed(io.RawIOBase):
                 self.error = error
         self.sha.update(piece)
         self.bytes += len(piece)
+
+
+def write_hashed(
+    path: Path, fill: Callable[[Hashed], None], moved: Callable[[], None] = nothing
+) -> Hashed:
+    """Write a file, durably.
+
+    Args:
+        fill: writes its content.
+        moved: called whenever the storage has taken something.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(path, "wb") as file:
+        hashed = Hashed(file, moved)
+        fill(hashed)
+        if hashed.error is not None:
+            raise hashed.error
+    sync(path)
+    return hashed
+
+
+def save_tensors(value: Any, path: Path, moved: Callable[[], None] = nothing) -> Hashed:
+    """Write what torch.load reads; see `write_hashed`."""
+    import torch
+
+    return write_hashed(path, lambda file: torch.save(value, cast(IO[bytes], file)), moved)
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def difference(path: Path, size: int, sha: str) -> str | None:
+    """What has become of a file since it was written, if anything has.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        return f"{path.name} is no file"
+    if info.st_size != size:
+        return f"{path.name} has {info.st_size:,} bytes, and {size:,} were written"
+    if sha256(path) != sha:
+        return f"{path.name} has changed since it was written: its SHA-256 is another"
+    return None
