@@ -197,15 +197,6 @@ def test_values_are_not_markup(driver: Driver, capsys: pytest.CaptureFixture[str
     assert "\x1b" not in said
 
 
-def test_trace_of_a_worker_follows_the_cause(
-    driver: Driver, capsys: pytest.CaptureFixture[str]
-) -> None:
-    driver.error = TrainingError("out of memory", rank=1, trace="Traceback …\nMemoryError")
-    assert main(["train", "job.yaml"]) == 4
-    said = capsys.readouterr().err
-    assert 0 <= said.index("out of memory") < said.index("MemoryError")
-
-
 TRACE = """Traceback (most recent call last):
   File "/x/raygnn/worker/main.py", line 104, in recorded
     yield
@@ -237,7 +228,8 @@ def test_of_a_trace_the_users_frames_are_shown(
         f"  the whole trace is in {tmp_path}/logs/rank-1.log",
     ]
     assert main(["train", "job.yaml", "-v"]) == 4
-    assert TRACE in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert 0 <= said.index("sizes differ") < said.index(TRACE)
 
 
 def test_of_a_trace_without_the_users_the_innermost_frames_are_shown(
@@ -322,24 +314,17 @@ def _sleeper(tmp_path: Path, *args: str, before: tuple[str, ...] = ()) -> subpro
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_end_a_command(number: signal.Signals, tmp_path: Path) -> None:
-    with _sleeper(tmp_path) as process:
-        process.send_signal(number)
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert (out, err) == ("ending\nended\n", "error: interrupted\n")
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_second_signal_does_not_disturb_the_way_out(
-    second: signal.Signals, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("SIGTERM", "SIGINT"), ("SIGINT", "SIGHUP"), ("SIGHUP", "SIGTERM"), ("SIGINT", "SIGINT")],
+)
+def test_signals_end_a_command(first: str, second: str, tmp_path: Path) -> None:
+    """A second one does not disturb the way out."""
     with _sleeper(tmp_path, "slow") as process:
         assert process.stdout is not None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.Signals[first])
         assert process.stdout.readline() == "ending\n"
-        process.send_signal(second)
+        process.send_signal(signal.Signals[second])
         out, err = process.communicate("\n", timeout=30)
     assert process.returncode == 130
     assert (out, err) == ("ended\n", "error: interrupted\n")
@@ -358,16 +343,17 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
 # ── an output that is not there ──────────────────────────────────────────────────────────────
 
 
-def _to(output: int | Any, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "raygnn", *argv],
-        stdout=output,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )
+def _command(*argv: str, cwd: Path | None = None, **streams: Any) -> subprocess.Popen[str]:
+    command = argv if argv[0] == "sh" else (sys.executable, "-m", "raygnn", *argv)
+    env = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    return subprocess.Popen(command, cwd=cwd, env=env, text=True, **streams)
+
+
+def _to(output: Any, *argv: str) -> tuple[int, str]:
+    """The exit code and the errors of a command that prints there."""
+    with _command(*argv, stdout=output, stderr=subprocess.PIPE) as process:
+        _, errors = process.communicate()
+    return process.returncode, errors
 
 
 def _commands(storage: Path) -> list[list[str]]:
@@ -379,22 +365,19 @@ def test_closed_pipe_is_quiet(storage: Path) -> None:
     for argv in _commands(storage):
         read, write = os.pipe()
         os.close(read)
-        try:
-            done = _to(write, *argv)
-        finally:
-            os.close(write)
-        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, ""), argv
+        with os.fdopen(write, "w") as pipe:
+            assert _to(pipe, *argv) == (128 + signal.SIGPIPE, ""), argv
 
 
 def test_a_full_disk_is_said(storage: Path) -> None:
     for argv in _commands(storage):
         with open("/dev/full", "w") as full:
-            done = _to(full, *argv)
-        assert done.returncode == 130
-        assert done.stderr.startswith(
+            code, errors = _to(full, *argv)
+        assert code == 130
+        assert errors.startswith(
             "error: standard output cannot be written: No space left on device\n"
         ), argv
-        assert "Exception ignored" not in done.stderr
+        assert "Exception ignored" not in errors
 
 
 def test_closed_streams_are_none_of_our_business(storage: Path) -> None:
@@ -403,34 +386,24 @@ def test_closed_streams_are_none_of_our_business(storage: Path) -> None:
         assert subprocess.run(command, check=False).returncode == 0, argv
 
 
-def test_an_error_that_nobody_hears_keeps_its_code(tmp_path: Path) -> None:
-    for stream in ("stdout", "stderr"):
-        with open("/dev/full", "w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "raygnn", "train", "nowhere.yaml", "--json"],
-                check=False,
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-                text=True,
-                **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full},
-            )
-        assert done.returncode == 2
-        assert "nowhere.yaml" in (done.stdout or "") + (done.stderr or "")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_an_error_that_nobody_hears_keeps_its_code(stream: str, tmp_path: Path) -> None:
+    argv = ["train", "nowhere.yaml", "--json"]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open("/dev/full", "w") as full:
+        process = _command(*argv, cwd=tmp_path, **{**streams, stream: full})
+        texts = process.communicate()
+    assert process.returncode == 2
+    assert "nowhere.yaml" in "".join(text or "" for text in texts)
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     shell = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m raygnn check job.yaml"
-    done = subprocess.run(
-        ["sh", "-c", shell],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: the working directory is gone: ")
+    code, errors = _to(subprocess.PIPE, "sh", "-c", shell)
+    assert code == 2
+    assert errors.startswith("error: the working directory is gone: ")
 
 
 # ── verbs that need no job ───────────────────────────────────────────────────────────────────
@@ -455,13 +428,9 @@ def test_runs(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for fragment in ("first", "done", "1,234", "test/accuracy 0.8149"):
         assert fragment in said
-
-
-def test_runs_as_json(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--storage", str(storage), "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
-    assert run["name"] == "first"
-    assert run["metrics"] == {"test/accuracy": 0.8149}
+    assert (run["name"], run["metrics"]) == ("first", {"test/accuracy": 0.8149})
 
 
 def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

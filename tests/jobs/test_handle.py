@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,28 +109,54 @@ def test_a_way_that_others_read_is_warned_of(address: str, warned: bool) -> None
     assert (unencrypted(address) is not None) == warned
 
 
-def test_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("given", "variables", "url"),
+    [
+        (None, {}, "http://127.0.0.1:8265"),
+        (None, {"RAY_ADDRESS": "10.0.0.1:6379"}, "http://127.0.0.1:8265"),  # of Ray itself
+        (None, {"RAY_ADDRESS": "http://10.0.0.1:8265/"}, "http://10.0.0.1:8265"),
+        (
+            None,
+            {"RAY_ADDRESS": "http://10.0.0.1:8265", "RAY_API_SERVER_ADDRESS": "http://other:8265"},
+            "http://other:8265",
+        ),
+        ("head:8265", {"RAY_API_SERVER_ADDRESS": "http://other:8265"}, "http://head:8265"),
+        (" http://head:8265/\n", {}, "http://head:8265"),
+    ],
+)
+def test_the_address(
+    given: str | None, variables: dict[str, str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
-    assert server._url(None) == "http://127.0.0.1:8265"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # of Ray itself
-    assert server._url(None) == "http://127.0.0.1:8265"
-    monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265/")
-    assert server._url(None) == "http://10.0.0.1:8265"
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://other:8265")
-    assert server._url(None) == "http://other:8265"
-    assert server._url("head:8265") == "http://head:8265"
-    assert server._url(" http://head:8265/\n") == "http://head:8265"
-    others = ["http://:secret@a:8265", "http://a:8265/?token=secret", "http://a b:8265"]
-    for wrong in ("ftp://a", "http://", "http://a:b", "http://u:secret@a", "ray://a:1", *others):
-        with pytest.raises(InputError) as error:
-            server._url(wrong)
-        assert "secret" not in str(error.value)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert server._url(given) == url
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("ftp://a", "http://", "http://a:b", "ray://a:1", "http://a b:8265"),
+        *("http://u:secret@a", "http://:secret@a:8265", "http://a:8265/?token=secret"),
+    ],
+)
+def test_what_is_no_address(wrong: str) -> None:
+    with pytest.raises(InputError) as error:
+        server._url(wrong)
+    assert "secret" not in str(error.value)
+
+
+def test_an_answer_that_does_not_come_is_not_awaited() -> None:
+    here = JobServer.__new__(JobServer)
+    here.address = "http://there"
+    over = threading.Event()
+    with pytest.raises(PreflightError, match="no answer from a job server"):
+        here._ask(over.wait, most=0.05)
+    over.set()
 
 
 def test_a_token_that_lies_there_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")
