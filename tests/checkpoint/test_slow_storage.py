@@ -241,7 +241,7 @@ def test_one_at_a_time_and_always_the_last(
     with pytest.MonkeyPatch.context() as patch:
         clock = SimpleNamespace(monotonic=lambda: storage.now, sleep=sleep)
         patch.setattr(callbacks, "time", clock)
-        patch.setattr(callbacks.checkpoint, "state_at", lambda directory, step: None)
+        patch.setattr(callbacks.store, "state_at", lambda directory, step: None)
         patch.setattr(callbacks, "_APART", 0.5)
         begins: dict[int, float] = {}
         callback.on_train_start(trainer, None)  # type: ignore[arg-type]
