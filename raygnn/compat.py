@@ -251,6 +251,33 @@ def flight_recorders() -> list[Callable[..., bytes]]:
     return [dump for dump in dumps if dump is not None]
 
 
+def linear_of_mkldnn(x: Any, weight: Any, bias: Any) -> Any:
+    """A linear transform that adds the bias in the same pass, as torch's compiler calls it:
+    otherwise the bias is laid over the output before.
+
+    Raises:
+        NotImplementedError: this torch lacks it, or was built without oneDNN.
+        RuntimeError: oneDNN has no such product for this processor.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available() or not hasattr(
+        torch.ops.mkldnn, "_linear_pointwise"
+    ):
+        raise NotImplementedError("no torch.ops.mkldnn._linear_pointwise")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)
+
+
+def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: Any) -> Any:
+    """The gradient ``[E]`` of the weights of an ``embedding_bag`` sum: dot products of
+    ``grad[bag]`` and ``rows[index]``. Without it both would be laid out, ``[E, F]`` each."""
+    import torch
+
+    return torch.ops.aten._embedding_bag_per_sample_weights_backward(
+        grad, rows, index, start, bag, 0
+    )
+
+
 # ── Lightning ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,30 +11,21 @@ from torch import Tensor, nn
 from raygnn.errors import TrainingError
 from raygnn.models.decoders import Decoder
 from raygnn.models.linear import Dropout
-from raygnn.models.network import Categories
-from raygnn.models.typed_layers import Combined, Degrees, Hidden, key
-from raygnn.sampling.batch import Batch, Block, EdgeType, Part
+from raygnn.models.network import Encoder
+from raygnn.models.typed_layers import Hidden, key
+from raygnn.sampling.batch import Batch, EdgeType, Part
 
 _ENDS = ("source", "target")
 
 
-class Encoder(Protocol):
-    """What gives each node a row: `raygnn.models.network.Network`, or a user's own module."""
-
-    def represent(self, *args: object) -> Hidden:
-        """node type → outputs of the last block's destinations ``[D, …]``; see
-        `raygnn.models.network.Network.forward` for the arguments."""
-        ...
-
-
-def rows_of(encoder: nn.Module, batch: Batch, ntypes: set[str], width: int) -> Hidden:
+def rows_of(encoder: Encoder, batch: Batch, ntypes: set[str], width: int) -> Hidden:
     """An encoder's rows of all nodes of the last block's destinations.
 
     Raises:
         TrainingError: there are none of one of ``ntypes``, or they are of another shape.
     """
     given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
-    h = cast("Encoder", encoder).represent(*given)
+    h = encoder.represent(*given)
     for ntype in ntypes:
         seeds = batch.blocks[-1].num_dst[ntype] if batch.blocks else len(batch.x[ntype])
         if ntype not in h or h[ntype].shape != (seeds, width):
@@ -49,13 +40,9 @@ def rows_of(encoder: nn.Module, batch: Batch, ntypes: set[str], width: int) -> H
 
 
 class EdgeModel(nn.Module):
-    """Outputs for edges of one type.
+    """Outputs for edges of one type."""
 
-    Args:
-        encoder: an `Encoder`.
-    """
-
-    def __init__(self, encoder: nn.Module, decoder: Decoder, etype: EdgeType):
+    def __init__(self, encoder: Encoder, decoder: Decoder, etype: EdgeType):
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
@@ -125,29 +112,17 @@ class NodeHead(nn.Module):
 
 
 class NodeModel(nn.Module):
-    """Outputs for nodes of one type, from an encoder that gives rows of more than them.
+    """Outputs for nodes of one type, from an encoder that gives rows of more than them."""
 
-    Args:
-        encoder: an `Encoder`.
-    """
-
-    def __init__(self, encoder: nn.Module, head: NodeHead):
+    def __init__(self, encoder: Encoder, head: NodeHead):
         super().__init__()
         self.encoder = encoder
         self.head = head
 
-    def forward(
-        self,
-        blocks: Sequence[Block],
-        x: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> Tensor:
-        """Outputs of the seeds, ``[B, out_features]``; see `raygnn.models.network.Network`."""
-        given = blocks, x, degree, combined, categories
-        rows = cast("Encoder", self.encoder).represent(*given)
-        out: Tensor = self.head(rows[self.head.ntype])
+    def forward(self, *inputs: Any) -> Tensor:
+        """Outputs of the seeds, ``[B, out_features]``, from the arguments of
+        `Encoder.represent`."""
+        out: Tensor = self.head(self.encoder.represent(*inputs)[self.head.ntype])
         return out
 
     def decode(self, rows: Hidden, part: Part) -> Tensor:
@@ -178,11 +153,11 @@ class MultitaskModel(nn.Module):
     """One encoder and a head for each task.
 
     Args:
-        encoder: an `Encoder`, whose rows of each node type are as wide as the heads expect.
+        encoder: its rows of each node type are as wide as the heads expect.
         heads: by the names of the tasks.
     """
 
-    def __init__(self, encoder: nn.Module, heads: Mapping[str, Head]):
+    def __init__(self, encoder: Encoder, heads: Mapping[str, Head]):
         super().__init__()
         self.encoder = encoder
         self.names = list(heads)

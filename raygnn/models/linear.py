@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from raygnn.compat import linear_of_mkldnn
 from raygnn.models.kernels import compiled
 
 # rows of a bf16 product are a multiple of the first, or a power of 2 from the second on
@@ -216,8 +217,7 @@ def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
     if not _fuses():
         out = F.linear(x, weight, bias)
         return out.relu_() if relu else out
-    # the bias in the same pass, which otherwise is laid over the output before
-    fused: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)
+    fused: Tensor = linear_of_mkldnn(x, weight, bias)
     if relu:  # oneDNN's own makes 0 of NaN, which nobody would ever see again
         compiled.relu_bits(_bits(fused))
     return fused
@@ -225,14 +225,13 @@ def _in_bf16(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tens
 
 @cache
 def _fuses() -> bool:
-    """What torch's compiler uses is there, and oneDNN has bf16 for this processor: tried, since
-    ``ONEDNN_MAX_CPU_ISA`` may keep it from using instructions that the processor has."""
-    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    if not (there and _has_bf16()):
+    """Whether oneDNN has bf16 for this processor: tried, since ``ONEDNN_MAX_CPU_ISA`` may keep it
+    from using instructions that the processor has."""
+    if not _has_bf16():
         return False
     few = torch.zeros(_LEAST, 1, dtype=torch.bfloat16)
     try:
-        torch.ops.mkldnn._linear_pointwise(few, few, None, "none", [], None)
+        linear_of_mkldnn(few, few, None)
     except RuntimeError:
         return False
     return True

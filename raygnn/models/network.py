@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -197,7 +198,47 @@ class Stack(nn.Module):
         return out
 
 
-class Network(Stack):
+class Encoder(nn.Module, ABC):
+    """A model that gives each node a row: the outputs of its target type for a task on nodes, and
+    those of several types for a decoder or heads."""
+
+    target: str
+
+    @abstractmethod
+    def represent(
+        self,
+        blocks: Sequence[Block],
+        x: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Hidden:
+        """node type → outputs of the last block's destinations, ``[D, …]``.
+
+        Args:
+            blocks: from the input nodes to the seeds.
+            x: node type → features of the input nodes ``[S, F]``.
+            degree: edge type → in-degrees in the whole graph of the input nodes of its
+                destination type ``[S]``, if the network needs them.
+            combined: edge type → the first block's sources combined as `Network.first_combine`
+                says, ``[D, F]``. Then ``x`` and ``degree`` need only have the first block's
+                destinations, and its ``src`` is not looked at. None or empty: from ``x``.
+            categories: node type → name → int64 ``[S]``.
+        """
+
+    def forward(
+        self,
+        blocks: Sequence[Block],
+        x: Hidden,
+        degree: Degrees,
+        combined: Combined | None = None,
+        categories: Categories | None = None,
+    ) -> Tensor:
+        """Outputs of the seeds, ``[B, out_features]``, from the arguments of `represent`."""
+        return self.represent(blocks, x, degree, combined, categories)[self.target]
+
+
+class Network(Stack, Encoder):
     """For tasks whose seeds are nodes, on blocks around them."""
 
     def __init__(self, config: FamilyConfig, family: Family, schema: Schema):
@@ -220,28 +261,6 @@ class Network(Stack):
             return None
         return self._combine
 
-    def forward(
-        self,
-        blocks: Sequence[Block],
-        x: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> Tensor:
-        """Outputs of the seeds, ``[B, out_features]``.
-
-        Args:
-            blocks: from the input nodes to the seeds.
-            x: node type → features of the input nodes ``[S, F]``.
-            degree: edge type → in-degrees in the whole graph of the input nodes of its
-                destination type ``[S]``, if the network needs them.
-            combined: edge type → the first block's sources combined as `first_combine` says,
-                ``[D, F]``. Then ``x`` and ``degree`` need only have the first block's
-                destinations, and its ``src`` is not looked at. None or empty: from ``x``.
-            categories: node type → name → int64 ``[S]``.
-        """
-        return self.represent(blocks, x, degree, combined, categories)[self.target]
-
     def represent(
         self,
         blocks: Sequence[Block],
@@ -250,7 +269,6 @@ class Network(Stack):
         combined: Combined | None = None,
         categories: Categories | None = None,
     ) -> Hidden:
-        """As `forward`, of every node type whose outputs are wanted."""
         h = self.inputs(x, categories)
         for number, block in enumerate(blocks):
             h = self.layer(number, block, h, degree, None if number else combined)
@@ -269,8 +287,9 @@ def _needed(schema: Schema, num_layers: int) -> list[set[str]]:
     return wanted
 
 
-class Direct(nn.Module):
-    """What the nodes' features and learned rows say of them, and a linear layer on it.
+class Direct(Encoder):
+    """No message passing, ``model.kind: none``: what the nodes' features and learned rows say of
+    them, and a linear layer on it.
 
     Args:
         head: whether there is the linear layer, which `forward` needs.
@@ -282,16 +301,8 @@ class Direct(nn.Module):
         if head:
             self.out = nn.Linear(schema.widths[schema.target], schema.out_features)
 
-    def forward(
-        self,
-        blocks: Sequence[Block],
-        x: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> Tensor:
-        """Outputs of the seeds, ``[B, out_features]``; see `raygnn.models.network.Network`."""
-        out: Tensor = self.out(self.represent(blocks, x, degree)[self.target])
+    def forward(self, *inputs: Any) -> Tensor:
+        out: Tensor = self.out(super().forward(*inputs))
         return out
 
     def represent(
@@ -302,6 +313,6 @@ class Direct(nn.Module):
         combined: Combined | None = None,
         categories: Categories | None = None,
     ) -> Hidden:
-        """node type → what there is of the nodes, ``[B, F]``: ``x`` as it is."""
+        """``x`` as it is."""
         assert not blocks
         return x

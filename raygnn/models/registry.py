@@ -24,14 +24,14 @@ from raygnn.models.convolutions import GATConv, GCNConv, GINConv, Rest, SAGEConv
 from raygnn.models.decoders import COMPLEX, make_decoder
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
 from raygnn.models.heads import EdgeModel, LinkModel
-from raygnn.models.network import Direct, Network, Schema
+from raygnn.models.network import Direct, Encoder, Network, Schema
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer
 from raygnn.models.user import UserGraphModel, UserModel
 from raygnn.sampling.batch import EdgeType
 
 
-def build_model(config: ModelConfig, schema: Schema) -> nn.Module:
+def build_model(config: ModelConfig, schema: Schema) -> Encoder:
     """The network that the config names, for a task whose seeds are nodes.
 
     Raises:
@@ -73,7 +73,7 @@ def build_edge_model(
                 remedy="choose another model.kind, whose outputs are alike, or give both types "
                 "rows of one width",
             )
-        encoder: nn.Module = Direct(schema, head=False)
+        encoder: Encoder = Direct(schema, head=False)
         (width,) = widths
     else:
         encoder, width = build_model(config, schema), schema.out_features
@@ -166,19 +166,11 @@ def _gat_conv(config: AttentionConfig, *, dynamic: bool) -> ConvFactory:
     return conv
 
 
-def _gat(config: AttentionConfig, *, dynamic: bool) -> Family:
+def gat(config: AttentionConfig, *, dynamic: bool) -> Family:
+    """Veličković et al., "Graph attention networks"; ``dynamic``: Brody, Alon & Yahav, "How
+    attentive are graph attention networks?"."""
     layer = partial(TypedLayer, conv=_gat_conv(config, dynamic=dynamic))
     return Family(layer, own=False, activation="elu")
-
-
-def gat(config: AttentionConfig) -> Family:
-    """Veličković et al., "Graph attention networks"."""
-    return _gat(config, dynamic=False)
-
-
-def gatv2(config: AttentionConfig) -> Family:
-    """Brody, Alon & Yahav, "How attentive are graph attention networks?"."""
-    return _gat(config, dynamic=True)
 
 
 def gin(config: FamilyConfig) -> Family:
@@ -228,8 +220,8 @@ def han(config: AttentionConfig) -> Family:
 FAMILIES: dict[str, Callable[[Any], Family]] = {
     "gcn": gcn,
     "sage": sage,
-    "gat": gat,
-    "gatv2": gatv2,
+    "gat": partial(gat, dynamic=False),
+    "gatv2": partial(gat, dynamic=True),
     "gin": gin,
     "rgcn": rgcn,
     "hgt": hgt,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raygnn.config.model import MODEL_FAMILIES, UserModelConfig
 from raygnn.errors import ConfigError
 from raygnn.models.graph_network import GraphSchema
-from raygnn.models.network import Categories, Schema, Typed
+from raygnn.models.network import Categories, Encoder, Schema, Typed
 from raygnn.models.typed_layers import Combined, Degrees
 from raygnn.sampling.batch import DEFAULT_NTYPE, Block, GraphBatch
 
@@ -62,7 +62,7 @@ class _UserModule(nn.Module):
         return x[DEFAULT_NTYPE] if self.plain else x
 
 
-class UserModel(_UserModule):
+class UserModel(_UserModule, Encoder):
     """A user's own module, given DGL blocks.
 
     It is called as ``module(blocks, x)``: ``blocks`` is a list of DGL blocks from the inputs to
@@ -74,16 +74,6 @@ class UserModel(_UserModule):
         super().__init__(config, schema)
         self.target = schema.target
 
-    def forward(
-        self,
-        blocks: Sequence[Block],
-        x: dict[str, Tensor],
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> Tensor:
-        return self.represent(blocks, x, degree, combined, categories)[self.target]
-
     def represent(
         self,
         blocks: Sequence[Block],
@@ -92,7 +82,6 @@ class UserModel(_UserModule):
         combined: Combined | None = None,
         categories: Categories | None = None,
     ) -> dict[str, Tensor]:
-        """As `forward`, of every node type that the module gives outputs for."""
         assert not combined
         assert not categories
         out = self.module([block.to_dgl() for block in blocks], self.features(x))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 from raygnn.graph.data import EdgeType
 from raygnn.graph.staging.shard import Shard
-from raygnn.models.heads import Encoder, NodeModel
-from raygnn.models.network import Network
+from raygnn.models.heads import NodeModel
+from raygnn.models.network import Encoder, Network
 from raygnn.sampling.batch import GraphBatch
 from raygnn.sampling.exchange import Exchange, Ids, as_ids
 from raygnn.sampling.features import (
@@ -40,6 +39,17 @@ from raygnn.sampling.sampler import Frontier, NeighborSampler
 CHUNK_EDGES = 1_000_000  # of one chunk, at most
 CHUNK_BYTES = 1 << 27  # of the rows of its sources, if each of them has one edge
 _HEAD_ROWS = 1 << 16  # that go through a head at a time
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode in the block, and then the mode as it was."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 class Inference:
@@ -85,9 +95,7 @@ class Inference:
             owned: int64 ``[n]``, global ids within this rank's range, on any device.
         """
         owned = as_ids(owned)
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             if isinstance(model, Network):
                 hidden = self._layer_by_layer(model)[ntype]
                 return hidden[owned - self._shard.first(ntype)].float()
@@ -95,8 +103,6 @@ class Inference:
                 rows = self.represent(model.encoder, [ntype])[ntype]
                 return self._headed(model, rows[owned - self._shard.first(ntype)])
             return self._by_batches(model, ntype, owned)
-        finally:
-            model.train(training)
 
     @torch.no_grad()
     def outputs_of_few(
@@ -109,49 +115,37 @@ class Inference:
             fanouts: neighbours per hop, drawn the same for a node whatever else is asked for;
                 None = all of them, which is exact.
         """
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             return self._by_batches(model, ntype, owned, fanouts)
-        finally:
-            model.train(training)
 
     @torch.no_grad()
     def hidden(self, model: Network, ntype: str) -> Tensor:
         """What goes into a network's last layer: float32 ``[owned, hidden]`` of all owned nodes of
         a type that the layer before it computes."""
-        training = model.training
-        model.eval()
-        try:
+        with evaluating(model):
             return self._layer_by_layer(model, model.num_layers - 1)[ntype].float()
-        finally:
-            model.train(training)
 
     @torch.no_grad()
-    def represent(self, model: nn.Module, ntypes: Sequence[str]) -> dict[str, Tensor]:
+    def represent(self, model: Encoder, ntypes: Sequence[str]) -> dict[str, Tensor]:
         """Outputs (float32 ``[owned, out_features]``, CPU) of all owned nodes of some types."""
         kept = self._kept
         if kept is not None and all(t in kept for t in ntypes):
             return {t: kept[t] for t in ntypes}
-        training, encoder = model.training, cast("Encoder", model)
-        model.eval()
-        try:
+        with evaluating(model):
             if isinstance(model, Network):
                 hidden = self._layer_by_layer(model)
                 return {t: hidden[t].float() for t in ntypes}
             return {
                 t: self._by_batches(
-                    lambda *given, t=t: encoder.represent(*given)[t],
+                    lambda *inputs, t=t: model.represent(*inputs)[t],
                     t,
                     self._shard.first(t) + np.arange(self._shard.owned(t)),
                 )
                 for t in ntypes
             }
-        finally:
-            model.train(training)
 
     @contextmanager
-    def represented(self, model: nn.Module, ntypes: Sequence[str]) -> Iterator[None]:
+    def represented(self, model: Encoder, ntypes: Sequence[str]) -> Iterator[None]:
         """In the block, `represent` and `outputs` of this encoder give what is computed once."""
         self._kept = self.represent(model, ntypes)
         try:
@@ -299,16 +293,12 @@ def graph_outputs(
         the CPU; m ≤ n.
     """
     numbers = as_ids(numbers)
-    training = task.training
-    task.eval()
     there, outputs, targets = [], [], []
-    try:
+    with evaluating(task):
         for start in range(0, max(1, len(numbers)), batch_size):
             batch = join(numbers[start : start + batch_size])
             real = batch.weight > 0
             there.append(batch.seeds[real])
             outputs.append(run(batch.to(device)).float().cpu()[real])
             targets.append(batch.y[real])
-    finally:
-        task.train(training)
     return torch.cat(there), torch.cat(outputs), torch.cat(targets)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from raygnn.compat import weight_gradient_of_bags
 from raygnn.errors import CapabilityError, ConfigError
 from raygnn.models.kernels import compiled
 from raygnn.sampling.batch import Adjacency, dgl, require
@@ -285,8 +286,7 @@ def _dots(left: Tensor, row: Tensor, right: Tensor, index: Tensor, start: Tensor
     """``left[row] · right[index]`` for each edge, ``[E]``, without building either."""
     if not index.numel():
         return left.new_zeros(0)
-    kernel = torch.ops.aten._embedding_bag_per_sample_weights_backward
-    dots: Tensor = kernel(left, right, index, start, row, 0)
+    dots: Tensor = weight_gradient_of_bags(left, right, index, start, row)
     return dots
 
 
