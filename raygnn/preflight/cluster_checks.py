@@ -22,7 +22,7 @@ SUPPORTED: dict[str, tuple[str, str | None]] = {
     "python": ("3.10", "3.13"),
     "torch": ("2.4", None),
     "dgl": ("2.1", "2.2"),
-    "ray": ("2.51", "3"),
+    "ray": ("2.51", "2.61"),
     "lightning": ("2.4", "3"),
     "torchmetrics": ("1.4", "2"),
 }

@@ -94,8 +94,7 @@ class Rank:
         maker = plane.batches(task)
         loader = self.loader(maker)
         steps_per_epoch = maker.plan.updates_per_epoch
-        steps = config.train.epochs * steps_per_epoch
-        task.total_steps = min(steps, config.train.max_steps or steps)
+        task.total_steps = self._total_steps(steps_per_epoch)
         averaging = Averaging.of(config.train)
         if self.ranks.first:
             job.control.tell(steps_per_epoch=steps_per_epoch)
@@ -276,7 +275,7 @@ class Rank:
         )
 
     def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
-        train, plan, device = self.config.train, maker.plan, self.runtime.device
+        train, plan = self.config.train, maker.plan
         limit = train.epochs * plan.steps_per_epoch
         if train.max_steps:
             limit = min(limit, plan.batches_until(train.max_steps))
@@ -287,8 +286,18 @@ class Rank:
             across=train.patience is None,
             alarm=self.ranks.alarm(),
             note=blackbox.note,
-            pin=device if self.config.sampling.pin_memory and device.type == "cuda" else None,
+            pin=self._pin(),
         )
+
+    def _pin(self) -> torch.device | None:
+        """The GPU for which batches are copied to page-locked memory, if they are."""
+        device, wanted = self.runtime.device, self.config.sampling.pin_memory
+        return device if wanted and device.type == "cuda" else None
+
+    def _total_steps(self, steps_per_epoch: int) -> int:
+        train = self.config.train
+        steps = train.epochs * steps_per_epoch
+        return min(steps, train.max_steps or steps)
 
     def _check_schedule(self, has_val: bool) -> None:
         if self.config.train.schedule.kind == "plateau" and not has_val:

@@ -10,6 +10,7 @@ from raygnn.cli import main
 from raygnn.config.load import load_config
 from raygnn.driver import train
 from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.session import Session
 from raygnn.errors import ConfigError, TrainingError
 
 
@@ -17,12 +18,12 @@ from raygnn.errors import ConfigError, TrainingError
 def test_a_run_directory_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
-    def fit(config: object, *_: object, **__: object) -> None:
-        given.append(config)
+    def launch(session: Session, *_: object, **__: object) -> None:
+        given.append(session.config)
         raise TrainingError("far enough")
 
     monkeypatch.setattr(RayCluster, "start", lambda self: None)
-    monkeypatch.setattr(train, "fit", fit)
+    monkeypatch.setattr(Session, "_launch", launch)
     env = {"DB_PASSWORD": "hunter2", "DATABASE_URL": "postgres://u:hunter2@h/db", "A": "told"}
     config = load_config(
         {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import raygnn
 from raygnn.cli import main
@@ -82,7 +83,9 @@ def test_the_command(
 def test_a_class_of_ones_own_is_refused(make_job: JobFactory, tmp_path: Path) -> None:
     run = train_on_ranks(make_job(train={"epochs": 1}))
     file = run.path / "config.yaml"
-    file.write_text(file.read_text().replace("kind: sage", "kind: somewhere:Net"))
+    mark, text = file.read_text().split("\n", 1)
+    job = {**yaml.safe_load(text), "model": {"kind": "somewhere:Net"}}
+    file.write_text(f"{mark}\n{yaml.safe_dump(job)}")
     with pytest.raises(InputError, match=r"somewhere:Net.*can not be exported"):
         raygnn.export(raygnn.open_run(run.path), out=tmp_path / "model.pt2")
     assert not (tmp_path / "model.pt2").exists()

@@ -352,7 +352,7 @@ def test_what_the_configuration_does_not_keep(trained: Run, tmp_path: Path) -> N
     assert asking.config_of(run, ["comm.env.MY_TOKEN=abc"]).comm.env == {"MY_TOKEN": "abc"}
     assert asking.config_of(run, ["comm.env={}"]).comm.env == {}
 
-    values["comm"]["env"], values["model"]["kind"] = {}, "gone.models:Model"
+    values["comm"]["env"], values["model"] = {}, {"kind": "gone.models:Model"}
     file.write_text(f"{mark}\n{yaml.safe_dump(values)}")
     with pytest.raises(ConfigError, match="gone"):
         raygnn.evaluate(run, display=False)
