@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,6 +14,7 @@ from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.values import (
     LARGEST,
     Address,
+    Conditions,
     Count,
     Duration,
     Environment,
@@ -32,16 +33,6 @@ from raygnn.config.values import (
 from raygnn.config.yaml_text import KeyPath
 
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
-
-# What only `DistributedDataParallel` is told.
-_DDP_ONLY = (
-    "bucket_cap_mb",
-    "gradient_as_bucket_view",
-    "overlap",
-    "compression",
-    "find_unused_parameters",
-    "static_graph",
-)
 
 _COMPRESSION = (
     "What is exchanged of gradients: all bits, half of them, or (powersgd) "
@@ -118,6 +109,17 @@ class StagingConfig(Section):
 
 class _Comm(Section):
     kind_key = "compression"
+    read_if: ClassVar[Conditions] = dict.fromkeys(  # what only `DistributedDataParallel` is told
+        (
+            "bucket_cap_mb",
+            "gradient_as_bucket_view",
+            "overlap",
+            "compression",
+            "find_unused_parameters",
+            "static_graph",
+        ),
+        ("shard", "none", "optimizer"),
+    )
 
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="Process group; auto = nccl with GPUs, else gloo."
@@ -156,8 +158,7 @@ class _Comm(Section):
         "run, NCCL's log in a file per rank, CUDA errors where they happen (slow).",
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, value in self.env.items():
             yield from _variable_problems((*at, "env", name), value)
         if self.static_graph and self.find_unused_parameters:
@@ -165,13 +166,6 @@ class _Comm(Section):
                 (*at, "static_graph"),
                 "static_graph and find_unused_parameters are both true, and rule each other out",
                 "keep one of the two; neither is needed if every parameter gets a gradient",
-            )
-        if self.shard == "full":
-            yield from self.unused(
-                at,
-                *_DDP_ONLY,
-                why="comm.shard is full, which exchanges gradients in its own way",
-                instead="set comm.shard to optimizer or none",
             )
 
 
@@ -190,9 +184,8 @@ class PowerSgdComm(_Comm):
         10, ge=0, le=LARGEST, description="Steps of a run before compression by powersgd begins."
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        yield from super().problems(at)
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from super()._conflicts(at)
         if self.find_unused_parameters:
             yield Problem(
                 (*at, "find_unused_parameters"),
@@ -221,27 +214,22 @@ def _variable_problems(at: KeyPath, value: str) -> Iterator[Problem]:
     """What is wrong with a variable that is known here."""
     name = at[-1]
     if value == HIDDEN:
-        yield Problem(
-            at,
-            f"{HIDDEN} stands for a value that a run's config.yaml does not keep",
-            f"give the value, with --set comm.env.{name}=… or in your own file",
-        )
+        message = f"{HIDDEN} stands for a value that a run's config.yaml does not keep"
+        remedy = f"give the value, with --set comm.env.{name}=… or in your own file"
+        yield Problem(at, message, remedy)
     elif name == "OMP_NUM_THREADS" and not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", value):
-        yield Problem(
-            at,
-            f"expected a whole number from 1, got {show(value)}",
-            "correct it or leave it out: it is cluster.cpus_per_worker then",
-        )
+        message = f"expected a whole number from 1, got {show(value)}"
+        yield Problem(at, message, "correct it or leave it out: it is cluster.cpus_per_worker then")
     elif name == "TORCH_DISTRIBUTED_DEBUG" and value.upper() not in DEBUG_LEVELS:
-        yield Problem(
-            at,
-            f"torch knows no such level, {show(value)}; there are: {', '.join(DEBUG_LEVELS)}",
-            "remove it, and set comm.debug to true for what an investigation needs",
-        )
+        message = f"torch knows no such level, {show(value)}; there are: {', '.join(DEBUG_LEVELS)}"
+        remedy = "remove it, and set comm.debug to true for what an investigation needs"
+        yield Problem(at, message, remedy)
 
 
 class ClusterConfig(Section):
     """Where the job runs."""
+
+    read_if: ClassVar[Conditions] = {"num_cpus": ("address", "auto", "local")}
 
     address: Address = Field(
         "auto",
@@ -272,16 +260,10 @@ class ClusterConfig(Section):
         None, description="CPUs of the Ray that is started here; null = all."
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         yield from self._allowed((*at, "allow"))
-        if self.num_cpus is None:
-            return
-        if self.address not in ("auto", "local"):
-            why = f"cluster.address is {self.address}, which runs already"
-            yield from self.unused(at, "num_cpus", why=why, instead="set cluster.address to local")
         workers = self.limits[0] if self.limits else 1
-        if workers * self.cpus_per_worker > self.num_cpus:
+        if self.num_cpus is not None and workers * self.cpus_per_worker > self.num_cpus:
             yield Problem(
                 (*at, "num_cpus"),
                 f"{self.num_cpus} CPUs are too few for {workers} × {self.cpus_per_worker} "
@@ -294,18 +276,14 @@ class ClusterConfig(Section):
         if unknown := [name for name in names if name not in (*ALLOWABLE, *BINDING)]:
             near = [close for name in unknown if (close := nearest(name, ALLOWABLE))]
             checks = f"checks are: {', '.join(sorted(ALLOWABLE))}"
-            yield Problem(
-                at,
-                f"there is no check {', '.join(map(show, unknown))}",
-                f"did you mean {', '.join(dict.fromkeys(near))}?" if near else checks,
-            )
+            remedy = f"did you mean {', '.join(dict.fromkeys(near))}?" if near else checks
+            yield Problem(at, f"there is no check {', '.join(map(show, unknown))}", remedy)
         if binding := [name for name in names if name in BINDING]:
-            yield Problem(
-                at,
+            message = (
                 f"{', '.join(binding)} cannot be allowed: the job would fail of it later, or wait "
-                "for ever",
-                "remove it, and mend what the check says",
+                "for ever"
             )
+            yield Problem(at, message, "remove it, and mend what the check says")
 
     @property
     def limits(self) -> tuple[int, int] | None:
@@ -432,8 +410,8 @@ class LoggingConfig(Section):
     ] = Field(
         ("tensorboard", "csv"),
         description="Loggers that get every record: tensorboard and csv write to `loggers/` in the "
-        "run directory; mlflow and wandb need their package, and have a process each. None that "
-        "fails or hangs stops a training.",
+        "run directory; mlflow and wandb need their package. None that fails or hangs stops a "
+        "training.",
     )
     mlflow: JsonValues = Field(
         {},
@@ -452,8 +430,7 @@ class LoggingConfig(Section):
         "docs/watching.md says where Ray has them.",
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name, ours in _SET_BY_US.items():
             arguments: Mapping[str, Any] = getattr(self, name)
             if arguments and name not in self.loggers:
@@ -464,11 +441,8 @@ class LoggingConfig(Section):
                 )
             for key, value in arguments.items():
                 if key in ours:
-                    yield Problem(
-                        (*at, name, key),
-                        f"{key} is set by raygnn, so that a resumed run goes on where it was",
-                        "remove it",
-                    )
+                    message = f"{key} is set by raygnn, so that a resumed run goes on where it was"
+                    yield Problem((*at, name, key), message, "remove it")
                 elif secret := _secret(key, value):
                     yield Problem(
                         (*at, name, key),

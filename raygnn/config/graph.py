@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from raygnn.config.problems import Problem
 from raygnn.config.values import (
+    Conditions,
     Count,
     Fraction,
     InputPath,
@@ -139,38 +140,37 @@ class PlantedGraph(_Graph):
         """How many nodes have labels: all, or the items of a typed one."""
         return self.nodes - self.nodes // 5 if self.typed else self.nodes
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         items = self.labelled_nodes
         nodes = f"{items} nodes with labels (four fifths)" if self.typed else f"{items} nodes"
         if self.train + self.val >= 1:
-            yield Problem(
-                (*at, "val"),
-                f"train {self.train:g} + val {self.val:g} leaves no nodes to test on",
-                "lower graph.train or graph.val until they sum to less than 1",
-            )
+            message = f"train {self.train:g} + val {self.val:g} leaves no nodes to test on"
+            remedy = "lower graph.train or graph.val until they sum to less than 1"
+            yield Problem((*at, "val"), message, remedy)
         if self.classes > items:
-            yield Problem(
-                (*at, "classes"),
-                f"{self.classes} classes are more than {nodes}",
-                "raise graph.nodes or lower graph.classes",
-            )
+            message = f"{self.classes} classes are more than {nodes}"
+            yield Problem((*at, "classes"), message, "raise graph.nodes or lower graph.classes")
         if self.degree > items / 2:
-            yield Problem(
-                (*at, "degree"),
-                f"a mean degree of {self.degree:g} is more than half of {nodes}",
-                "lower graph.degree or raise graph.nodes",
-            )
+            message = f"a mean degree of {self.degree:g} is more than half of {nodes}"
+            yield Problem((*at, "degree"), message, "lower graph.degree or raise graph.nodes")
         if int(self.train * items) < 1:
-            yield Problem(
-                (*at, "train"),
-                f"a share of {self.train:g} of {nodes} leaves none to train on",
-                "raise graph.train or graph.nodes",
-            )
+            message = f"a share of {self.train:g} of {nodes} leaves none to train on"
+            yield Problem((*at, "train"), message, "raise graph.train or graph.nodes")
 
 
 class ManyGraphs(_Graph):
     """Many graphs, for tasks on whole graphs: files, or a dataset of your own."""
+
+    read_if: ClassVar[Conditions] = {
+        "args": ("dataset",),
+        "normalize": ("dataset", None),
+        "tags": ("dataset", None),
+        "labels": ("dataset", None),
+        "fold": ("folds",),
+        "fold_for": ("folds",),
+        "test": ("folds", None),
+        "val": ("fold_for", "test"),
+    }
 
     format: Literal["graphs"] = Field(description="Format of the input graph.")
     path: InputPath | None = Field(
@@ -207,52 +207,24 @@ class ManyGraphs(_Graph):
     )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`; files are not looked at."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.path is None and self.dataset is None:
-            yield Problem(
-                (*at, "path"),
-                "neither path nor dataset is given, so there are no graphs",
-                "name files with graph.path, or your own dataset with graph.dataset",
-            )
+            message = "neither path nor dataset is given, so there are no graphs"
+            remedy = "name files with graph.path, or your own dataset with graph.dataset"
+            yield Problem((*at, "path"), message, remedy)
         if self.path is not None and self.dataset is not None:
-            yield Problem(
-                (*at, "dataset"),
-                f"dataset {self.dataset} and path {self.path} are both given",
-                "remove one of them; what your own dataset reads can be given in graph.args",
-            )
-        if self.dataset is None:
-            why, instead = "there is no graph.dataset", "name your own dataset with graph.dataset"
-            yield from self.unused(at, "args", why=why, instead=instead)
-        else:
+            message = f"dataset {self.dataset} and path {self.path} are both given"
+            remedy = "remove one of them; what your own dataset reads can be given in graph.args"
+            yield Problem((*at, "dataset"), message, remedy)
+        if self.dataset is not None:
             yield from class_problems(self.dataset, (*at, "dataset"))
-            why = "graph.dataset gives its graphs as they are"
-            yield from self.unused(at, "normalize", "tags", "labels", why=why)
-        yield from self._folds(at) if self.folds else self._shares(at)
-
-    def _shares(self, at: KeyPath) -> Iterator[Problem]:
-        why = "there is no graph.folds"
-        yield from self.unused(at, "fold", "fold_for", why=why, instead="set graph.folds")
-        if self.val + self.test >= 1:
-            yield Problem(
-                (*at, "val"),
-                f"val {self.val:g} + test {self.test:g} leaves no graphs to train on",
-                "lower graph.val or graph.test until they sum to less than 1",
-            )
-
-    def _folds(self, at: KeyPath) -> Iterator[Problem]:
-        assert self.folds is not None
-        if self.fold >= self.folds:
-            yield Problem(
-                (*at, "fold"),
-                f"there is no fold {self.fold} of {self.folds}",
-                f"set graph.fold to 0 … {self.folds - 1}",
-            )
-        why = "with graph.folds one fold is for test"
-        yield from self.unused(at, "test", why=why, instead="remove graph.folds")
-        if self.fold_for == "val":
-            why = "with graph.fold_for val the fold is validated on"
-            yield from self.unused(at, "val", why=why, instead="remove graph.fold_for")
+        if self.folds is not None and self.fold >= self.folds:
+            message = f"there is no fold {self.fold} of {self.folds}"
+            yield Problem((*at, "fold"), message, f"set graph.fold to 0 … {self.folds - 1}")
+        if self.folds is None and self.val + self.test >= 1:
+            message = f"val {self.val:g} + test {self.test:g} leaves no graphs to train on"
+            remedy = "lower graph.val or graph.test until they sum to less than 1"
+            yield Problem((*at, "val"), message, remedy)
 
 
 GraphConfig: TypeAlias = Annotated[

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter
 from raygnn.config.problems import Problem
 from raygnn.config.values import (
     USER_CLASS,
+    Conditions,
     Count,
     DifferentNames,
     JsonValues,
@@ -143,8 +144,7 @@ class UserModelConfig(_FixedWidth, _Layers):
         {}, description="Keyword arguments for your own class (package.module:Class)."
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         return class_problems(self.kind, (*at, "kind"))
 
 
@@ -195,8 +195,7 @@ class FamilyConfig(_Layers):
         """Share of the input features dropped."""
         return self.dropout if self.input_dropout is None else self.input_dropout
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         for name in sorted(set(self.feature_names) & set(self.categories)):
             yield Problem(
                 (*at, "categories"),
@@ -228,15 +227,12 @@ class _Heads(FamilyConfig):
         description="Attention heads of a hidden layer, or (hgt) of each layer.",
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        yield from super().problems(at)
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from super()._conflicts(at)
         if self.hidden % self.heads:
-            yield Problem(
-                (*at, "hidden"),
-                f"hidden {self.hidden} does not divide into {self.heads} heads",
-                "make model.hidden a multiple of model.heads: it is the width over all heads",
-            )
+            message = f"hidden {self.hidden} does not divide into {self.heads} heads"
+            remedy = "make model.hidden a multiple of model.heads: it is the width over all heads"
+            yield Problem((*at, "hidden"), message, remedy)
 
 
 class HgtConfig(_Heads):
@@ -263,6 +259,8 @@ class AttentionConfig(_Heads):
 class RgcnConfig(FamilyConfig):
     """The relational GCN."""
 
+    read_if: ClassVar[Conditions] = {"bases": ("regularizer", "basis", "block")}
+
     kind: Literal["rgcn"] = Field(description=_KIND)
     regularizer: Literal["basis", "block", "none"] = Field(
         "basis",
@@ -276,15 +274,6 @@ class RgcnConfig(FamilyConfig):
         description="Neighbours are averaged for each relation, or over all relations of an edge "
         "type.",
     )
-
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        yield from super().problems(at)
-        if self.regularizer == "none":
-            why = "with model.regularizer none each relation has a matrix of its own"
-            yield from self.unused(
-                at, "bases", why=why, instead="set model.regularizer to basis or block"
-            )
 
 
 ModelConfig: TypeAlias = Annotated[

@@ -45,34 +45,25 @@ def _graph(config: Config) -> Iterator[Problem]:
     graph, partition = config.graph, config.partition
     if graph is None:
         if partition.path is None:
-            yield Problem(
-                ("graph",),
-                "neither graph nor partition.path is given, so there is no input",
-                "add a graph section, or name an existing partition with partition.path",
-            )
+            message = "neither graph nor partition.path is given, so there is no input"
+            remedy = "add a graph section, or name an existing partition with partition.path"
+            yield Problem(("graph",), message, remedy)
     elif isinstance(graph, PlantedGraph):
         if partition.parts != "auto" and partition.parts > graph.nodes:
-            yield Problem(
-                ("partition", "parts"),
-                f"{partition.parts} parts of {graph.nodes} nodes would leave empty ones",
-                "lower partition.parts",
-            )
+            message = f"{partition.parts} parts of {graph.nodes} nodes would leave empty ones"
+            yield Problem(("partition", "parts"), message, "lower partition.parts")
     elif graph.path is not None and graph.path == partition.path:
-        yield Problem(
-            ("partition", "path"),
-            f"partition.path is graph.path, {partition.path}, which is input",
-            "give the partition a directory of its own, or leave partition.path out",
-        )
+        message = f"partition.path is graph.path, {partition.path}, which is input"
+        remedy = "give the partition a directory of its own, or leave partition.path out"
+        yield Problem(("partition", "path"), message, remedy)
 
 
 def _task(config: Config) -> Iterator[Problem]:
     task, graph = config.task, config.graph
     if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
-        yield Problem(
-            ("task", "kind"),
-            f"{task.kind} is of many graphs, and graph.format {graph.format} is one",
-            "set graph.format to graphs, or task.kind to node_classification",
-        )
+        message = f"{task.kind} is of many graphs, and graph.format {graph.format} is one"
+        remedy = "set graph.format to graphs, or task.kind to node_classification"
+        yield Problem(("task", "kind"), message, remedy)
     if not task.of_graphs:
         if isinstance(graph, ManyGraphs):
             yield Problem(
@@ -100,11 +91,8 @@ def _task(config: Config) -> Iterator[Problem]:
 def _tasks(config: Config) -> Iterator[Problem]:
     assert config.tasks is not None
     if config.task != NodeClassification():
-        yield Problem(
-            ("task",),
-            "task would be ignored: there are tasks",
-            "move it into tasks, under a name of its own, or remove tasks",
-        )
+        remedy = "move it into tasks, under a name of its own, or remove tasks"
+        yield Problem(("task",), "task would be ignored: there are tasks", remedy)
     if isinstance(config.graph, ManyGraphs):
         yield Problem(
             ("tasks",),
@@ -112,23 +100,14 @@ def _tasks(config: Config) -> Iterator[Problem]:
             "give one task (task), or one graph",
         )
     if isinstance(config.model, NoLayersConfig):
-        yield Problem(
-            ("model", "kind"),
-            "none has no layers, and tasks share a network",
-            "choose another model.kind, or give one task (task)",
-        )
+        remedy = "choose another model.kind, or give one task (task)"
+        yield Problem(("model", "kind"), "none has no layers, and tasks share a network", remedy)
     if config.model.decoder is not None and not any(t.of_edges for t in config.tasks.values()):
-        yield Problem(
-            ("model", "decoder"),
-            f"decoder {config.model.decoder} would be ignored: none of the tasks is of edges",
-            "remove model.decoder",
-        )
+        message = f"decoder {config.model.decoder} would be ignored: none of the tasks is of edges"
+        yield Problem(("model", "decoder"), message, "remove model.decoder")
     if config.guard.on_bad_sample == "skip":
-        yield Problem(
-            ("guard", "on_bad_sample"),
-            "skip would be ignored: the samples of tasks are nodes and edges",
-            "remove guard.on_bad_sample",
-        )
+        message = "skip would be ignored: the samples of tasks are nodes and edges"
+        yield Problem(("guard", "on_bad_sample"), message, "remove guard.on_bad_sample")
     for name, task in config.tasks.items():
         at = "tasks", name
         own = getattr(task, "decoder", None)
@@ -155,23 +134,15 @@ def _decoder(config: Config, task_at: KeyPath, at: KeyPath) -> Iterator[Problem]
     if decoder is None or not task.of_edges:
         return
     if not task.of_links and decoder != "mlp":
-        yield Problem(
-            at,
-            f"{decoder} gives one score for an edge, and {task.kind} needs classes or numbers",
-            f"set {name} to mlp, or leave it out",
-        )
+        message = f"{decoder} gives one score for an edge, and {task.kind} needs classes or numbers"
+        yield Problem(at, message, f"set {name} to mlp, or leave it out")
     elif model.relation is not None and decoder not in RELATIONAL and model.kind != "rgcn":
-        yield Problem(
-            at,
-            f"{decoder} does not read the relation that model.relation {model.relation} names",
-            f"set {name} to one of {', '.join(RELATIONAL)}, or remove model.relation",
-        )
+        message = f"{decoder} does not read the relation that model.relation {model.relation} names"
+        remedy = f"set {name} to one of {', '.join(RELATIONAL)}, or remove model.relation"
+        yield Problem(at, message, remedy)
     elif decoder in COMPLEX and _width(config) % 2:
-        yield Problem(
-            at,
-            f"{decoder} reads pairs of numbers, and the nodes' vectors are odd",
-            "make model.hidden, or without layers model.embedding.dim, even",
-        )
+        message = f"{decoder} reads pairs of numbers, and the nodes' vectors are odd"
+        yield Problem(at, message, "make model.hidden, or without layers model.embedding.dim, even")
 
 
 def _width(config: Config) -> int:
@@ -187,11 +158,8 @@ def _network(config: Config) -> Iterator[Problem]:
     model, task, at = config.model, config.task, ("model",)
     kinds = {c.task.unit for c in config.by_task.values()}
     if isinstance(model, NoLayersConfig) and task.of_graphs:
-        yield Problem(
-            ("model", "kind"),
-            f"none is of nodes, and task.kind is {task.kind}",
-            "choose another model.kind, or another task.kind",
-        )
+        message = f"none is of nodes, and task.kind is {task.kind}"
+        yield Problem(("model", "kind"), message, "choose another model.kind, or another task.kind")
     if isinstance(model, FamilyConfig) and not task.of_graphs:
         why = f"only tasks on whole graphs read it, and task.kind is {task.kind}"
         yield from model.unused(at, "readout", why=why, instead="choose another task.kind")
@@ -217,12 +185,11 @@ def _embedding(config: Config) -> Iterator[Problem]:
             "remove model.embedding, or learn rows of categories (model.categories)",
         )
     if config.train.ema is not None:
-        yield Problem(
-            ("train", "ema"),
+        message = (
             "an average of all weights would move every learned row in every step, and a step of "
-            "model.embedding moves only those that its batch reads",
-            "remove train.ema, or model.embedding",
+            "model.embedding moves only those that its batch reads"
         )
+        yield Problem(("train", "ema"), message, "remove train.ema, or model.embedding")
     if config.comm.shard == "full":
         yield Problem(
             ("comm", "shard"),
@@ -248,17 +215,12 @@ def _resources(config: Config) -> Iterator[Problem]:
             "remove train.ema, or set comm.shard to optimizer or none",
         )
     if comm.shard == "full" and gpus and comm.backend == "gloo":
-        yield Problem(
-            ("comm", "backend"),
-            "gloo does not move what comm.shard full keeps on GPUs",
-            "set comm.backend to auto",
-        )
+        message = "gloo does not move what comm.shard full keeps on GPUs"
+        yield Problem(("comm", "backend"), message, "set comm.backend to auto")
     if comm.backend == "nccl" and not gpus:
-        yield Problem(
-            ("comm", "backend"),
-            f"nccl works between GPUs, but cluster.gpus_per_worker is {gpus}",
-            "set comm.backend to auto, or give each worker a GPU",
-        )
+        message = f"nccl works between GPUs, but cluster.gpus_per_worker is {gpus}"
+        remedy = "set comm.backend to auto, or give each worker a GPU"
+        yield Problem(("comm", "backend"), message, remedy)
     if config.sampling.pin_memory is True and not gpus:
         yield Problem(
             ("sampling", "pin_memory"),
@@ -284,17 +246,12 @@ def garbled_paths(config: Config) -> Iterator[Problem]:
     }
     for key, place in places.items():
         if place is not None and _is_garbled(str(place)):
-            yield Problem(
-                tuple(key.split(".")),
-                f"{str(place)!a} has bytes that are not UTF-8",
-                "rename the directory or file, or take another",
-            )
+            message = f"{str(place)!a} has bytes that are not UTF-8"
+            remedy = "rename the directory or file, or take another"
+            yield Problem(tuple(key.split(".")), message, remedy)
     if _is_garbled(cwd := os.getcwd()) and not _is_garbled(str(config.storage)):
-        yield Problem(
-            ("storage",),
-            f"the working directory {cwd!a} has bytes that are not UTF-8",
-            "start in another directory, or rename it",
-        )
+        message = f"the working directory {cwd!a} has bytes that are not UTF-8"
+        yield Problem(("storage",), message, "start in another directory, or rename it")
 
 
 def _is_garbled(place: str) -> bool:
@@ -318,11 +275,9 @@ def _input_paths(config: Config) -> Iterator[Problem]:
     if graph is None and not partition.exists():
         yield _missing(("partition", "path"), partition)
     if partition.is_file() and partition.suffix != ".json":
-        yield Problem(
-            ("partition", "path"),
-            f"{partition} is a file, not a directory or a partition's .json",
-            "name the directory that dgl.distributed.partition_graph or raygnn wrote",
-        )
+        message = f"{partition} is a file, not a directory or a partition's .json"
+        remedy = "name the directory that dgl.distributed.partition_graph or raygnn wrote"
+        yield Problem(("partition", "path"), message, remedy)
 
 
 def _input(key: tuple[str, ...], path: Path, *, directory: bool | None) -> Iterator[Problem]:

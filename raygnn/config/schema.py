@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -33,6 +33,7 @@ from raygnn.config.values import (
     AutoFraction,
     AutoParts,
     Bounds,
+    Conditions,
     Count,
     Duration,
     Fraction,
@@ -129,8 +130,7 @@ class SamplingConfig(Section):
         "with GPUs.",
     )
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in self.fanout]
         if self.replace and any(-1 in numbers for numbers in hops):
             yield Problem(
@@ -140,24 +140,22 @@ class SamplingConfig(Section):
             )
 
 
-# Keys of a schedule that only some kinds read.
-_OF_SCHEDULES = {
-    "every": ("step", "cyclic"),
-    "gamma": ("step", "cyclic"),
-    "factor": ("plateau",),
-    "patience": ("plateau",),
-    "threshold": ("plateau",),
-    "floor": ("cosine", "plateau", "cyclic"),
-    "mode": ("cyclic",),
-    "momentum": ("one_cycle", "cyclic"),
-}
-
-
 class ScheduleConfig(Section):
     """How the learning rate changes, step by step.
 
     ``schedule: cosine`` is short for ``schedule: {kind: cosine}``.
     """
+
+    read_if: ClassVar[Conditions] = {
+        "every": ("kind", "step", "cyclic"),
+        "gamma": ("kind", "step", "cyclic"),
+        "factor": ("kind", "plateau"),
+        "patience": ("kind", "plateau"),
+        "threshold": ("kind", "plateau"),
+        "floor": ("kind", "cosine", "plateau", "cyclic"),
+        "mode": ("kind", "cyclic"),
+        "momentum": ("kind", "one_cycle", "cyclic"),
+    }
 
     kind: Literal["constant", "cosine", "step", "plateau", "one_cycle", "cyclic"] = Field(
         "constant",
@@ -211,14 +209,7 @@ class ScheduleConfig(Section):
     def _from_kind(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        for key, kinds in _OF_SCHEDULES.items():
-            if self.kind not in kinds:
-                why = f"only {' and '.join(kinds)} read it, and train.schedule.kind is {self.kind}"
-                yield from self.unused(
-                    at, key, why=why, instead="choose another train.schedule.kind"
-                )
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.kind == "cyclic" and self.mode != "exp_range":
             why = f"train.schedule.mode is {self.mode}"
             yield from self.unused(
@@ -228,6 +219,8 @@ class ScheduleConfig(Section):
 
 class TrainConfig(Section):
     """The optimisation."""
+
+    read_if: ClassVar[Conditions] = {"momentum": ("optimizer", "sgd"), "min_delta": ("patience",)}
 
     epochs: Count = Field(20, description="Passes over the training nodes.")
     max_steps: Count | None = Field(None, description="Stop after this many steps; null = never.")
@@ -268,14 +261,7 @@ class TrainConfig(Section):
     )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, batches and sampling.")
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        if self.optimizer != "sgd":
-            why = f"train.optimizer is {self.optimizer}"
-            yield from self.unused(at, "momentum", why=why, instead="set train.optimizer to sgd")
-        if self.patience is None:
-            why = "train.patience is null"
-            yield from self.unused(at, "min_delta", why=why, instead="set train.patience")
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.schedule.momentum is not None:
             why = f"train.schedule.momentum is {show(self.schedule.momentum)}"
             yield from self.unused(at, "momentum", why=why, instead="train.schedule.momentum")
@@ -379,11 +365,9 @@ class Config(Section):
         if self.precision != "fp16-mixed":
             return
         if not gpus:
-            yield Problem(
-                ("precision",),
-                f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}",
-                "set precision to bf16-mixed or fp32, or give each worker a GPU",
-            )
+            message = f"fp16-mixed needs GPUs, but cluster.gpus_per_worker is {gpus}"
+            remedy = "set precision to bf16-mixed or fp32, or give each worker a GPU"
+            yield Problem(("precision",), message, remedy)
         if comm.compression == "powersgd":
             yield Problem(
                 ("comm", "compression"),

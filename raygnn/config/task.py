@@ -9,7 +9,16 @@ from pydantic import Field, TypeAdapter
 
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
-from raygnn.config.values import Count, Fraction, Section, TaskName, Text, by_kind, classes_of
+from raygnn.config.values import (
+    Conditions,
+    Count,
+    Fraction,
+    Section,
+    TaskName,
+    Text,
+    by_kind,
+    classes_of,
+)
 from raygnn.config.yaml_text import KeyPath
 
 DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
@@ -32,19 +41,18 @@ class SplitConfig(Section):
     test: Fraction = Field(0.1, lt=1, description="Share of the edges to test on.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
 
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.val + self.test >= 1:
             name = dotted(at)
-            yield Problem(
-                (*at, "val"),
-                f"val {self.val:g} + test {self.test:g} leaves no edges to train on",
-                f"lower {name}.val or {name}.test until they sum to less than 1",
-            )
+            message = f"val {self.val:g} + test {self.test:g} leaves no edges to train on"
+            remedy = f"lower {name}.val or {name}.test until they sum to less than 1"
+            yield Problem((*at, "val"), message, remedy)
 
 
 class NegativesConfig(Section):
     """The edges that are not there, which those that are must be told from."""
+
+    read_if: ClassVar[Conditions] = {"number": ("kind", "uniform", "degree", "local")}
 
     kind: Literal["uniform", "degree", "in_batch", "local"] = Field(
         "uniform",
@@ -60,16 +68,6 @@ class NegativesConfig(Section):
     ends: Literal["both", "source", "target"] = Field(
         "both", description="Which ends of an edge are replaced."
     )
-
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        if self.kind == "in_batch":
-            yield from self.unused(
-                at,
-                "number",
-                why="of a step's edges all ends are taken (in_batch)",
-                instead=f"set {dotted(at)}.kind to uniform",
-            )
 
 
 class _Task(Section):
@@ -143,6 +141,7 @@ class _Nodes(_Task):
 
 class _Edges(_Task):
     unit = "edge"
+    read_if: ClassVar[Conditions] = {"reverse": ("exclude", "reverse")}
     etype: Text | None = Field(
         None,
         description="Edge type to predict for, by its relation or as source:relation:target; "
@@ -165,14 +164,6 @@ class _Edges(_Task):
         "one that was made so (graph.reverse, or a table's reverse), else task.etype itself, if it "
         "joins nodes of one type.",
     )
-
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        if self.exclude != "reverse":
-            name = dotted((*at, "exclude"))
-            yield from self.unused(
-                at, "reverse", why=f"{name} is {self.exclude}", instead=f"set {name} to reverse"
-            )
 
 
 class NodeClassification(_Classes, _Nodes):
@@ -228,24 +219,13 @@ class LinkPrediction(_Edges):
     )
 
     metrics = get_args(RankMetric)
+    read_if: ClassVar[Conditions] = {**_Edges.read_if, "temperature": ("loss", "self_adversarial")}
     target: ClassVar[str] = ""  # no array holds what is predicted
 
     @property
     def chosen_loss(self) -> str:
         """The loss."""
         return self.loss or "softmax"
-
-    def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """See `Section`."""
-        yield from super().problems(at)
-        if self.loss != "self_adversarial":
-            name = dotted((*at, "loss"))
-            yield from self.unused(
-                at,
-                "temperature",
-                why=f"{name} is {self.chosen_loss}",
-                instead=f"set {name} to self_adversarial",
-            )
 
 
 class _Graphs(_Task):

@@ -38,6 +38,10 @@ from raygnn.config.places import SCHEMES, Uri
 from raygnn.config.problems import Problem, dotted, nearest, show
 from raygnn.config.yaml_text import KeyPath
 
+# Key → another key of the section, and the values of that with which the key is read; where there
+# are no values, it is read unless the other key is null.
+Conditions: TypeAlias = Mapping[str, tuple[str | None, ...]]
+
 
 class Section(BaseModel):
     """Base of all sections: frozen, no unknown keys, no silent conversions, finite numbers."""
@@ -45,12 +49,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     kind_key: ClassVar[str] = "kind"  # which key says what others a section has
 
+    read_if: ClassVar[Conditions] = {}
+
     def problems(self, at: KeyPath) -> Iterator[Problem]:
-        """What the section's own keys do not agree on.
+        """What the section's own keys do not agree on, and keys that nothing reads.
 
         Args:
             at: the section's place in the configuration.
         """
+        for key, (other, *values) in self.read_if.items():
+            value = getattr(self, str(other))
+            if value in values or (not values and value is not None):
+                continue
+            name = dotted((*at, str(other)))
+            why = f"{name} is {value if isinstance(value, str) else show(value)}"
+            instead = f"set {name}" + f" to {' or '.join(map(str, values))}" * bool(values)
+            if values == [None]:
+                instead = f"remove {name}"
+            yield from self.unused(at, key, why=why, instead=instead)
+        yield from self._conflicts(at)
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         return iter(())
 
     def unused(self, at: KeyPath, *keys: str, why: str, instead: str = "") -> Iterator[Problem]:

@@ -73,7 +73,7 @@ def test_what_is_right(graph: dict[str, Any], file: str, tmp_path: Path) -> None
         ({"dataset": "nowhere_at_all:A"}, "graph.dataset", "no module nowhere_at_all"),
         ({"dataset": "mine"}, "graph.dataset", "package.module:Class"),
         ({"dataset": "mine:Molecules", "normalize": "row"}, "graph.normalize", "would be ignored"),
-        ({"path": "graphs.bin", "fold": 3}, "graph.fold", "no graph.folds"),
+        ({"path": "graphs.bin", "fold": 3}, "graph.fold", "graph.folds is null"),
         ({"path": "graphs.bin", "folds": 3, "fold": 3}, "graph.fold", "no fold 3 of 3"),
         ({"path": "graphs.bin", "folds": 3, "test": 0.2}, "graph.test", "would be ignored"),
         ({"path": "graphs.bin", "folds": 1}, "graph.folds", "1"),
