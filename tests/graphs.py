@@ -13,11 +13,11 @@ from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
     EdgeFrame,
+    EdgeSplit,
     EdgeType,
     GraphData,
     NodeFrame,
 )
-from raygnn.graph.partition.edges import EdgeSplit
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.staging.node_cache import Stage

@@ -20,7 +20,7 @@ from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
 from raygnn.driver.resume import check_mirror, find_start, only_fetched, resume_mode
 from raygnn.graph.collection import ensure_collection
-from raygnn.graph.partition.edges import EdgeTarget
+from raygnn.graph.data import EdgeTarget
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import ensure_partition
 from raygnn.graph.remote import AnyPath

@@ -31,7 +31,6 @@ PARSED = {
     "raygnn predict RUN --out edges.parquet": "tests/worker/test_edge_tasks.py does it",
     "raygnn predict RUN --task": "tests/worker/test_multitask.py does it",
     "raygnn evaluate RUN": "tests/prediction/test_predict.py runs it",
-    "raygnn train jobs/cora-gcn.yaml --profile": "tests/worker/test_profiling.py runs it",
     "raygnn train jobs/cora-gcn.yaml --resume": "tests/driver/test_command.py runs it",
     "raygnn train first.yaml --set": "another --set is run",
     "raygnn --version": "test_readme.py runs it",
@@ -169,7 +168,7 @@ def test_commands_for_a_cloud_are_marked() -> None:
         kind for kind in kinds if not kind.startswith(("csv ", "yaml "))
     }  # files of an example
     python = {"python", "py", "py own", "py pyg", "py bridge"}
-    assert kinds <= {"sh", "sh cloud", "sh install", "yaml", *python}
+    assert kinds <= {"sh", "sh cloud", "sh install", "text", "yaml", *python}
     for page in PAGES:
         for command in commands_of(page):
             assert not re.match(r"(ray|ssh|kubectl|aws|gcloud) ", command), (

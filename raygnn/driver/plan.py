@@ -13,7 +13,7 @@ from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import Input
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.graph.partition.edges import EdgeTarget
+from raygnn.graph.data import EdgeTarget
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.partition_facts import Stored, edge_target, task_ntype

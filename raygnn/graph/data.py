@@ -7,7 +7,7 @@ second. A homogeneous graph is the one-type case: node type ``"_N"``, edge type
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 EdgeType = tuple[str, str, str]
@@ -85,3 +85,41 @@ class GraphData:
 def etype_str(etype: EdgeType) -> str:
     """``("a", "r", "b")`` → ``"a:r:b"``, DGL's own spelling in partition files."""
     return ":".join(etype)
+
+
+@dataclass(frozen=True)
+class EdgeSplit:
+    """How the edges of one type are split.
+
+    Attributes:
+        etype: whose edges are predicted.
+        reverse: the type whose edges are hidden, too, where they join the two nodes of a hidden
+            edge the other way round; None = none.
+        shares: of the edges for validation and for test; None = by the edges' masks.
+        seed: of the shares.
+    """
+
+    etype: EdgeType
+    reverse: EdgeType | None = None
+    shares: tuple[float, float] | None = None
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class EdgeTarget:
+    """What a task on edges predicts for.
+
+    Attributes:
+        relation: the edge array that holds each edge's relation; None = they have none.
+    """
+
+    split: EdgeSplit
+    relation: str | None = None
+
+    @property
+    def etype(self) -> EdgeType:
+        return self.split.etype

@@ -10,8 +10,7 @@ from itertools import combinations
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.task import NodeTaskConfig
-from raygnn.graph.data import MASKS, etype_str
-from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
+from raygnn.graph.data import MASKS, EdgeSplit, EdgeTarget, etype_str
 from raygnn.preflight.facts import Column
 from raygnn.preflight.findings import Finding, Job, error, info, warn
 

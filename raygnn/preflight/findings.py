@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from raygnn.config.schema import Config
-from raygnn.graph.partition.edges import EdgeTarget
+from raygnn.graph.data import EdgeTarget
 from raygnn.preflight.facts import Column, DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.links import Link
 from raygnn.preflight.partition_facts import edge_target, task_ntype

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
 from raygnn.config.task import RELATIONAL, EdgeTaskConfig, NodeTaskConfig, SplitConfig
-from raygnn.graph.data import MASKS, SPLITS, EdgeType, etype_str
-from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
+from raygnn.graph.data import MASKS, SPLITS, EdgeSplit, EdgeTarget, EdgeType, etype_str
 from raygnn.preflight.facts import Column, PartitionFacts
 
 if TYPE_CHECKING:

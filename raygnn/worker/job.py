@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
+from raygnn.graph.data import EdgeSplit, EdgeTarget
 from raygnn.runs.run_directory import lost
 from raygnn.worker.control import Board, Control
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from raygnn.errors import DataError
-from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.partition.edges import NONE, TEST, TRAIN, VAL, EdgeSplit
+from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
+from raygnn.graph.partition.edges import NONE, TEST, TRAIN, VAL
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
 from raygnn.sampling.exchange import Exchange

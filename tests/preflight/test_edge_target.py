@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.graph.data import EdgeType
-from raygnn.graph.partition.edges import EdgeSplit, EdgeTarget
+from raygnn.graph.data import EdgeSplit, EdgeTarget, EdgeType
 from raygnn.preflight.partition_facts import edge_target
 
 BUYS: EdgeType = ("user", "buys", "item")

@@ -49,7 +49,7 @@ def make_meta(directory: Path, manifest: bool = True) -> Any:
         directory=directory,
         config_file=directory / "cora.json",
         files=[part],
-        manifest={"files": {}} if manifest else None,
+        manifest=SimpleNamespace(files={}) if manifest else None,
     )
 
 

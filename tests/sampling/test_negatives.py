@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raygnn.config.task import NegativesConfig
-from raygnn.graph.data import EdgeType
-from raygnn.graph.partition.edges import TRAIN, EdgeSplit
+from raygnn.graph.data import EdgeSplit, EdgeType
+from raygnn.graph.partition.edges import TRAIN
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.negatives import Negatives, make_negatives

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.partition.edges import TRAIN, EdgeSplit
+from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
+from raygnn.graph.partition.edges import TRAIN
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import Inputs, build_store

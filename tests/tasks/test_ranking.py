@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from raygnn.config.model import read_model
-from raygnn.graph.data import EdgeType, GraphData
-from raygnn.graph.partition.edges import EdgeSplit
+from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange

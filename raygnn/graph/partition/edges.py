@@ -4,62 +4,21 @@ What is to be predicted must not be seen: edges for validation and test are in n
 and count in no degree. The split is that of the edges' masks, or a keyed share: a function of the
 seed and of the two ends as the user numbers them, so that it is the same however the graph is
 partitioned, and an edge is never told by another between the same nodes.
-
-Light to import, as the driver decides what is predicted: parts are read with what loads torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray
-from raygnn.graph.data import MASKS, EdgeType, etype_str
+from raygnn.graph.data import MASKS, EdgeSplit, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.util.hashing import mix, uniform
 
 TRAIN, VAL, TEST, NONE = 0, 1, 2, -1  # in the order of `raygnn.graph.data.SPLITS`
-
-
-@dataclass(frozen=True)
-class EdgeSplit:
-    """How the edges of one type are split.
-
-    Attributes:
-        etype: whose edges are predicted.
-        reverse: the type whose edges are hidden, too, where they join the two nodes of a hidden
-            edge the other way round; None = none.
-        shares: of the edges for validation and for test; None = by the edges' masks.
-        seed: of the shares.
-    """
-
-    etype: EdgeType
-    reverse: EdgeType | None = None
-    shares: tuple[float, float] | None = None
-    seed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class EdgeTarget:
-    """What a task on edges predicts for.
-
-    Attributes:
-        relation: the edge array that holds each edge's relation; None = they have none.
-    """
-
-    split: EdgeSplit
-    relation: str | None = None
-
-    @property
-    def etype(self) -> EdgeType:
-        return self.split.etype
 
 
 @dataclass(frozen=True)

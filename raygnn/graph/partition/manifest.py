@@ -21,6 +21,7 @@ MANIFEST = "raygnn.json"
 LAYOUT_VERSION = 2
 
 _LARGEST = 64 * 2**20  # bytes
+_LONGEST = 255  # characters of a name in Linux's file systems
 _CHUNK = 1 << 22
 _AGAIN = "make the partition again"
 
@@ -165,6 +166,9 @@ def read_manifest(directory: AnyPath) -> Manifest | None:
         key = ", ".join(str(part)[:100] for part in first["loc"])
         raise damaged(path, f"{key}: {first['msg']}") from None
     for name, expected in manifest.files.items():
+        parts = name.split("/")
+        if {"", ".", ".."} & {*parts} or max(map(len, parts)) > _LONGEST:
+            raise damaged(path, f"files, {name[:100]!r} is no file of it")
         _check_size(directory, name, expected.bytes)
     return manifest
 

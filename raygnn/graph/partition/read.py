@@ -198,6 +198,8 @@ def part_facts(meta: PartitionMeta) -> list[PartFacts]:
     facts = []
     for number in range(meta.num_parts):
         part = load_part(meta, number)
+        read_original_nodes(meta, number)  # a damaged file is an error here, not in a prediction
+        read_original_edges(meta, number)
         cut, halo = 0, 0
         for ntype in meta.ntypes:
             first, last = meta.node_ranges[ntype][number]

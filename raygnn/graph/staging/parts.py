@@ -18,8 +18,8 @@ from torch import Tensor
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray, dtype_name, index_type
-from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.edges import TRAIN, EdgeSplit, Splitter, is_reverse_of_hidden
+from raygnn.graph.data import EdgeSplit, EdgeType, etype_str
+from raygnn.graph.partition.edges import TRAIN, Splitter, is_reverse_of_hidden
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.read import (
     read_edge_data,

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.edges import EdgeSplit
+from raygnn.graph.data import EdgeSplit, EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.staging.mapped import map_rows
 from raygnn.graph.staging.node_cache import Stage

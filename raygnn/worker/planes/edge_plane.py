@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction
 from raygnn.errors import InputError
-from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.edges import NONE, EdgeTarget
+from raygnn.graph.data import EdgeTarget, EdgeType, etype_str
+from raygnn.graph.partition.edges import NONE
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import NUMBER, SPLIT, load_shard
