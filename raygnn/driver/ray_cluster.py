@@ -206,11 +206,12 @@ class RayCluster:
         more, in a thread that goes with this process."""
         assert self._directory is not None
         self._tell("ending the Ray that was just starting")
+        deadline = time.monotonic() + _LEAVE
         with taken():
-            _kill(processes_of(self._directory))
-            if self._thread is not None:
-                self._thread.join(_LEAVE)
-            _kill(processes_of(self._directory))
+            _kill_whole(self._directory)
+            while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
+                self._thread.join(0.1)
+                _kill_whole(self._directory)  # what the thread has started since
             _remove(self._directory)
 
     def _run(self) -> None:
@@ -481,15 +482,31 @@ def _unreachable(address: str, what: str, remedy: str) -> PreflightError:
 
 def processes_of(directory: str | None) -> list[psutil.Process]:
     """All that a local Ray has started, by the directory that it was given."""
+    processes = []
+    for child in _children(directory):
+        with contextlib.suppress(psutil.Error):
+            processes += [child, *child.children(recursive=True)]
+    return processes
+
+
+def _children(directory: str | None) -> list[psutil.Process]:
     if directory is None:
         return []
-    processes = []
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):  # it has gone
-                if any(directory in word for word in child.cmdline()):
-                    processes += [child, *child.children(recursive=True)]
-    return processes
+    children = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has gone
+            if any(directory in word for word in child.cmdline()):
+                children.append(child)
+    return children
+
+
+def _kill_whole(directory: str) -> None:
+    """Kill a Ray that is still starting. Its processes are stopped first: a raylet could start an
+    agent after its children were listed, which would outlive it and write into the directory."""
+    for child in _children(directory):
+        with contextlib.suppress(psutil.Error):
+            child.suspend()
+    _kill(processes_of(directory))
 
 
 def see_off(processes: list[psutil.Process]) -> None:

@@ -388,7 +388,7 @@ def test_a_memory_monitor_that_kills(
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     code, _, err = run("train", "--set", "fault.max_failures=0").finish(timeout=240)
-    assert code == 4
+    assert code == 4, err
     assert "killed by Ray for memory: its node 127.0.0.1 had" in err
     assert "more than the 0.1% that Ray allows" in err
     assert "sampling.batch_size" in err
