@@ -145,6 +145,17 @@ def actors_of(job: str) -> list[Mapping[str, Any]]:
     return list(state.actors(job_id=ray.JobID(bytes.fromhex(job))).values())
 
 
+def kill_actors(class_name: str) -> None:
+    """Kill this process's actors of a class, of which Ray Train hands out no handle."""
+    import ray
+    from ray._private.worker import global_worker
+
+    for actor in actors_of(ray.get_runtime_context().get_job_id()):
+        if actor["ActorClassName"] == class_name and actor["State"] != "DEAD":
+            actor_id = ray.ActorID(bytes.fromhex(actor["ActorID"]))
+            global_worker.core_worker.kill_actor(actor_id, True)
+
+
 def free_resources() -> dict[str, dict[str, float]]:
     """Node id → what is free on it; what is public says it of all nodes together."""
     from ray._private import state
@@ -177,8 +188,12 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
     return needs
 
 
-def lean_trainer(policy: Any, failures: type[Any], callback: Any, *, local: bool) -> type[Any]:
+def lean_trainer(
+    policy: Any, failures: type[Any], callback: Any, *, local: bool, stopped: Callable[[], bool]
+) -> type[Any]:
     """A TorchTrainer with policies of ours, that starts fewer processes, of 3 s each.
+
+    It starts none when it was stopped before: calls of a Ray that has ended end this process.
 
     One serves Ray Data's datasets, of which there are none; another removes the placement group
     if the controller dies, which a Ray that goes with the job does not need.
@@ -189,6 +204,8 @@ def lean_trainer(policy: Any, failures: type[Any], callback: Any, *, local: bool
 
     class LeanTrainer(TorchTrainer):
         def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+            if stopped():
+                raise RuntimeError("stopped before it began")
             policies = {
                 "scaling_policy": policy,
                 "failure_policy": failures(self.run_config.failure_config),

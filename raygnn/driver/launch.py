@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LONGEST_STOP = 60.0  # seconds
 _OWN_STOP = 3.0  # seconds
 _POLL = 0.05  # seconds
+
+CONTROLLER = "TrainController"  # the class of Ray Train's actor that starts and watches the ranks
 
 _CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
 _CONTROL = "the process through which the ranks are controlled, raygnn's Control actor, died"
@@ -92,6 +94,15 @@ class Launch:
         # where Ray goes with us, too, nobody has to wait for its last word
         wait = _OWN_STOP if self.cluster.local else _LONGEST_STOP
         self._thread.join(wait if self.cluster.ready else 0.0)
+        self._end_controller()
+
+    def _end_controller(self) -> None:
+        """Kill Ray Train's controller, where it has not ended: Ray's end under the thread that
+        waits for it would be the end of this process, too."""
+        if self._thread.is_alive() and self.cluster.ready and self.cluster.death() is None:
+            with contextlib.suppress(Exception):  # Ray is going, and the controller with it
+                compat.kill_actors(CONTROLLER)
+            self._thread.join(_OWN_STOP)
 
     @property
     def trains(self) -> bool:
@@ -144,6 +155,8 @@ class Launch:
         """
         while self.running():
             self._thread.join(_POLL)
+        self._stopped = True  # a thread that is still there must ask Ray for nothing more
+        self._end_controller()
         if self._thread.is_alive() or self._error is not None:
             death = self.cluster.death()
             if death is not None:
@@ -182,8 +195,12 @@ class Launch:
 
     def _ray_died(self, what: str, cause: BaseException | None) -> TrainingError:
         """The error for a process of Ray's that died, with its record for `raygnn diagnose`."""
-        error = TrainingError(what, remedy=REMEDIES["ray_died"])
-        error.trace = plain(cause) if cause is not None else None
+        trace = plain(cause) if cause is not None else ""
+        if MemoryKill.of(trace) is not None:
+            error = explain(cause, [])
+            faults.record_driver(self._job.run_dir, error, cause, 0)
+            return error
+        error = TrainingError(what, remedy=REMEDIES["ray_died"], trace=trace or None)
         faults.record_driver(self._job.run_dir, error, cause, 0, ray_died=True)
         return error
 
@@ -204,13 +221,19 @@ class Launch:
         local, failures = self.cluster.local, self._job.config.fault.max_failures
         while not self._stopped:
             trainer = make_trainer(
-                self._job, control, self._workers, self._comm, failures, local=local
+                self._job,
+                control,
+                self._workers,
+                self._comm,
+                failures,
+                local=local,
+                stopped=lambda: self._stopped,
             )
             try:
                 trainer.fit()
                 return
             except ActorDiedError as error:
-                if self.cluster.death() is not None:
+                if self._stopped or self.cluster.death() is not None:
                     raise
                 starts = control.snapshot().starts
                 failures = min(failures - 1, self._job.config.fault.max_failures - starts)
@@ -219,13 +242,21 @@ class Launch:
 
 
 def make_trainer(
-    job: Job, control: Link, workers: int, comm: CommPlan, failures: int, *, local: bool
+    job: Job,
+    control: Link,
+    workers: int,
+    comm: CommPlan,
+    failures: int,
+    *,
+    local: bool,
+    stopped: Callable[[], bool],
 ) -> TorchTrainer:
     """The TorchTrainer of a job; nothing starts yet.
 
     Args:
         failures: after which the ranks are started again.
         local: on a Ray that was started for this job.
+        stopped: whether nobody wants it any more.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
@@ -243,7 +274,7 @@ def make_trainer(
     )
     fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
     policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
-    trainer_class = compat.lean_trainer(policy, Failures, Group(), local=local)
+    trainer_class = compat.lean_trainer(policy, Failures, Group(), local=local, stopped=stopped)
     return trainer_class(
         train_loop,
         train_loop_config=job,  # passed on as it is

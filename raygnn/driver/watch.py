@@ -17,7 +17,7 @@ from raygnn import compat
 from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.driver.health import Heartbeat, Preemption
-from raygnn.driver.launch import Launch
+from raygnn.driver.launch import CONTROLLER, Launch
 from raygnn.driver.loggers import Loggers
 from raygnn.driver.plan import Plan
 from raygnn.driver.prometheus import Prometheus
@@ -48,8 +48,8 @@ _NO_ROOM = 15.0  # seconds to wait for what a Ray of our own will never have
 _PROCESSES = 300.0  # seconds for processes to import Ray and register, on the slowest disk
 _LONGEST = 64 * 2**10  # bytes of a log's end
 _LINES = 40  # of it that are shown
-# Ray Train's actors
-_CONTROLLER, _WORKER = "TrainController", "RayTrainWorker"
+# Ray Train's actors of the ranks
+_WORKER = "RayTrainWorker"
 
 Phase: TypeAlias = Literal["controller", "room", "processes", "done"]
 
@@ -178,7 +178,7 @@ class Startup:
         if alive or coming:
             self.detail = f"starting processes, {alive} of {alive + coming} workers"
             return "processes"
-        controllers = [a["State"] for a in actors if a["ActorClassName"] == _CONTROLLER]
+        controllers = [a["State"] for a in actors if a["ActorClassName"] == CONTROLLER]
         waits = self._workers < self._most or self._pending()  # our policy asks for what there is
         room = "ALIVE" in controllers and waits
         self.detail = (

@@ -21,6 +21,7 @@ _DEEPEST = 100  # of a chain of errors
 # an error at the wrong place in here leaves the import lock taken, and all threads hanging
 _IMPORTING = "importlib._bootstrap"
 _CALLED_FROM_C = "llvmlite.binding."  # a compiler that ends half-done where its callback raises
+_ONCE = "torch"  # imported again after an import that was left halfway, it ends the process
 
 
 class _Stop:
@@ -177,11 +178,13 @@ def _remind(heard: socket.socket, stop: _Stop) -> None:
 
 def _critical(frame: FrameType | None) -> bool:
     """Whether an error would do harm where the main thread is."""
-    names = []
-    while frame is not None:
-        names.append(str(frame.f_globals.get("__name__")))
+    critical = frame is not None and frame.f_globals.get("__name__") == _IMPORTING
+    while frame is not None and not critical:
+        name = str(frame.f_globals.get("__name__"))
+        loading = frame.f_code.co_name == "<module>" and name.partition(".")[0] == _ONCE
+        critical = loading or name.startswith(_CALLED_FROM_C)
         frame = frame.f_back
-    return names[:1] == [_IMPORTING] or any(name.startswith(_CALLED_FROM_C) for name in names)
+    return critical
 
 
 def _handled(kind: type[BaseException]) -> bool:

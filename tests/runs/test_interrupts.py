@@ -94,6 +94,19 @@ def run():
         thread.join(20)
 """
 
+# torch cannot be imported again after an import that was left halfway
+_IMPORTING_TORCH = """
+class Interrupt:
+    def find_spec(name, path=None, target=None):
+        if name == "torch.distributed":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+def run():
+    import torch
+    print("imported", flush=True)
+    time.sleep(60)
+"""
+
 _LEAVING = """
 def run():
     try:
@@ -235,6 +248,7 @@ _CASES = {
     "just before a wait, SIGINT": (_BEFORE_A_WAIT, signal.SIGINT, 130, "", _INTERRUPTED),
     "just before a wait, SIGHUP": (_BEFORE_A_WAIT, signal.SIGHUP, 130, "", _INTERRUPTED),
     "imports go on elsewhere": (_IMPORTING, None, 130, "imported\n", _INTERRUPTED),
+    "torch's import is let finish": (_IMPORTING_TORCH, None, 130, "imported\n", _INTERRUPTED),
     "the way out is not disturbed": (_LEAVING, signal.SIGINT, 130, "left\n", _INTERRUPTED),
     "a loop is left undisturbed": (_LEAVING_A_LOOP, None, 130, "closed\n", _INTERRUPTED),
     "becomes an error slowly": (_SLOWLY_MADE_AN_ERROR, signal.SIGINT, 130, "", _INTERRUPTED),
