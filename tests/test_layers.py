@@ -66,9 +66,6 @@ ALLOWED = {
     "__init__": {"config", "jobs", "runs", "driver", "prediction", "tuning"},
 }
 
-# A process of its own that runs the model as a rank would.
-LIKE_A_RANK = ("driver.dry_run_process",)
-
 # Third-party package → the only places that may import it.
 ONLY_IN = {
     "ray": (
@@ -154,8 +151,7 @@ def test_import_direction(file: Path) -> None:
         top = inner.split(".")[0]
         if top in (layer, "errors", "util", "compat", "__version__", ""):
             continue
-        allowed = ALLOWED[layer] | ({"worker"} if module in LIKE_A_RANK else set())
-        assert any(inside(inner, place) for place in allowed), f"{module} imports {target}"
+        assert any(inside(inner, place) for place in ALLOWED[layer]), f"{module} imports {target}"
 
 
 @pytest.mark.parametrize("file", MODULES, ids=module_name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import re
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,41 +25,19 @@ from raygnn.driver.inputs import Input, PartitionInput
 from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
-from raygnn.graph.remote import AnyPath
 from raygnn.preflight.facts import DryRun, PartitionFacts
-from raygnn.worker.job import Goal
+from raygnn.worker.job import OUTCOME, DryRunRequest, Goal
 
 LIMIT = 120.0  # seconds, imports of torch and DGL included
-OUTCOME = "outcome.json"
 _OUTPUT = 500  # characters of what the process printed last that a finding quotes
 
 # what a model for GPUs says of a machine without one
 _NEEDS_GPU = re.compile(r"cuda|\bgpus?\b|nvidia|triton|\brocm\b|not implemented for '", re.I)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the process is told.
-
-    Attributes:
-        goals: what each task predicts for, by name.
-        classes: of each task that classifies, by name.
-        collection: directory of the graphs, for a task on whole graphs; None for a dataset of the
-            user's own.
-        path: ``sys.path``.
-    """
-
-    config: Config
-    facts: PartitionFacts
-    goals: Mapping[str, Goal]
-    classes: Mapping[str, int]
-    collection: AnyPath | None
-    path: tuple[str, ...]
-
-
 def request_of(
     config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, Goal]
-) -> Request | None:
+) -> DryRunRequest | None:
     """What a dry run needs; None for built-in models, and where other findings say what the job
     lacks."""
     ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
@@ -73,7 +51,8 @@ def request_of(
             count = _classes(given, kind, task.target)
             classes |= {} if count is None else {name: count}
     collection = given.place if config.task.of_graphs else None
-    return Request(config, facts, goals, classes, collection, tuple(sys.path))
+    end = math.ceil(2 * LIMIT)
+    return DryRunRequest(config, facts, goals, classes, collection, tuple(sys.path), end)
 
 
 def _classes(given: PartitionInput, kind: str | EdgeType, name: str) -> int | None:
@@ -93,12 +72,12 @@ def _classes(given: PartitionInput, kind: str | EdgeType, name: str) -> int | No
 
 
 @contextlib.contextmanager
-def started(request: Request) -> Iterator[Callable[[], DryRun]]:
+def started(request: DryRunRequest) -> Iterator[Callable[[], DryRun]]:
     """Start the process; yields what waits for its outcome. It has ended afterwards."""
     config = request.config
     with TemporaryDirectory(prefix="raygnn-") as directory, _output(directory) as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "raygnn.driver.dry_run_process", directory],
+            [sys.executable, "-m", "raygnn.worker.dry_run_process", directory],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from raygnn.checkpoint.mirror import Mirror
 from raygnn.checkpoint.store import Checkpoint
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
-from raygnn.driver.plan import Plan
+from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import Mode, RunDir, is_run

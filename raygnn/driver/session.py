@@ -17,8 +17,7 @@ from typing import Any
 from raygnn.config.graph import PlantedGraph
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import Input, read_input
-from raygnn.driver.launch import Launch
-from raygnn.driver.plan import (
+from raygnn.driver.job_plan import (
     Nodes,
     Plan,
     count_workers,
@@ -28,6 +27,7 @@ from raygnn.driver.plan import (
     show_finding,
     show_nodes,
 )
+from raygnn.driver.launch import Launch
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.watch import SAVE
 from raygnn.errors import InputError, Interrupted, TrainingError

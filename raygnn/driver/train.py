@@ -18,8 +18,8 @@ from raygnn.checkpoint.mirror import Mirror
 from raygnn.config.load import Source, as_config, load_config
 from raygnn.config.schema import Config
 from raygnn.driver.inputs import read_input, table, to_look_at
+from raygnn.driver.job_plan import Nodes, count_workers, display_of, make_plan, show_report
 from raygnn.driver.loggers import Loggers, check_packages
-from raygnn.driver.plan import Nodes, count_workers, display_of, make_plan, show_report
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.driver.resume import check_mirror, check_steps, find_start, only_fetched, resume_mode
 from raygnn.driver.session import Session

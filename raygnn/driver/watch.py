@@ -17,9 +17,9 @@ from raygnn import compat
 from raygnn.checkpoint import store
 from raygnn.config.schema import Config
 from raygnn.driver.health import Heartbeat, Preemption
+from raygnn.driver.job_plan import Plan
 from raygnn.driver.launch import CONTROLLER, Launch
 from raygnn.driver.loggers import Loggers
-from raygnn.driver.plan import Plan
 from raygnn.driver.prometheus import Prometheus
 from raygnn.driver.ray_cluster import RayCluster, patience
 from raygnn.errors import TrainingError

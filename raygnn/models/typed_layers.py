@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from raygnn import compat
 from raygnn.models.convolutions import Combine, LinearConv
 from raygnn.models.linear import affine
 from raygnn.sampling.batch import Block, EdgeType
@@ -276,7 +277,7 @@ class _WithHead(torch.autograd.Function):
             return whole, None
         if whole is None:
             whole = head.new_zeros(ctx.shape)
-        elif whole._base is not None or not whole.is_contiguous():
+        elif compat.is_view(whole) or not whole.is_contiguous():
             whole = whole.clone()
         # made by the convolutions' backward for this one use, so it may be written to
         whole[: len(head)] += head

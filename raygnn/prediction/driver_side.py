@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raygnn.config.places import unwritable
 from raygnn.config.schema import Config
 from raygnn.config.values import LARGEST
-from raygnn.driver.plan import Plan
+from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, TrainingError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta

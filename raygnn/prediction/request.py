@@ -14,8 +14,8 @@ from raygnn.config.graph import TablesGraph
 from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
+from raygnn.driver.job_plan import Plan, display_of
 from raygnn.driver.launch import Launch
-from raygnn.driver.plan import Plan, display_of
 from raygnn.driver.session import Session, session_beside
 from raygnn.driver.watch import Watch
 from raygnn.errors import ConfigError, InputError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
+from raygnn import compat
 from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError, error_text
 from raygnn.models.heads import MultitaskModel
@@ -289,8 +289,7 @@ class MultitaskTask(Task):
     def of(self, name: str) -> Task:
         """One of the tasks, with the model as it is now."""
         assert isinstance(self.model, MultitaskModel)
-        task = copy.copy(self._tasks[name])
-        task._modules = {**task._modules, "model": self.model.of(name)}  # a copy shares them
+        task: Task = compat.with_submodule(self._tasks[name], "model", self.model.of(name))
         return task
 
     def outputs(self, batch: Batch) -> Any:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raygnn.config.schema import Config
+from raygnn.driver.job_plan import display_of
 from raygnn.driver.launch import Launch
-from raygnn.driver.plan import display_of
 from raygnn.driver.session import Session, session_beside
 from raygnn.driver.watch import Watch
 from raygnn.errors import InputError

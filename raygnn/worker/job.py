@@ -16,8 +16,10 @@ from raygnn.worker.control import Board, Control
 
 if TYPE_CHECKING:
     from raygnn.graph.remote import AnyPath
+    from raygnn.preflight.facts import PartitionFacts
 
 TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
+OUTCOME = "outcome.json"  # in the directory of a dry run: what came of it
 ROWS = "rows"  # in the run directory of a prediction: a Parquet file of each rank
 
 SPLITS = ("train", "val", "test")
@@ -62,6 +64,28 @@ class Request:
     ntype: str | None = None
     task: str = ""
     sizes: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class DryRunRequest:
+    """What the process of a dry run is told: see `raygnn.driver.dry_run`.
+
+    Attributes:
+        goals: what each task predicts for, by name.
+        classes: of each task that classifies, by name.
+        collection: directory of the graphs, for a task on whole graphs; None for a dataset of the
+            user's own.
+        path: ``sys.path``.
+        lifetime: seconds after which the process ends, if the command that started it is gone.
+    """
+
+    config: Config
+    facts: PartitionFacts
+    goals: Mapping[str, Goal]
+    classes: Mapping[str, int]
+    collection: AnyPath | None
+    path: tuple[str, ...]
+    lifetime: int
 
 
 class Sizes:

@@ -11,12 +11,13 @@ import raygnn
 from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
-from raygnn.driver.dry_run_process import Trial, describe, small_graph
 from raygnn.driver.inputs import read_input, to_look_at
-from raygnn.driver.plan import goals_of
+from raygnn.driver.job_plan import goals_of
 from raygnn.errors import ConfigError
 from raygnn.preflight.facts import DryRun
 from raygnn.runs.display import NullDisplay
+from raygnn.worker.dry_run_process import Trial, describe, small_graph
+from raygnn.worker.job import DryRunRequest
 from tests.small_jobs import JobFactory, job
 from tests.worker.test_edge_tasks import LIKES
 from tests.worker.test_graph_tasks import dataset
@@ -27,7 +28,7 @@ UNFIT = "tests.unfit"
 LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}
 
 
-def request_of(config: Config) -> dry_run.Request:
+def request_of(config: Config) -> DryRunRequest:
     with to_look_at(read_input(config, 2, NullDisplay())) as given:
         facts = given.facts(config)
         request = dry_run.request_of(config, given, facts, goals_of(config, facts))
@@ -206,7 +207,7 @@ def test_a_class_that_is_no_module(make_job: JobFactory) -> None:
 def test_built_in_models_need_no_process(
     make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(request: dry_run.Request) -> None:
+    def never(request: DryRunRequest) -> None:
         raise AssertionError
 
     monkeypatch.setattr(dry_run, "started", never)

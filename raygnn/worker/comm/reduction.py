@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from raygnn import compat
 from raygnn.config.execution import PowerSgdComm
 from raygnn.worker.comm.process_groups import Ranks
 
@@ -98,10 +99,8 @@ class Reduction(pl.Callback):
 
     def on_fit_end(self, *_: Any) -> None:
         if self._ddp is not None:
-            told = self._ddp._get_ddp_logging_data()
-            unlike = "bucket_sizes" if self._comm.find_unused_parameters else None
-            sizes = told.get("rebuilt_bucket_sizes") or told.get(unlike) or ""
-            self.buckets = [int(size) for size in sizes.split(", ") if size]
+            kept = self._comm.find_unused_parameters
+            self.buckets = compat.bucket_sizes(self._ddp, rebuilt=not kept)
         self._ddp = None  # whose hook this is: the two would keep each other for ever
 
     def _reduce(self, buffer: Tensor) -> Future[Tensor]:

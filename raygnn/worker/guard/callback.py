@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from raygnn import compat
 from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
 from raygnn.sampling.batch import Share
@@ -181,9 +182,8 @@ class Guard(pl.Callback):
         handle = module.model.register_forward_pre_hook(note)
 
     def _check_reduced(self, ddp: DistributedDataParallel, trainer: pl.Trainer) -> None:
-        """Ask DDP whether all gradients came; it would say so in the next forward pass only."""
         try:
-            ddp._check_reducer_finalized()
+            compat.check_reduced(ddp)
         except RuntimeError as error:
             found = _UNUSED.search(str(error))
             if found is None:
@@ -276,11 +276,11 @@ class _Buffers:
 
     def keep(self) -> None:
         for own, copies in self._pairs:
-            torch._foreach_copy_(copies, own)
+            compat.copy_all(copies, own)
 
     def put_back(self) -> None:
         for own, copies in self._pairs:
-            torch._foreach_copy_(own, copies)
+            compat.copy_all(own, copies)
 
 
 def _local(gradient: Tensor) -> Tensor:
@@ -332,7 +332,7 @@ class _Gradients:
         if any(g.is_sparse for g in gradients):
             return sum(g.sum().item() for g in gradients)
         if gradients[0].is_cuda:  # one kernel for many
-            norms = [norm.float() for norm in torch._foreach_norm(gradients)]
+            norms = [norm.float() for norm in compat.norms(gradients)]
             return torch.stack(norms).sum().item()
         places = [g.data_ptr() for g in gradients]
         if places != self._places:

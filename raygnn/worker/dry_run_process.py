@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import re
@@ -18,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from raygnn.config.schema import Config
-from raygnn.driver.dry_run import LIMIT, OUTCOME, Request
 from raygnn.errors import RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.make import partition_graph
@@ -30,7 +28,7 @@ from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
 from raygnn.util.files import write_atomic
 from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.job import Job
+from raygnn.worker.job import OUTCOME, DryRunRequest, Job
 from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import PRECISIONS
 
@@ -49,8 +47,8 @@ _GRAPH_REMEDY = "correct the model there: forward is given a batched DGL graph a
 def main() -> None:
     """Do what standard input asks, and leave the outcome in the directory that is named."""
     directory = Path(sys.argv[1])
-    signal.alarm(math.ceil(2 * LIMIT))  # if the command that started it is gone
-    request: Request = pickle.load(sys.stdin.buffer)
+    request: DryRunRequest = pickle.load(sys.stdin.buffer)
+    signal.alarm(request.lifetime)
     sys.path[:] = request.path
     outcome: dict[str, Any] = {"what": None}
     trial = Trial(request, directory)
@@ -77,7 +75,7 @@ class Trial:
         stepping: whether the model has been given the batch.
     """
 
-    def __init__(self, request: Request, directory: Path):
+    def __init__(self, request: DryRunRequest, directory: Path):
         self._request = request
         self._directory = directory
         self.stepping = False
@@ -132,7 +130,7 @@ def _alone(config: Config, directory: Path) -> Config:
     return config.model_copy(update={"staging": staging})
 
 
-def small_graph(request: Request) -> GraphData:
+def small_graph(request: DryRunRequest) -> GraphData:
     """A graph of random numbers with the types and arrays of the real one.
 
     Every node has in-edges of each type that leads to it: some layers of ``dgl.nn`` refuse one
@@ -154,7 +152,7 @@ def small_graph(request: Request) -> GraphData:
     return GraphData("small", nodes, edges, reverses=dict(facts.reverses))
 
 
-def _classes(request: Request) -> dict[tuple[str | EdgeType, str], int]:
+def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
     """Node or edge type and name of an array of classes → how many there are."""
     found: dict[tuple[str | EdgeType, str], int] = {}
     for name, goal in request.goals.items():
