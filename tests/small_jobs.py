@@ -54,7 +54,8 @@ def job(storage: Path, **sections: Any) -> dict[str, Any]:
         "sampling": {"fanout": [5, 5], "batch_size": 64},
         "staging": {"path": str(storage / "stage")},
         "train": {"epochs": 2, "lr": 0.01, "log_every": 1},
-        "cluster": {"workers": 2, "num_cpus": 4},
+        # a machine that tests keep busy needs more than the default's 5 s
+        "cluster": {"workers": 2, "num_cpus": 4, "probe_timeout": "1m"},
         "fault": {"max_failures": 0},
         "logging": {"loggers": []},
     }

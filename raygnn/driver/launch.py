@@ -70,6 +70,7 @@ class Launch:
     Attributes:
         cluster: the Ray that the ranks run on.
         snapshot: what the ranks have said, as of the last call of `running`.
+        began: whether a record of a step was seen, which may come before a rank's word of it.
     """
 
     def __init__(self, job: Job, workers: int, comm: CommPlan, cluster: RayCluster):
@@ -81,6 +82,7 @@ class Launch:
         self._oom_kills = oom_kills()
         self._control: Link | None = None
         self.snapshot = Snapshot()
+        self.began = False
         self._thread = threading.Thread(target=self._run, name="raygnn-fit", daemon=True)
         self._stopped = False
         cluster.start()
@@ -107,10 +109,10 @@ class Launch:
     @property
     def trains(self) -> bool:
         """Whether the ranks are between their first step and their last."""
-        first = self.snapshot.progress.get(0)
-        if not self.running() or first is None or first.place.step is None:
-            return False
-        return first.place.phase not in (blackbox.TEST, blackbox.DONE)
+        running, first = self.running(), self.snapshot.progress.get(0)
+        began = self.began or (first is not None and first.place.step is not None)
+        ends = first is not None and first.place.phase in (blackbox.TEST, blackbox.DONE)
+        return running and began and not ends
 
     def ask_save(self) -> SaveRequest:
         """Ask the ranks for a checkpoint; they must have been started."""

@@ -299,6 +299,7 @@ def watch_training(job: Watched, launch: Launch, loggers: Loggers, tail: Metrics
 
     with show.stage("Ray and workers") as detail:
         watch.start_up(detail, arrived)
+    launch.began = bool(records)
     train = config.train
     steps = job.plan.steps_per_epoch(config) or launch.snapshot.steps_per_epoch or 1
     total = train.epochs * steps
