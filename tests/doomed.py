@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from raygnn.checkpoint import store
+from raygnn.checkpoint import hashed_files, store
 from tests.own_models import DglSage
 
 
@@ -46,9 +46,9 @@ class Doomed(nn.Module):
         if self.moment == "time":
             threading.Thread(target=self._after, args=(self.n / 1000,), daemon=True).start()
         elif self.moment == "write":
-            store.Hashed.write = self._before(store.Hashed.write)
+            hashed_files.Hashed.write = self._before(hashed_files.Hashed.write)
         elif self.moment == "sync":
-            store.sync = self._before(store.sync)
+            store.sync = hashed_files.sync = self._before(store.sync)
         elif self.moment == "rename":
             rename = os.rename
 
