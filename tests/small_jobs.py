@@ -6,9 +6,11 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -78,6 +80,14 @@ def about(config: Config, data: str = "d") -> dict[str, Any]:
         "batch_size": 64,
         "workers": 2,
     }
+
+
+def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Wait for something that comes about elsewhere."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[Any]) -> None:
@@ -173,6 +183,17 @@ def runtime(exchange: Exchange) -> Runtime:
     )
 
 
+def losses(run: Run) -> np.ndarray:
+    """The training loss of each record."""
+    return run.metrics["train/loss"].dropna().to_numpy()
+
+
+def selected(run: Run) -> dict[str, torch.Tensor]:
+    """The weights that a run has kept."""
+    weights: dict[str, torch.Tensor] = torch.load(run.path / "checkpoints" / "selected.pt")
+    return weights
+
+
 def _train(exchange: Exchange, job: Job) -> dict[str, Any]:
     return Rank(job, runtime(exchange)).run()
 
@@ -209,6 +230,19 @@ def goals_of(config: Config, place: AnyPath | None) -> dict[str, Goal]:
         name: Goal(task_ntype(one, facts.columns), edges_of(one, place))
         for name, one in config.by_task.items()
     }
+
+
+def job_of(config: Config, **more: Any) -> Job:
+    """What the driver would hand to the ranks, with the directories that it would have made."""
+    workers = config.cluster.workers
+    assert isinstance(workers, int)
+    place, ntype = _data(config, workers)
+    for name in ("logs", "checkpoints"):
+        (config.run_dir / name).mkdir(parents=True, exist_ok=True)
+    batch = config.sampling.batch_size * workers
+    edges, goals = edges_of(config, place), goals_of(config, place)
+    made = Job(config, place, config.run_dir, ntype, True, 0.0, batch, edges=edges, goals=goals)
+    return replace(made, **more)
 
 
 def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:

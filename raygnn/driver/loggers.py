@@ -278,7 +278,8 @@ class LoggerThread(threading.Thread):
 
 
 class Backend(ABC):
-    """A logger; every method may raise anything, and take any time.
+    """A logger, which writes files in ``loggers/<name>`` unless a subclass says otherwise; every
+    method may raise anything, and take any time.
 
     Args:
         directory: ``loggers/`` of the run.
@@ -292,6 +293,7 @@ class Backend(ABC):
 
     def __init__(self, directory: Path, arguments: Mapping[str, Any], config: Mapping[str, Any]):
         self.directory = directory
+        self.place = directory / self.name
         self.arguments = dict(arguments)
         self.config = dict(config)
         self.logger: Any = None
@@ -303,27 +305,23 @@ class Backend(ABC):
 
     @abstractmethod
     def make(self, step: int) -> Any:
-        """What takes records.
-
-        Args:
-            step: records from this step on may come again, and replace those that were logged.
-        """
-
-    @abstractmethod
-    def describe(self) -> None:
-        """Log the configuration."""
+        """What takes records; those from this step on may replace some that were logged."""
 
     @abstractmethod
     def log(self, record: Mapping[str, Any]) -> None:
         """Log a record."""
 
-    @abstractmethod
+    def describe(self) -> None:
+        """Log the configuration."""
+        write_atomic(self.place / "hparams.yaml", yaml.safe_dump(self.config, sort_keys=False))
+
     def flush(self) -> None:
         """Let others see what was logged."""
+        self.logger.flush()
 
-    @abstractmethod
     def end(self, logger: Any, status: Status | None) -> None:
         """End what `make` made; without a status it is to be made again."""
+        logger.close()
 
     def open(self, step: int) -> None:
         """Make the logger, and tell it of the configuration if the run is new to it."""
@@ -339,24 +337,7 @@ class Backend(ABC):
             self.end(logger, status)
 
 
-class File(Backend):
-    """One that writes files: in ``loggers/<name>``."""
-
-    @property
-    def place(self) -> Path:
-        return self.directory / self.name
-
-    def describe(self) -> None:
-        write_atomic(self.place / "hparams.yaml", yaml.safe_dump(self.config, sort_keys=False))
-
-    def flush(self) -> None:
-        self.logger.flush()
-
-    def end(self, logger: Any, status: Status | None) -> None:
-        logger.close()
-
-
-class TensorBoard(File):
+class TensorBoard(Backend):
     """Files of events; of a step that comes again the later values are shown."""
 
     name = "tensorboard"
@@ -393,7 +374,7 @@ class TensorBoard(File):
         self.logger.write_event(_event(record["step"], summary=Summary(value=values)))
 
 
-class Csv(File):
+class Csv(Backend):
     """``metrics.csv``, which gets all records again when a run goes on."""
 
     name = "csv"
@@ -441,12 +422,24 @@ class Remote(Backend):
 
     remote = True
 
+    @property
+    def run_id(self) -> str | None:
+        return read_json(self.place.with_suffix(".json")).get("id")
+
+    @property
+    def fresh(self) -> bool:
+        return self.run_id is None
+
     def open(self, step: int) -> None:
         from lightning.pytorch.utilities import rank_zero_only
 
         # Lightning's loggers log on rank 0 alone, and a job manager may give this process another
         rank_zero_only.rank = 0
         super().open(step)
+
+    def keep(self, run_id: str) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.place.with_suffix(".json"), json.dumps({"id": run_id}) + "\n")
 
     def describe(self) -> None:
         self.logger.log_hyperparams(self.config)
@@ -456,23 +449,6 @@ class Remote(Backend):
 
     def flush(self) -> None:
         self.logger.save()
-
-    @property
-    def run_id(self) -> str | None:
-        """The id of this run there."""
-        return read_json(self._file).get("id")
-
-    @property
-    def fresh(self) -> bool:
-        return self.run_id is None
-
-    def keep(self, run_id: str) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._file, json.dumps({"id": run_id}) + "\n")
-
-    @property
-    def _file(self) -> Path:
-        return self.directory / f"{self.name}.json"
 
 
 class Mlflow(Remote):
@@ -485,9 +461,7 @@ class Mlflow(Remote):
 
         arguments = {"experiment_name": _EXPERIMENT, "run_name": self.config["name"]}
         logger = MLFlowLogger(
-            **{**arguments, **self.arguments},
-            save_dir=str(self.directory / self.name),
-            run_id=self.run_id,
+            **{**arguments, **self.arguments}, save_dir=str(self.place), run_id=self.run_id
         )
         self.keep(logger.run_id)
         return logger

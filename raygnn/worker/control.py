@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from raygnn.errors import TrainingError
 from raygnn.runs.diagnose.state_file import Place, Start
@@ -78,18 +78,6 @@ class Snapshot:
 
     def host_of(self, rank: int) -> str | None:
         return self.workers[rank].host if rank < len(self.workers) else None
-
-
-class Board(Protocol):
-    """What a rank uses: a `Control` itself, or a `Link` to one."""
-
-    def snapshot(self) -> Snapshot: ...
-    def is_current(self, attempt: int) -> bool: ...
-    def report(self, progress: Progress) -> Orders: ...
-    def pending_saves(self) -> frozenset[str]: ...
-    def answer_saves(self, requests: Iterable[str], *, saved: bool) -> None: ...
-    def tell(self, **facts: Any) -> None: ...
-    def finish(self, result: Mapping[str, Any]) -> None: ...
 
 
 class Control:

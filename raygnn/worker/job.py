@@ -12,7 +12,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.data import EdgeSplit, EdgeTarget
 from raygnn.runs.run_directory import lost
-from raygnn.worker.control import Board, Control
+from raygnn.worker.control import Control, Link
 
 if TYPE_CHECKING:
     from raygnn.graph.remote import AnyPath
@@ -176,7 +176,7 @@ class Job:
     goals: Mapping[str, Goal] = field(default_factory=dict)
     task: str = ""
     token: str = ""
-    control: Board = field(default_factory=Control)
+    control: Control | Link = field(default_factory=Control)
     program: str = "raygnn.worker.rank:Rank"
 
     @property

@@ -24,7 +24,7 @@ from raygnn.driver.loggers import Backend, Loggers, LoggerThread, Status, backen
 from raygnn.errors import ConfigError
 from raygnn.runs.interrupts import stoppable
 from raygnn.runs.run_directory import LOGGERS, METRICS, Events, RunDir
-from tests.small_jobs import job
+from tests.small_jobs import job, until
 
 Record = dict[str, Any]
 
@@ -252,7 +252,7 @@ def test_a_logger_that_fails_gets_all_later(tmp_path: Path, flaky: tuple[_Flaky,
     kind.broken.set()
     thread = begin(told.append)
     put(tmp_path, records([1, 2]))
-    _wait(lambda: bool(told))
+    until(lambda: bool(told))
     put(tmp_path, records([3]))
     time.sleep(0.1)
     assert told == ["flaky gets no records: OSError: no server; training goes on"]
@@ -291,7 +291,7 @@ def test_a_logger_that_hangs_is_told(
     kind.hang = lambda: go.wait(60)
     put(tmp_path, records([1]))
     thread = begin(told.append)
-    _wait(lambda: (thread.look(), bool(told))[1])
+    until(lambda: (thread.look(), bool(told))[1])
     thread.look()
     assert len(told) == 1
     go.set()
@@ -306,11 +306,11 @@ def test_a_run_that_goes_back_opens_the_logger_anew(
     kind, begin = flaky
     put(tmp_path, records([1, 2, 3]))
     thread = begin(print)
-    _wait(lambda: kind.got == [1, 2, 3])
+    until(lambda: kind.got == [1, 2, 3])
     first = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)[0]
     os.truncate(tmp_path / METRICS, len(first))  # as a run does that goes on from step 1
     put(tmp_path, [{"step": 2, "time": 9.0, "epoch": 0, "train/loss": 9.0}])
-    _wait(lambda: len(kind.got) == 4)
+    until(lambda: len(kind.got) == 4)
     thread.finish("interrupted")
     thread.join(10)
     assert kind.opened == [1, 2]
@@ -324,10 +324,10 @@ def test_a_step_that_comes_again_is_noticed(tmp_path: Path, flaky: tuple[_Flaky,
     validated = {"step": 5, "val/f1": 1.0, "epoch": 0, "time": 1.0}
     put(tmp_path, [*records([4, 5]), {**validated, "test/f1": 1.0}])
     begin(print)
-    _wait(lambda: kind.got == [4, 5, 5, 5])
+    until(lambda: kind.got == [4, 5, 5, 5])
     assert kind.opened == [4]
     put(tmp_path, [{**validated, "time": 3.0}])
-    _wait(lambda: len(kind.got) == 5)
+    until(lambda: len(kind.got) == 5)
     assert kind.opened == [4, 5]
 
 
@@ -337,7 +337,7 @@ def test_an_earlier_commands_records_are_not_logged_again(
     kind, begin = flaky
     put(tmp_path, records([1, 2, 3, 4]))
     begin(print, step=3)
-    _wait(lambda: kind.got == [3, 4])
+    until(lambda: kind.got == [3, 4])
     assert kind.opened == [3]
 
 
@@ -365,7 +365,7 @@ def test_files_that_may_be_torn_are_written_anew(
             told: list[str] = []
             thread = LoggerThread(kind, run.path, told.append, 1)
             thread.start()
-            _wait(lambda told=told: len(told) == 2)
+            until(lambda told=told: len(told) == 2)
             thread.finish("done")
             thread.join(10)
             assert thread.done
@@ -402,10 +402,3 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
     assert [m.step for m in client.get_metric_history(identity, "train/loss")] == [1, 2, 3, 4]
     assert client.get_run(identity).info.status == "FINISHED"
     assert client.get_run(identity).data.params["model/kind"] == "sage"
-
-
-def _wait(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

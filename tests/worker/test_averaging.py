@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from raygnn.worker.callbacks import Averaging
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.small_jobs import JobFactory, selected, train_on_ranks
 from tests.worker.test_schedule import goes_on
 
 
@@ -103,9 +103,9 @@ def test_what_is_evaluated_selected_and_saved(make_job: JobFactory, tmp_path: Pa
     first = columns["one"]["val/loss"].dropna().to_list()[0]
     assert columns["slow"]["val/loss"].dropna().to_list() == pytest.approx([first] * 3, rel=1e-4)
     assert columns["plain"]["val/loss"].dropna().to_list()[-1] < 0.9 * first
-    weights = [torch.load(r.path / "checkpoints" / "selected.pt") for r in (one, slow)]
-    for name, value in weights[0].items():
-        assert torch.allclose(value, weights[1][name], atol=1e-4), name
+    weights = selected(slow)
+    for name, value in selected(one).items():
+        assert torch.allclose(value, weights[name], atol=1e-4), name
     tested = [r.summary["metrics"]["test/loss"] for r in (one, slow)]
     assert tested[0] == pytest.approx(tested[1], rel=1e-4)
 

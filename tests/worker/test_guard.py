@@ -13,12 +13,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from raygnn.config.execution import GuardConfig
 from raygnn.errors import GuardError
@@ -27,8 +23,10 @@ from raygnn.sampling.exchange import Exchange, World
 from raygnn.worker.guard import callback, compare
 from raygnn.worker.guard.callback import Guard
 from tests.ranks import run_ranks
+from tests.small_jobs import runtime
 
 Change = Callable[[int, "Setup"], None]
+SAID = ("what", "where", "remedy", "rank")  # of an error
 
 
 class Net(nn.Module):
@@ -125,29 +123,6 @@ class Loader:
         return iter(self._batches)
 
 
-class Environment(LightningEnvironment):
-    """Ranks as they are, whatever the machine's variables say."""
-
-    creates_processes_externally = True  # type: ignore[assignment]
-
-    def __init__(self, world: World):
-        super().__init__()
-        self._world = world
-
-    def global_rank(self) -> int:
-        return self._world.rank
-
-    def local_rank(self) -> int:
-        return self._world.rank
-
-    def world_size(self) -> int:
-        return self._world.size
-
-
-class Strategy(DDPStrategy):
-    root_device = torch.device("cpu")  # type: ignore[assignment]
-
-
 class Watch(pl.Callback):
     """What the parameters, the gradients and the optimizer's state were after each batch."""
 
@@ -183,7 +158,7 @@ class Watch(pl.Callback):
 
 def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any]:
     """One rank: the guard's calls as a rank makes them; returns what it met."""
-    rank, size = exchange.world.rank, exchange.world.size
+    rank, place = exchange.world.rank, runtime(exchange) if exchange.world.size > 1 else None
     setup = Setup([batch(step, rows=2 + rank) for step in range(batches)])
     change(rank, setup)
     task, watch = Task(setup), Watch(setup)
@@ -192,9 +167,9 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
-        strategy=Strategy(**setup.options) if size > 1 else "auto",
+        strategy=place.strategy(**setup.options) if place else "auto",
         plugins=[
-            *([Environment(exchange.world)] if size > 1 else []),
+            *([place.environment] if place else []),
             *([setup.plugin] if setup.plugin else []),
         ],
         precision=setup.precision,
@@ -214,8 +189,7 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
             guard.check_model(task, setup.options)
         trainer.fit(task, Loader(setup.batches))
     except GuardError as error:
-        names = ("what", "where", "remedy", "rank")
-        met = {name: getattr(error, name) for name in names}
+        met = {name: getattr(error, name) for name in SAID}
     except RuntimeError as error:
         met = {"other": str(error)}
     if guard is not None:
@@ -227,14 +201,13 @@ def train(exchange: Exchange, change: Change, batches: int = 3) -> dict[str, Any
 def alike(size: int, change: Change, batches: int = 3) -> dict[str, Any]:
     """Train on ``size`` ranks, which must all fail with the same error; returns rank 0's."""
     met = run_ranks(size, train, change, batches)
-    names = ("what", "where", "remedy", "rank")
-    for name in names:
+    for name in SAID:
         assert all(own.get(name) == met[0].get(name) for own in met), met
     assert "what" in met[0], met[0]
     return met[0]
 
 
-def unlike(rank: int, change: Callable[[Setup], None]) -> Change:
+def unlike(rank: int, change: Callable[[Setup], object]) -> Change:
     """A change on one rank alone."""
 
     def apply(own: int, setup: Setup) -> None:
@@ -318,66 +291,124 @@ def test_batches_are_not_held_on_to() -> None:
 # before training
 
 
-def half(first: torch.dtype, other: torch.dtype, odd: int) -> Change:
-    return lambda rank, setup: setup.net.to(other if rank == odd else first) and None
+def reordered(setup: Setup) -> None:
+    first = setup.net.first
+    del setup.net.first
+    setup.net.first = first
 
 
-@pytest.mark.parametrize(("size", "odd", "said"), [(2, 1, "rank 0"), (3, 1, "ranks 0 and 2")])
-def test_parameters_of_another_type(size: int, odd: int, said: str) -> None:
-    error = alike(size, half(torch.bfloat16, torch.float16, odd))
-    first, *_ = error["what"].removeprefix("ranks differ: ").split("; ")
-    assert first == (
-        f"parameter model.first.weight: dtype torch.bfloat16 on {said}, torch.float16 on rank 1"
-    )
-    assert (error["where"], error["rank"]) == ("before training", odd if size == 3 else 0)
-    assert error["remedy"] == compare.REMEDIES["parameters"]
-    assert (error["parameters"], error["reduced"]) == ([], 0)  # the trainer had not begun
+def converted(setup: Setup) -> None:
+    for own in setup.batches:
+        own.x = {"_N": own.x["_N"].bfloat16()}
 
 
-def test_without_a_guard_mixed_types_reduce_to_garbage() -> None:
-    """The contrast: nobody says a word, or a rank dies of it."""
+# ranks, the one that is unlike the others, what is done to it, what is said of it (to a ";": and
+# more), and the section whose remedy is given
+DIFFERENCES: dict[str, tuple[int, int, Callable[[Setup], object], str, str]] = {
+    "half": (
+        2,
+        1,
+        lambda s: s.net.half(),
+        "parameter model.first.weight: dtype torch.float32 on rank 0, torch.float16 on rank 1;",
+        "parameters",
+    ),
+    "bf16": (
+        3,
+        1,
+        lambda s: s.net.bfloat16(),
+        "parameter model.first.weight: dtype torch.float32 on ranks 0 and 2, torch.bfloat16 on "
+        "rank 1;",
+        "parameters",
+    ),
+    "frozen": (
+        3,
+        2,
+        lambda s: s.net.branch.requires_grad_(False),
+        "parameter model.branch.weight: requires_grad true on ranks 0 and 1, false on rank 2; "
+        "parameter model.branch.bias: requires_grad true on ranks 0 and 1, false on rank 2",
+        "parameters",
+    ),
+    "order": (
+        2,
+        0,
+        reordered,
+        "parameter 0 is model.branch.weight on rank 0, model.first.weight on rank 1;",
+        "order",
+    ),
+    "options": (
+        3,
+        0,
+        lambda s: setattr(s, "options", {"bucket_cap_mb": 1, "static_graph": True}),
+        "option bucket_cap_mb: 25 on ranks 1 and 2, 1 on rank 0; "
+        "option static_graph: missing on ranks 1 and 2, there on rank 0",
+        "options",
+    ),
+    "lr": (
+        3,
+        2,
+        lambda s: setattr(s, "optimizer", partial(torch.optim.SGD, lr=0.2)),
+        "optimizer group 0: lr 0.1 on ranks 0 and 1, 0.2 on rank 2",
+        "optimizers",
+    ),
+    "batch": (
+        3,
+        1,
+        converted,
+        "batch x/_N: dtype torch.float32 on ranks 0 and 2, torch.bfloat16 on rank 1",
+        "batch",
+    ),
+    "global step": (
+        3,
+        0,
+        lambda s: setattr(s, "global_step", 4),
+        "global step: 0 on ranks 1 and 2, 4 on rank 0",
+        "position",
+    ),
+    "step": (
+        3,
+        0,
+        lambda s: setattr(s.batches[0], "step", 4),
+        "batch step: 0 on ranks 1 and 2, 4 on rank 0",
+        "position",
+    ),
+    "total": (
+        3,
+        0,
+        lambda s: setattr(s.batches[0], "total", 4),
+        "batch total: 5 on ranks 1 and 2, 4 on rank 0",
+        "position",
+    ),
+    # Read where the model runs: Lightning enters autocast around training_step, a module's own
+    # code within it; either is found before a gradient is reduced.
+    "autocast of the module": (
+        2,
+        1,
+        lambda s: setattr(s, "autocast", True),
+        "autocast cpu: off on rank 0, torch.bfloat16 on rank 1",
+        "numerics",
+    ),
+    "autocast of the trainer": (
+        2,
+        1,
+        lambda s: setattr(s, "precision", "bf16-mixed"),
+        "autocast cpu: off on rank 0, torch.bfloat16 on rank 1",
+        "numerics",
+    ),
+}
 
-    def reduce(exchange: Exchange) -> list[float]:
-        dtype = torch.float16 if exchange.world.rank else torch.bfloat16
-        values = torch.ones(4, dtype=dtype)
-        dist.all_reduce(values)
-        return values.tolist()
 
-    def gradients(exchange: Exchange) -> list[float]:
-        net = nn.Linear(4, 1).to(torch.float16 if exchange.world.rank else torch.bfloat16)
-        ddp = DistributedDataParallel(net)
-        ddp(torch.ones(1, 4, dtype=net.weight.dtype)).sum().backward()
-        return net.weight.grad.tolist()[0]
-
-    for function, right in ((reduce, 2.0), (gradients, 1.0)):
-        try:
-            met = run_ranks(2, function)
-        except RuntimeError:
-            continue
-        assert any(not math.isclose(value, right) for values in met for value in values), met
-
-
-def test_a_frozen_parameter() -> None:
-    error = alike(3, unlike(2, lambda s: s.net.branch.requires_grad_(False)))
-    assert error["what"] == (
-        "ranks differ: parameter model.branch.weight: "
-        "requires_grad true on ranks 0 and 1, false on rank 2; "
-        "parameter model.branch.bias: requires_grad true on ranks 0 and 1, false on rank 2"
-    )
-    assert error["rank"] == 2
-
-
-def test_another_order_of_parameters() -> None:
-    def change(setup: Setup) -> None:
-        first = setup.net.first
-        del setup.net.first
-        setup.net.first = first
-
-    error = alike(2, unlike(0, change))
-    assert error["what"].startswith(
-        "ranks differ: parameter 0 is model.branch.weight on rank 0, model.first.weight on rank 1;"
-    )
-    assert error["remedy"] == compare.REMEDIES["order"]
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_ranks_that_differ(name: str) -> None:
+    size, rank, change, what, section = DIFFERENCES[name]
+    error = alike(size, unlike(rank, change))
+    said = error["what"].removeprefix("ranks differ: ")
+    assert said.startswith(what) if what.endswith(";") else said == what
+    assert error["remedy"] == compare.REMEDIES[section]
+    assert error["rank"] == (rank if size == 3 else 0)  # of two, nobody knows which is right
+    before = section in ("parameters", "order", "options")
+    assert error["where"] == ("before training" if before else "step 0")  # as most ranks see it
+    assert error["reduced"] == 0
+    assert not (before and error["parameters"])  # the trainer had not begun
 
 
 def test_a_layer_more() -> None:
@@ -387,44 +418,6 @@ def test_a_layer_more() -> None:
     error = alike(3, unlike(1, change))
     assert error["what"].count("there on rank 1") == 10
     assert error["what"].endswith(" more")
-
-
-def test_another_bucket_size_and_an_option_more() -> None:
-    def change(setup: Setup) -> None:
-        setup.options = {"bucket_cap_mb": 1, "static_graph": True}
-
-    error = alike(3, unlike(0, change))
-    assert error["what"] == (
-        "ranks differ: option bucket_cap_mb: 25 on ranks 1 and 2, 1 on rank 0; "
-        "option static_graph: missing on ranks 1 and 2, there on rank 0"
-    )
-    assert (error["rank"], error["remedy"]) == (0, compare.REMEDIES["options"])
-
-
-# at the first batch
-
-
-def test_another_learning_rate() -> None:
-    error = alike(3, unlike(2, lambda s: setattr(s, "optimizer", partial(torch.optim.SGD, lr=0.2))))
-    assert error["what"] == (
-        "ranks differ: optimizer group 0: lr 0.1 on ranks 0 and 1, 0.2 on rank 2"
-    )
-    assert (error["where"], error["reduced"]) == ("step 0", 0)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_converted_batch(size: int) -> None:
-    def convert(setup: Setup) -> None:
-        for own in setup.batches:
-            own.x = {"_N": own.x["_N"].bfloat16()}
-
-    error = alike(size, unlike(1, convert))
-    rest = "rank 0" if size == 2 else "ranks 0 and 2"
-    assert error["what"] == (
-        f"ranks differ: batch x/_N: dtype torch.float32 on {rest}, torch.bfloat16 on rank 1"
-    )
-    assert (error["where"], error["reduced"]) == ("step 0", 0)
-    assert error["remedy"] == compare.REMEDIES["batch"]
 
 
 def test_an_array_that_comes_later_on_one_rank() -> None:
@@ -439,42 +432,6 @@ def test_an_array_that_comes_later_on_one_rank() -> None:
     error = alike(2, both)
     assert error["what"] == "ranks differ: batch x/late: missing on rank 0, there on rank 1"
     assert (error["where"], error["reduced"]) == ("step 2", 2)
-
-
-@pytest.mark.parametrize("which", ["global_step", "step", "total"])
-def test_another_position(which: str) -> None:
-    def change(setup: Setup) -> None:
-        if which == "global_step":
-            setup.global_step = 4
-        else:
-            setattr(setup.batches[0], which, 4)
-
-    error = alike(3, unlike(0, change))
-    name, usual = {
-        "global_step": ("global step", 0),
-        "step": ("batch step", 0),
-        "total": ("batch total", 5),
-    }[which]
-    assert error["what"] == f"ranks differ: {name}: {usual} on ranks 1 and 2, 4 on rank 0"
-    assert (error["where"], error["rank"]) == ("step 0", 0)  # as most ranks see it
-    assert error["remedy"] == compare.REMEDIES["position"]
-
-
-@pytest.mark.parametrize("by", ["module", "trainer"])
-def test_autocast_on_one_rank(by: str) -> None:
-    """Read where the model runs: Lightning enters autocast around training_step, a module's own
-    code within it; either is found before a gradient is reduced."""
-
-    def change(setup: Setup) -> None:
-        if by == "module":
-            setup.autocast = True
-        else:
-            setup.precision = "bf16-mixed"
-
-    error = alike(2, unlike(1, change))
-    assert error["what"] == ("ranks differ: autocast cpu: off on rank 0, torch.bfloat16 on rank 1")
-    assert (error["where"], error["reduced"]) == ("step 0", 0)
-    assert error["remedy"] == compare.REMEDIES["numerics"]
 
 
 def test_autocast_on_all_ranks_is_fine() -> None:
@@ -572,15 +529,6 @@ def test_a_step_that_is_not_finite_moves_nothing(kind: Any, bad: float) -> None:
         assert (own["skipped"], own["state"]) == (1, {"skipped_steps": 1, "in_a_row": 0})
         assert all(map(math.isfinite, third))
         assert own["parameters"] == met[0]["parameters"]
-
-
-def test_without_a_guard_one_such_step_is_the_end_of_it() -> None:
-    def change(rank: int, setup: Setup) -> None:
-        setup.guard = None
-        setup.factors = {1: math.nan} if rank == 1 else {}
-
-    for own in run_ranks(2, train, change):
-        assert all(map(math.isnan, own["parameters"][-1]))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver.train import train
 from raygnn.errors import GuardError
@@ -19,33 +17,18 @@ from raygnn.sampling.collate import Collate
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
 from tests.ranks import run_ranks
-from tests.small_jobs import _train, job, train_on_ranks
+from tests.small_jobs import _train, job_of, losses, train_on_ranks
+from tests.worker.test_graph_tasks import dataset
+from tests.worker.test_graph_tasks import make as graph_job
 
-DATASET = {"num": 24, "largest": 6, "edges": 2.0}
+DATASET: dict[str, Any] = {"num": 24, "largest": 6, "edges": 2.0}
 
 
 def make(storage: Path, precision: str, **sections: Any) -> Config:
-    base = job(storage)
-    for section in ("graph", "model", "sampling", "train"):
-        base.pop(section)
-    return load_config(
-        {
-            **base,
-            "graph": {
-                "format": "graphs",
-                "dataset": "tests.datasets:HalfConverted",
-                "args": DATASET,
-                "val": 0.2,
-                "test": 0.2,
-            },
-            "task": {"kind": "graph_classification"},
-            "model": {"kind": "gin", "hidden": 8, "layers": 2, "dropout": 0.0},
-            "sampling": {"batch_size": 2},
-            "train": {"epochs": 8, "lr": 0.02, "log_every": 1},
-            "precision": precision,
-            **sections,
-        }
-    )
+    train = {"epochs": 8, "lr": 0.02, "optimizer": "adam"}
+    graph = dataset("HalfConverted", **DATASET)
+    job = {"graph": graph, "sampling": {"batch_size": 2}, "train": train, **sections}
+    return graph_job(storage, precision=precision, **job)
 
 
 @pytest.mark.usefixtures("shared_ray")
@@ -69,9 +52,9 @@ def test_without_us_the_job_dies(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("shared_ray")
 def test_ours_trains(tmp_path: Path) -> None:
     run = train(make(tmp_path, "bf16"), display=False)
-    losses = run.metrics["train/loss"].dropna()
-    assert np.isfinite(losses).all()
-    assert losses.iloc[-6:].mean() < losses.iloc[:6].mean()
+    curve = losses(run)
+    assert np.isfinite(curve).all()
+    assert curve[-6:].mean() < curve[:6].mean()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
@@ -79,14 +62,9 @@ def test_what_is_stored_does_not_matter(precision: str, tmp_path: Path) -> None:
     """The same values in bf16, fp16, fp32, fp64 or a mixture give the same losses."""
     curves = []
     for number, dtypes in enumerate((["fp32"], ["bf16"], ["fp64", "bf16", "fp16", "fp32"])):
-        graph = {
-            "format": "graphs",
-            "dataset": "tests.datasets:RandomGraphs",
-            "args": {**DATASET, "dtypes": dtypes},
-        }
-        run = train_on_ranks(make(tmp_path, precision, graph=graph, name=f"run{number}"))
-        records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
-        curves.append([r["train/loss"] for r in records if "train/loss" in r])
+        graph = {**dataset(**DATASET, dtypes=dtypes), "val": 0.0, "test": 0.0}
+        config = make(tmp_path, precision, graph=graph, name=f"run{number}")
+        curves.append(losses(train_on_ranks(config)).tolist())
     assert curves[0] == curves[1] == curves[2]
 
 
@@ -108,11 +86,7 @@ def _broken_on_rank_1(exchange: Exchange, job: Job) -> str:
 
 def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
     """Every rank says which array it is and whose, before the first gradient."""
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "checkpoints").mkdir()
-    config = make(tmp_path, "bf16")
-    job = Job(config, None, tmp_path, None, True, 0.0, 128)
-    said = run_ranks(2, _broken_on_rank_1, job, fresh=True)
+    said = run_ranks(2, _broken_on_rank_1, job_of(make(tmp_path, "bf16")), fresh=True)
     assert said[0] == said[1]
     assert re.search(r"step 0\b", said[0])
     assert "x/_N" in said[0]

@@ -19,7 +19,9 @@ from torch import Tensor
 from raygnn.config.load import load_config
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.small_jobs import job, losses, train_on_ranks
+from tests.worker.test_graph_tasks import dataset
+from tests.worker.test_graph_tasks import make as graph_job
 
 GPU = torch.device("cuda", 1)
 
@@ -56,21 +58,12 @@ def _tensors(value: Any) -> list[Tensor]:
     [
         {"model": {"kind": "gcn"}},
         {"model": {"kind": "gat", "input_dropout": 0.1}, "sampling": {"prefetch": 0}},
-        {
-            "graph": {
-                "format": "graphs",
-                "dataset": "tests.datasets:RandomGraphs",
-                "args": {"num": 40},
-            },
-            "task": {"kind": "graph_classification"},
-            "model": {"kind": "gin", "hidden": 8},
-        },
+        {"graph": {**dataset(num=40), "val": 0.0, "test": 0.0}, "sampling": {"batch_size": 8}},
     ],
     ids=["nodes", "not ahead", "graphs"],
 )
 def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
     sections: dict[str, Any],
-    make_job: JobFactory,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -101,12 +94,12 @@ def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
         (tmp_path / "said").write_text(json.dumps({**said, "devices": len(set(devices))}))
         begin(self, trainer, module, batch, number)
 
-    plain = _losses(make_job, "plain", sections)
+    plain = _losses(tmp_path, "plain", sections)
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(Rank, "_pin", lambda self: GPU)
     monkeypatch.setattr(Guard, "on_train_batch_start", noting)
-    assert _losses(make_job, "pinned", sections) == plain
+    assert _losses(tmp_path, "pinned", sections) == plain
     said = json.loads((tmp_path / "said").read_text())
     ahead = sections.get("sampling", {}).get("prefetch", 2) > 0
     assert said["bare"] == 0 < said["all"]
@@ -114,15 +107,8 @@ def test_every_tensor_of_a_batch_is_pinned_where_it_is_made(
     assert said["devices"] == 1
 
 
-def _losses(make_job: JobFactory, name: str, sections: dict[str, Any]) -> list[float]:
-    train = {"max_steps": 2, "log_every": 1}
-    if "graph" in sections:
-        base = make_job(train=train).to_dict()
-        kept = {key: base[key] for key in ("storage", "staging", "train", "fault")}
-        cluster = {"workers": 1, "num_cpus": 1}
-        job = {**kept, "name": name, "cluster": cluster, "sampling": {"batch_size": 8}, **sections}
-        config = load_config(job)
-    else:
-        config = make_job(name=name, train=train, cluster={"workers": 1}, **sections)
-    found: list[float] = train_on_ranks(config).metrics["train/loss"].dropna().to_list()
-    return found
+def _losses(storage: Path, name: str, sections: dict[str, Any]) -> list[float]:
+    more = {"name": name, "train": {"max_steps": 2}, "cluster": {"workers": 1}, **sections}
+    of_graphs = "graph" in sections
+    config = graph_job(storage, **more) if of_graphs else load_config(job(storage, **more))
+    return list(losses(train_on_ranks(config)))

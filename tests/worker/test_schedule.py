@@ -18,7 +18,7 @@ from raygnn.tasks.optimizer import make_optimizer, with_schedules
 from raygnn.worker.callbacks import Checkpoints
 from raygnn.worker.rank import Rank
 from tests.driver.test_resume import cut
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.small_jobs import JobFactory, selected, train_on_ranks
 
 STEPS = 50
 
@@ -145,23 +145,18 @@ def goes_on(config: Config, *stops: int) -> Run:
         assert len(values["train/loss"]) == len(table)
         return {**values, "metrics": run.summary["metrics"]}
 
-    def weights(run: Run) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = torch.load(run.path / "checkpoints" / "selected.pt")
-        return found
-
     whole = train_on_ranks(config)
-    known, tensors = facts(whole), weights(whole)
+    known, tensors = facts(whole), selected(whole)
     for stop in stops:
         cut(config.run_dir, stop)
         resumed = train_on_ranks(config, resume=True)
         assert facts(resumed) == known
-        assert all(torch.equal(t, tensors[name]) for name, t in weights(resumed).items())
+        assert all(torch.equal(t, tensors[name]) for name, t in selected(resumed).items())
     return whole
 
 
 def in_run(run: Run) -> dict[int, float]:
-    records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
-    return {r["step"]: r["train/lr"] for r in records if "train/lr" in r}
+    return run.metrics.set_index("step")["train/lr"].dropna().to_dict()
 
 
 def test_a_run_has_the_rates_and_goes_on_with_them(make_job: JobFactory) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,11 @@ from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from tests.driver.test_resume import cut
 from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, _data, _train, train_on_ranks
+from tests.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
+from tests.worker.test_graph_tasks import dataset
+from tests.worker.test_graph_tasks import make as graph_job
 
 SHARDS = ("optimizer", "full")
-
-
-def losses(run: Run) -> np.ndarray:
-    return np.array(run.metrics["train/loss"].dropna())
-
-
-def on_ranks(config: Any, workers: int, train: Callable[..., Any], *args: Any) -> list[Any]:
-    """What ``train(exchange, job, *args)`` says on each rank."""
-    place, ntype = _data(config, workers)
-    for name in ("logs", "checkpoints"):
-        (config.run_dir / name).mkdir(parents=True)
-    job = Job(config, place, config.run_dir, ntype, True, 0.0, 64 * workers)
-    return run_ranks(workers, train, job, *args, fresh=True)  # they patch
 
 
 # ── the same training ────────────────────────────────────────────────────────────────────────
@@ -95,25 +83,17 @@ def test_the_same_in_bf16(make_job: JobFactory) -> None:
     assert np.allclose(losses(runs[0]), losses(runs[2]), atol=0.01)
 
 
-def test_graphs_of_which_ranks_evaluate_unequal_numbers(make_job: JobFactory) -> None:
+def test_graphs_of_which_ranks_evaluate_unequal_numbers(tmp_path: Path) -> None:
     """Evaluation asks nothing of other ranks: 7 graphs on two of them, one at a time."""
     sections: dict[str, Any] = {
-        "graph": {
-            "format": "graphs",
-            "dataset": "tests.datasets:RandomGraphs",
-            "args": {"num": 20, "largest": 6, "edges": 2.0},
-            "val": 0.25,
-            "test": 0.35,
-        },
-        "task": {"kind": "graph_classification"},
-        "model": {"kind": "gin", "hidden": 8, "layers": 2, "dropout": 0.0},
-        "sampling": {"batch_size": 3, "eval_batch_size": 1},
+        "graph": {**dataset(num=20), "val": 0.25, "test": 0.35},
+        "sampling": {"eval_batch_size": 1},
     }
-    curves = [
-        train_on_ranks(_graphs(make_job, name=shard, comm={"shard": shard}, **sections))
+    plain, sharded = (
+        train_on_ranks(graph_job(tmp_path, name=shard, comm={"shard": shard}, **sections))
         for shard in ("none", "full")
-    ]
-    assert np.allclose(losses(curves[0]), losses(curves[1]), atol=1e-5)
+    )
+    assert np.allclose(losses(plain), losses(sharded), atol=1e-5)
 
 
 # ── what each rank holds ─────────────────────────────────────────────────────────────────────
@@ -156,8 +136,9 @@ def test_what_each_rank_holds(workers: int, make_job: JobFactory) -> None:
             sampling={"fanout": [3, 3, 3]},
             train={"max_steps": 2},
             comm={"shard": shard},
+            cluster={"workers": workers},
         )
-        held[shard] = on_ranks(config, workers, _held)
+        held[shard] = run_ranks(workers, _held, job_of(config), fresh=True)  # it patches
     whole_state, size = held["none"][0]["state"], held["none"][0]["parameters"]
     assert whole_state == 2 * size  # of Adam
     for rank in held["optimizer"]:
@@ -233,8 +214,8 @@ def test_it_goes_on_where_it_stopped(
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole_run))
         assert new.to_dict() == old.to_dict(), column  # to the bit
     assert resumed.summary["metrics"] == whole_run.summary["metrics"]
-    weights = [torch.load(r.path / "checkpoints" / "selected.pt") for r in (resumed, whole_run)]
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    weights = selected(whole_run)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in selected(resumed).items())
 
 
 def test_it_goes_on_sharded_otherwise(make_job: JobFactory) -> None:
@@ -318,7 +299,7 @@ def _poisoned(exchange: Exchange, job: Job) -> dict[str, Any]:
 
 def test_a_step_is_left_out_by_all_ranks(make_job: JobFactory) -> None:
     config = make_job(comm={"shard": "full"}, train={"epochs": 1})
-    said = on_ranks(config, 2, _poisoned)
+    said = run_ranks(2, _poisoned, job_of(config), fresh=True)
     assert [rank["skipped"]["steps"] for rank in said] == [1, 1]
     assert said[0]["metrics"] == said[1]["metrics"]
     assert np.isfinite(said[0]["metrics"]["test/loss"])
@@ -340,7 +321,7 @@ def _exchanged(exchange: Exchange, job: Job) -> list[bool]:
 
 def test_gradients_are_exchanged_once_a_step(make_job: JobFactory) -> None:
     config = make_job(comm={"shard": "full"}, train={"accumulate": 3, "epochs": 1})
-    for found in on_ranks(config, 2, _exchanged):
+    for found in run_ranks(2, _exchanged, job_of(config), fresh=True):
         assert found == [False, False, True, True]  # of an epoch's 4 batches
 
 
@@ -406,13 +387,3 @@ def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(fsdp, "FSDPModule")
     with pytest.raises(CapabilityError, match=r"torch >= 2\.6 on a cuda"):
         check_supported(torch.device("cuda"))
-
-
-def _graphs(make_job: JobFactory, **sections: Any) -> Any:
-    from raygnn.config.load import load_config
-    from tests.small_jobs import job
-
-    base = job(Path(make_job().storage))
-    for section in ("graph", "model", "sampling"):
-        base.pop(section)
-    return load_config({**base, **sections})

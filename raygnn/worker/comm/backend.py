@@ -79,11 +79,11 @@ def _apply(plan: CommPlan) -> None:
     if variables is None:
         network = machine.network(ray.util.get_node_ip_address())
         variables = plan.variables(network, machine.environment())
-    os.environ.update({variable.name: variable.value for variable in variables})
-    dist.set_debug_level_from_env()  # torch read it when it was imported
-    listen_on_own_address()
     _given.clear()
     _given.update({variable.name: variable.value for variable in variables})
+    os.environ.update(_given)
+    dist.set_debug_level_from_env()  # torch read it when it was imported
+    listen_on_own_address()
 
 
 _given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
@@ -104,9 +104,9 @@ def _verify(plan: CommPlan, logs: Path | None) -> tuple[int, Worker]:
     found |= {"backend": dist.get_backend(), "timeout": timeout}
     planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
     if logs is not None:
+        given = {name: _shown(name, value) for name, value in found.items()}
         record = {"rank": rank, "world": size, "time": time.time(), "host": host}
-        record["node"] = node
-        record["given"] = {name: _shown(name, value) for name, value in found.items()}
+        record |= {"node": node, "given": given}
         logs.mkdir(parents=True, exist_ok=True)
         with open(logs / f"comm-rank-{rank}.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")

@@ -57,11 +57,7 @@ class Sharding:
             self._twin = Twin(task.model)
 
     def strategy(self, base: type[DDPStrategy], ddp: dict[str, Any]) -> DDPStrategy:
-        """
-        Args:
-            base: what knows about devices and ranks.
-            ddp: what DDP is told, where there is one.
-        """
+        """``base`` knows about devices and ranks; ``ddp``: what DDP is told, where there is one."""
         if not self.full:
             return base(**ddp)
         kind: Any = type("FullySharded", (FullyShardedStrategy, base), {})
@@ -188,11 +184,13 @@ class FullyShardedStrategy(DDPStrategy):
             optimizer.load_state_dict(_shared_out(state, optimizer))
 
     def _gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        from torch.distributed.tensor import DTensor
+
         def gather(value: Tensor) -> Tensor:
             tensor = whole(value)
             return tensor.cpu() if self.is_global_zero else tensor.new_empty(0)
 
-        gathered: dict[str, Any] = apply_to_collection(state, _dtensor(), gather)
+        gathered: dict[str, Any] = apply_to_collection(state, DTensor, gather)
         return gathered
 
     def _share_buffers(self) -> None:
@@ -381,12 +379,6 @@ def _shared_out(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> d
         for number, values in state["state"].items()
     }
     return {**state, "state": shares}
-
-
-def _dtensor() -> type[Tensor]:
-    from torch.distributed.tensor import DTensor
-
-    return DTensor
 
 
 def whole(tensor: Tensor) -> Tensor:

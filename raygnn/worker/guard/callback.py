@@ -30,38 +30,25 @@ _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 class Guard(pl.Callback):
     """Makes ranks that are about to do different things fail together, with the reason.
 
-    - Before anything is reduced, DDP's own broadcasts included, `check_model` compares
-      parameters, buffers, options, arithmetic and software.
+    - Before anything is reduced, DDP's own broadcasts included: `check_model`, to be called right
+      before ``trainer.fit``, compares parameters, buffers, options, arithmetic and software.
     - At the first batch of every start and each ``every`` batches from there: position, batch,
       optimizer and parameters before the step; autocast, as the model met it, before the
       backward pass, which is where gradients are first reduced.
     - After each backward pass that reduces, a rank on which a parameter got no gradient fails,
       rather than the next forward pass; the others wait for it in the reduction.
     - Before each optimizer step: gradients are rescaled for samples that were left out, and a
-      step whose gradient is not finite is left out. With a step go the running statistics that
-      its forward passes left in the module's buffers.
+      step whose gradient is not finite is left out, with the running statistics that its forward
+      passes left in buffers. Once reduced, gradients are the same on all ranks, so that each
+      alone comes to the same decision; only where they are sharded is a number exchanged. With
+      fp16-mixed that is left to the gradient scaler.
 
-    The last needs no exchange, but one number where gradients are sharded: elsewhere they are the
-    same on all ranks once reduced, so each rank alone comes to the same decision.
+    With ``mode: off`` only the last is done. ``deep`` is ``on``, and the process groups compare,
+    too, which whoever makes them sees to.
 
-    Not with fp16-mixed: there, gradients that are not finite are a matter of course, which the
-    gradient scaler deals with. With ``mode: off`` only the last is done. ``deep`` is ``on``, and
-    the process groups compare, too, which whoever makes them sees to.
-
-    To use it, give it to the trainer before the callbacks that checkpoint, and call
-    ``check_model`` right before ``trainer.fit``::
-
-        guard = Guard(control, config.guard)
-        trainer = pl.Trainer(strategy=..., callbacks=[guard, ...])
-        guard.check_model(module, options)
-        trainer.fit(module, ...)
-
-    with ``options`` all that is told to the strategy and to the trainer and must not differ
-    (``bucket_cap_mb``, ``find_unused_parameters``, ``static_graph``,
-    ``gradient_as_bucket_view``, ``ddp_comm_hook``, ``accumulate``, ``clip``, ``precision``, the
-    ``guard`` section itself). The module needs ``model``, the network; it may have
-    ``window_scale()``: planned seeds of the window that ends now over those that it had, the
-    same number on all ranks, 0 or infinite where it had none.
+    To be given to the trainer before the callbacks that checkpoint. The module needs ``model``,
+    the network; it may have ``window_scale()``: planned seeds of the window that ends now over
+    those that it had, the same number on all ranks, 0 or infinite where it had none.
 
     Args:
         exchange: of the control messages, used by the thread that trains alone.
@@ -89,6 +76,9 @@ class Guard(pl.Callback):
 
     def check_model(self, module: nn.Module, options: Mapping[str, Any]) -> None:
         """Compare what there is before the trainer runs. Collective.
+
+        Args:
+            options: all that the strategy and the trainer are told and must not differ.
 
         Raises:
             GuardError: ranks differ.

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from raygnn.errors import GuardError
 from raygnn.sampling.exchange import Exchange
@@ -81,31 +81,29 @@ def compare(exchange: Exchange, sections: Sections, where: str) -> None:
     """
     if exchange.world.size == 1:
         return
-    own = np.array([hash64(entries(sections))])
-    if not differ(_max(exchange, both_ends(own))).any():
+    if not differ(_max(exchange, both_ends(hash64(entries(sections))))):
         return
     said = exchange.gather_json({"where": where, "entries": excerpt(sections)})
     raise disagreement([text["entries"] for text in said], [text["where"] for text in said])
 
 
-def _max(exchange: Exchange, values: np.ndarray) -> np.ndarray:
-    """The largest of any rank, elementwise; int64, the same shape on all ranks."""
-    tensor = torch.from_numpy(values)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=exchange.group)
-    return tensor.numpy()
+def _max(exchange: Exchange, values: Tensor) -> Tensor:
+    """The largest of any rank, elementwise, in place."""
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=exchange.group)
+    return values
 
 
 # What follows is pure, so that ranks come to the same conclusion from the same numbers.
 
 
-def both_ends(values: np.ndarray) -> np.ndarray:
-    """``[2, n]`` such that the largest of any rank's tells the largest and the smallest value."""
-    return np.stack([values, ~values])  # ~v = -v - 1: the order turned round, exactly
+def both_ends(value: int) -> Tensor:
+    """Two numbers whose maxima over the ranks tell the largest and the smallest value."""
+    return torch.tensor([value, ~value])  # ~v = -v - 1: the order turned round, exactly
 
 
-def differ(largest: np.ndarray) -> np.ndarray:
-    """Where ranks differ, bool ``[n]``; ``largest``: of all ranks' `both_ends`."""
-    return largest[0] != ~largest[1]
+def differ(largest: Tensor) -> bool:
+    """Whether ranks differ; ``largest``: the maxima of all ranks' `both_ends`."""
+    return bool(largest[0] != ~largest[1])
 
 
 def entries(sections: Sections) -> list[Entry]:
@@ -172,19 +170,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
+            runs[-1].append(rank)
         else:
             runs.append([rank])
-    texts = [text for run in runs for text in _run_texts(run)]
+    texts: list[str] = []
+    for run in runs:
+        texts += map(str, run) if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
     if len(texts) == 1:
         return f"{'rank' if len(ranks) == 1 else 'ranks'} {texts[0]}"
     return f"ranks {', '.join(texts[:-1])} and {texts[-1]}"
-
-
-def _run_texts(run: list[int]) -> list[str]:
-    if run[-1] - run[0] < 2:
-        return [str(rank) for rank in run]
-    return [f"{run[0]}-{run[-1]}"]
 
 
 def _by_field(values: Sequence[str | None]) -> dict[str, list[tuple[str, list[int]]]]:
