@@ -56,13 +56,12 @@ class Command:
                 continue
         return {pid: line for pid, line in found.items() if line.strip()}
 
-    def left_behind(self) -> list[str]:
-        """What of it still runs."""
-        return [*self.running().values()]
-
-    def leaves_nothing(self, seconds: float = 10) -> bool:
-        """Whether no process of it runs, and no directory of its Ray is there."""
+    def left_behind(self, seconds: float = 10) -> list[str]:
+        """What of it still runs, and its Ray's directories, once they had some seconds to go."""
         deadline = time.monotonic() + seconds
-        while self.left_behind() and time.monotonic() < deadline:
+        while True:
+            places = [p for ray in self.temp.glob("raygnn-*") for p in (ray, *ray.rglob("*"))]
+            left = [*self.running().values(), *map(str, places)]
+            if not left or time.monotonic() > deadline:
+                return left
             time.sleep(0.2)
-        return self.left_behind() == [] and not any(self.temp.glob("raygnn-*"))

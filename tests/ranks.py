@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -121,6 +122,9 @@ class _Process:
     """
 
     def __init__(self, only: tuple[Callable[..., Any], Any] | None = None):
+        # What Ray's handles hold on to goes now: in the child it would be told to Ray through this
+        # process's own connection, of which neither would then understand the other half.
+        gc.collect()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         # their ends of this process's pipes, which would never be seen closed
@@ -176,6 +180,7 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
+    gc.freeze()  # see above
     for other in others:
         other.close()
     call: bytes | None = b""

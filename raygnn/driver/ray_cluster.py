@@ -116,7 +116,7 @@ class RayCluster:
         self._patience = patience(config)
         self._elastic = config.cluster.elastic
         self._thread: threading.Thread | None = None
-        self._ready = threading.Event()
+        self._ready = threading.Event()  # Ray is there, or will not come
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._knock: Knock | None = None
@@ -126,6 +126,7 @@ class RayCluster:
         self._death: str | None = None
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
+        self._up = False  # Ray runs, while not all that we want of it may be there
         self.ours = False  # it goes, or we leave it, when the job ends
 
     def __enter__(self) -> RayCluster:
@@ -190,16 +191,24 @@ class RayCluster:
         self._done.set()
         if self._knock is not None:
             self._knock.close()
-        # one that still tries to connect goes with the process
-        wait = _END if self._ready.is_set() else _LEAVE if self.local else 0.0
-        if self._death is not None and not self.local:
-            wait = _LEAVE  # Ray would wait for the dead, and end this process
-        deadline = time.monotonic() + wait
-        while self._thread and self._thread.is_alive() and time.monotonic() < deadline:
+        began = time.monotonic()
+        while (
+            self._thread
+            and self._thread.is_alive()
+            and time.monotonic() - began < self._end_limit()
+        ):
             with taken():
                 self._thread.join(1)
-        if self.local and not self._ready.is_set() and self._directory is not None:
+        if self._directory is not None and not (self._up or self._ready.is_set()):
             self._abandon()
+
+    def _end_limit(self) -> float:
+        """Seconds that the thread may take to end."""
+        if self._death is not None and not self.local:
+            return _LEAVE  # Ray would wait for the dead, and end this process
+        if self._up or self._ready.is_set():
+            return _END
+        return _LEAVE if self.local else 0.0  # what still tries to connect goes with the process
 
     def _abandon(self) -> None:
         """End a Ray of our own that has not come up by now: its start could take half a minute
@@ -218,10 +227,12 @@ class RayCluster:
         # The thread stays until the end: Ray's processes are killed when the thread that
         # started them ends (PR_SET_PDEATHSIG).
         before = dict(os.environ)
+        failed = False
         try:
             self._start()
         except BaseException as error:
             self._error = error
+            failed = not self._done.is_set()  # else it was stopped
         self._ready.set()
         self._done.wait()
         try:
@@ -238,7 +249,7 @@ class RayCluster:
                         thread.join(_LEAVE)
         finally:
             self._unpatch()
-            if self._directory and self._error is None:
+            if self._directory and not failed:  # of what failed, the logs stay
                 _remove(self._directory)
             if self._owned is not None:
                 self._owned.close()
@@ -274,10 +285,12 @@ class RayCluster:
 
         if not ray.is_initialized():
             self._init()
-        if self._directory is not None:
-            self._core = Children(self._directory)
-        else:
+        self._up = True
+        if self._directory is None:
             self._core = Endpoints()
+        elif not self._done.is_set():
+            self._core = Children(self._directory)
+            compat.start_coordinator()
 
     def _init(self) -> None:
         import ray
@@ -305,7 +318,6 @@ class RayCluster:
                 _temp_dir=os.path.join(self._directory, _RAYS),
                 **common,
             )
-        compat.start_coordinator()
 
     def _as_preflight_error(self, error: BaseException) -> RaygnnError:
         if isinstance(error, RaygnnError):

@@ -59,7 +59,7 @@ def test_train_and_its_output(run: Callable[..., Command], tmp_path: Path) -> No
     for chatter in ("ray::", "TrainController", "lightning", "WARNING", "Setting up process group"):
         assert chatter not in out
     assert "\x1b" not in out  # no control characters in a file
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
     assert set(os.listdir("/dev/shm")) <= before
     assert raygnn.open_run(tmp_path / "runs" / "test").summary["metric"] == "accuracy"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["job.yaml", "runs"]
@@ -86,7 +86,7 @@ def test_ctrl_c_and_resume(run: Callable[..., Command], tmp_path: Path) -> None:
     assert int(saved[1]) >= 3
     assert "Traceback" not in err
     assert "--resume" in err
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
     assert set(os.listdir("/dev/shm")) <= before
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
 
@@ -162,7 +162,7 @@ def test_a_port_that_is_not_rays(run: Callable[..., Command], answer: bytes | No
     assert error["what"] == "what listens there is not the head node of a Ray"
     assert error["where"] == f"cluster.address: {address}"
     assert err.startswith(f"error: {error['what']}\n")
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
 
 
 _HEAD = """
@@ -206,7 +206,7 @@ def test_a_token_that_is_not_the_clusters(
             assert first == f"error: the cluster refused us: {told}"
             assert where == f"  at cluster.address: {address}"
             assert "RAY_AUTH_TOKEN" in remedy
-            assert command.leaves_nothing()
+            assert command.left_behind() == []
         head.communicate("\n", timeout=60)
 
 
@@ -243,7 +243,7 @@ def test_stopped_from_outside(run: Callable[..., Command], tmp_path: Path, how: 
     lines = err.splitlines()
     assert lines[0].startswith("error: interrupted; ")
     assert len(lines) == 2  # the remedy; no stack
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
 
 
@@ -261,9 +261,9 @@ def test_a_command_that_is_killed(run: Callable[..., Command], tmp_path: Path) -
     command.process.kill()
     command.process.wait()
     deadline = time.monotonic() + 120  # Ray's agents look for its head for a minute
-    while command.left_behind() and time.monotonic() < deadline:
+    while command.running() and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert command.left_behind() == []
+    assert command.running() == {}  # the directory goes with the next command
     again = run("train", "--resume", **sections)
     code, out, _ = again.finish()
     assert code == 0
@@ -281,7 +281,7 @@ def test_a_reader_that_goes(run: Callable[..., Command], tmp_path: Path) -> None
     assert command.process.returncode == 128 + signal.SIGPIPE
     assert command.process.stderr is not None
     assert command.process.stderr.read() == ""
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "interrupted"
 
 
@@ -293,7 +293,7 @@ def test_workers_that_cannot_start(run: Callable[..., Command], tmp_path: Path) 
         "error: the workers' processes die as soon as they start: "
         "ModuleNotFoundError: No module named 'encodings'\n"
     )
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
     assert raygnn.open_run(tmp_path / "runs" / "test").status == "failed"
 
 
@@ -308,7 +308,7 @@ def test_sigterm_before_training(run: Callable[..., Command], delay: float) -> N
     code, out, err = command.finish(timeout=120)  # Ray is waited for, at most a minute
     assert code == 130, (out, err)
     assert "Traceback" not in err
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
 
 
 _LATECOMER = """
@@ -378,7 +378,7 @@ def test_a_failure_prints_its_cause_first(run: Callable[..., Command]) -> None:
     assert "site-packages" not in err  # the whole trace is elsewhere
     (log,) = re.findall(r"^  the whole trace is in (\S+/logs/rank-1.log)$", err, re.M)
     assert "site-packages/lightning" in Path(log).read_text()
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
 
 
 def test_a_memory_monitor_that_kills(

@@ -113,7 +113,7 @@ def test_a_running_job_keeps_to_itself(tmp_path: Path) -> None:
         assert code == 130
         assert not [secret for secret in kept if secret in out + err]
         assert with_secrets(tmp_path / "runs", kept) == []
-        assert command.leaves_nothing()
+        assert command.left_behind() == []
     finally:
         if command.process.poll() is None:
             os.killpg(command.process.pid, signal.SIGKILL)

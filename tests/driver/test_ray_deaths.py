@@ -73,7 +73,7 @@ def failed(command: Command, run_dir: Path, expected: str) -> str:
     assert run.summary["error"].startswith(expected)
     cause = raygnn.diagnose(run_dir).cause
     assert (cause.kind, cause.what, cause.confidence) == ("ray_died", expected, "high")
-    assert command.leaves_nothing()
+    assert command.left_behind() == []
     return out
 
 
@@ -150,7 +150,7 @@ def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
         assert err.startswith(f"error: the head node's GCS at {address} has taken no connection")
         assert "--resume" in err
         assert Run(run_dir).summary["status"] == "failed"
-        assert command.leaves_nothing()
+        assert command.left_behind() == []
     finally:
         if command is not None:
             remove(command)

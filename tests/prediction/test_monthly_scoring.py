@@ -20,7 +20,7 @@ def run(*command: str, cwd: Path, code: int = 0) -> str:
     process = Command([*command], cwd)
     status, out, err = process.finish(400)
     assert status == code, out + err
-    assert not process.left_behind()
+    assert process.left_behind() == []
     return out + err
 
 

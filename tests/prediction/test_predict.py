@@ -450,7 +450,7 @@ def test_ctrl_c(trained: Run, tmp_path: Path) -> None:
         os.killpg(command.process.pid, signal.SIGINT)
         code, _, err = command.finish(timeout=60)
         assert (code, "nothing was written" in err) == (130, True)
-        assert command.leaves_nothing()
+        assert command.left_behind() == []
         assert sorted(path.name for path in run.path.parent.iterdir()) == ["partitions", "test"]
         assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     finally:

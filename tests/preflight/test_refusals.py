@@ -187,7 +187,7 @@ def test_too_little_memory(cluster: Cluster, shared: Path) -> None:
 
 def test_a_node_that_hangs(cluster: Cluster, shared: Path) -> None:
     with cluster.frozen(1):
-        wanted = config(shared)
+        wanted = config(shared, probe_timeout="5s")
         refused(cluster, shared, wanted, "no answer within 5 s", "(on host1)", "out of the cluster")
 
 
