@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 
 from raygnn.config.places import size
 from raygnn.preflight.facts import Interface, NodeFacts
@@ -75,8 +74,6 @@ def versions_supported(job: Job) -> Iterator[Finding]:
                 f"{name} is not installed" if is_missing else f"{name} is {installed}",
                 f"install {required} there",
                 nodes,
-                found=installed,
-                wanted=required,
             )
 
 
@@ -149,7 +146,6 @@ def _differ(
         f"nodes differ in {aspect}: {listed}",
         f"{remedy}, or accept it with cluster.allow: [{check}]",
         odd[:20],
-        **{aspect: dict(nodes_of)},
     )
 
 
@@ -184,8 +180,6 @@ def shared_memory(job: Job) -> Iterator[Finding]:
             f"/dev/shm has {size(node.shm_free)} free: {effect}",
             "enlarge it (docker run --shm-size, or an emptyDir of medium Memory)",
             [node.node],
-            free=node.shm_free,
-            total=node.shm_total,
         )
 
 
@@ -204,8 +198,6 @@ def host_name_resolves(job: Job) -> Iterator[Finding]:
                 f"let it resolve to {address} (/etc/hosts), or accept it with cluster.allow: "
                 "[host_name_resolves]; gloo is told the interface then",
                 [node.node],
-                resolves_to=list(node.network.resolves_to),
-                address=address,
             )
 
 
@@ -238,7 +230,6 @@ def interfaces_there(job: Job) -> Iterator[Finding]:
                     f"{variable} is {names[variable]!r}: {problem}",
                     f"remove it from {whose}: raygnn finds the interface of each node itself",
                     [node.node],
-                    **{variable: names[variable], "interfaces": sorted(interfaces)},
                 )
 
 
@@ -309,9 +300,8 @@ def clocks_agree(job: Job) -> Iterator[Finding]:
 def open_files(job: Job) -> Iterator[Finding]:
     """Enough files may be open on a node: Ray and the process groups hold a socket per peer."""
     for node in job.holding if len(job.holding) > 1 else ():
-        limit = node.limits.get("nofile", -1)
-        if 0 <= limit < _FILES:
-            what = f"at most {limit} files may be open there"
+        if node.open_files is not None and node.open_files < _FILES:
+            what = f"at most {node.open_files} files may be open there"
             yield warn(what, "start Ray after ulimit -n 65536", [node.node])
 
 
@@ -336,7 +326,6 @@ def network_reach(job: Job) -> Iterator[Finding]:
         f"{_way(bad[0])} does not work: {bad[0].problem}{_others(bad, job.links)}",
         remedy,
         _ends(bad),
-        links=[asdict(link) for link in bad],
     )
 
 
@@ -355,8 +344,6 @@ def network_latency(job: Job) -> Iterator[Finding]:
         f"{HIGH_LATENCY_MS:g} ms{_others(bad, links)}",
         f"send less often: {', '.join(advice)}; or use nodes that are closer to each other",
         _ends(bad),
-        links=[asdict(link) for link in bad],
-        limit_ms=HIGH_LATENCY_MS,
     )
 
 
@@ -375,8 +362,6 @@ def network_bandwidth(job: Job) -> Iterator[Finding]:
         f"{_speed(LOW_MBITS)}{_others(bad, links)}",
         f"send less: {', '.join(advice)}",
         _ends(bad),
-        links=[asdict(link) for link in bad],
-        limit_mbits=LOW_MBITS,
     )
 
 

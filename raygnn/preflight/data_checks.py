@@ -44,9 +44,6 @@ def partition_visible(job: Job) -> Iterator[Finding]:
             f"{job.partition.directory}: {what}",
             remedy,
             [node.node],
-            missing=missing,
-            wrong=wrong,
-            damaged=dict(node.damaged),
         )
 
 
@@ -66,8 +63,6 @@ def parts_agree(job: Job) -> Iterator[Finding]:
                 f"array {name!r} of node type {ntype!r} is not the same in every part: "
                 + ("some lack it" if absent else listed),
                 "make the partition again from one array",
-                array=f"{ntype}/{name}",
-                parts=where,
             )
 
 
@@ -328,8 +323,6 @@ def parts_and_workers(job: Job) -> Iterator[Finding]:
         yield info(
             f"{parts} parts do not divide evenly between {workers} workers: more edges are cut",
             "set partition.parts to a multiple of cluster.workers, or to auto",
-            parts=parts,
-            workers=workers,
         )
 
 
@@ -343,8 +336,6 @@ def batch_size_fits(job: Job) -> Iterator[Finding]:
         f"a batch of {job.most} × {size:,} seeds is larger than the {train:,} training {seeds}: "
         "every epoch is one step",
         f"set sampling.batch_size to less than {-(-train // job.most)} for more steps",
-        seeds=train,
-        batch=size * job.most,
     )
 
 
@@ -366,6 +357,4 @@ def edge_arrays_read(job: Job) -> Iterator[Finding]:
             f"edges of {', '.join(kinds)} have {', '.join(names)}, which no model reads yet: "
             "they are stored in the partition and have no effect",
             "leave them out of the graph, or name an array of weights in sampling.edge_weight",
-            arrays=list(names),
-            etypes=kinds,
         )

@@ -19,9 +19,8 @@ class Gpu:
 
     Attributes:
         uuid: tells it from all others.
-        memory, memory_free: in bytes.
+        memory: in bytes.
         driver: version of its driver, e.g. ``"550.54.15"``.
-        cuda: the newest CUDA that the driver can run, e.g. ``"12.4"``.
         capability: compute capability, e.g. ``(9, 0)``; bf16 needs 8.0.
         ecc: whether error correction is on.
         processes: process ids that use it.
@@ -30,9 +29,7 @@ class Gpu:
     model: str
     uuid: str | None = None
     memory: int | None = None
-    memory_free: int | None = None
     driver: str | None = None
-    cuda: str | None = None
     capability: tuple[int, int] | None = None
     ecc: bool | None = None
     processes: tuple[int, ...] = ()
@@ -40,15 +37,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface: its IPv4 addresses, speed in Mbit/s (None where the driver does not
-    say), and longest packet in bytes."""
+    """A network interface, with its IPv4 addresses."""
 
     name: str
     addresses: tuple[str, ...] = ()
     up: bool = True
     loopback: bool = False
-    mbits: int | None = None
-    mtu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,11 +78,11 @@ class NodeFacts:
         cpus: CPUs that a process may use there.
         gpus: those that a process may use.
         memory, memory_available: of the machine or the container, whichever is smaller.
-        limits: of open files (``nofile``) and locked memory in bytes (``memlock``); -1 = none.
+        open_files: how many may be open; None = no limit.
         network: how it is connected.
         environment: variables of communication and threads that are set there already.
         clock: how far its clock is ahead of the driver's, seconds.
-        shm_free, shm_total: of ``/dev/shm``.
+        shm_free: free in ``/dev/shm``.
         cache: why the node cannot keep copies of parts where it should; None = it can.
         cache_free: free there.
         disk_free: free where ``storage`` lies.
@@ -97,8 +91,8 @@ class NodeFacts:
             be neither made nor written).
         partition_files: path within the partition → size, of the files that it sees.
         partition_fingerprint: SHA-256 over the partition's json files.
-        damaged: path within the partition → what is wrong with its content, of the files that
-            were read; ``read`` is how many there were.
+        damaged: path within the partition → what is wrong with its content, of those of its
+            files that there was time to read.
         problem: why there are no facts, where there are none.
     """
 
@@ -113,12 +107,11 @@ class NodeFacts:
     gpus: tuple[Gpu, ...] = ()
     memory: int | None = None
     memory_available: int | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)
+    open_files: int | None = None
     network: Network = Network()
     environment: Mapping[str, str] = field(default_factory=dict)
     clock: float | None = None
     shm_free: int | None = None
-    shm_total: int | None = None
     cache: str | None = None
     cache_free: int | None = None
     disk_free: int | None = None
@@ -126,7 +119,6 @@ class NodeFacts:
     partition_files: Mapping[str, int] = field(default_factory=dict)
     partition_fingerprint: str | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
-    read: int = 0
     problem: str | None = None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from raygnn.config.schema import Config
 from raygnn.graph.data import EdgeTarget
@@ -27,7 +27,6 @@ class Finding:
         what: one sentence, with the values in it.
         remedy: one sentence, what to do.
         nodes: the nodes concerned; empty when it is about the job as a whole.
-        values: the values that were compared, for programs.
     """
 
     check: str
@@ -35,7 +34,6 @@ class Finding:
     what: str
     remedy: str = ""
     nodes: tuple[str, ...] = ()
-    values: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         named = (rf"(\b(on|from|to)|,) {re.escape(node)}(?![\w.-])" for node in self.nodes)
@@ -50,19 +48,19 @@ class Finding:
         return f"{self.severity} [{self.check}]: {self}{remedy}"
 
 
-def error(what: str, remedy: str, nodes: Iterable[str] = (), **values: Any) -> Finding:
+def error(what: str, remedy: str, nodes: Iterable[str] = ()) -> Finding:
     """A finding that refuses the job, as a check yields it: :func:`run_checks` names the check."""
-    return Finding("", "error", what, remedy, tuple(nodes), values)
+    return Finding("", "error", what, remedy, tuple(nodes))
 
 
-def warn(what: str, remedy: str = "", nodes: Iterable[str] = (), **values: Any) -> Finding:
+def warn(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
     """A finding that the job may suffer from; else as :func:`error`."""
-    return Finding("", "warn", what, remedy, tuple(nodes), values)
+    return Finding("", "warn", what, remedy, tuple(nodes))
 
 
-def info(what: str, remedy: str = "", nodes: Iterable[str] = (), **values: Any) -> Finding:
+def info(what: str, remedy: str = "", nodes: Iterable[str] = ()) -> Finding:
     """A finding that is good to know; else as :func:`error`."""
-    return Finding("", "info", what, remedy, tuple(nodes), values)
+    return Finding("", "info", what, remedy, tuple(nodes))
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def run_checks(job: Job, checks: Iterable[Check]) -> tuple[Finding, ...]:
     for check in checks:
         for finding in check(job):
             if check.__name__ in allowed and finding.severity == "error":
-                finding = info(f"{finding.what} (allowed)", "", finding.nodes, **finding.values)
+                finding = info(f"{finding.what} (allowed)", "", finding.nodes)
             findings.append(replace(finding, check=check.__name__))
     return by_severity(findings)
 

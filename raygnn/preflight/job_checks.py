@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.places import size
@@ -43,12 +42,6 @@ def resources_fit(job: Job) -> Iterator[Finding]:
     worker = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
     has = f"{ray.cpus:g} CPUs and {ray.gpus:g} GPUs"
     fit = ray.workers(cpus, gpus)
-    values: dict[str, Any] = {
-        "workers": job.workers,
-        "fit": fit,
-        "cpus": ray.cpus,
-        "gpus": ray.gpus,
-    }
     if job.workers > fit:
         scarce = "gpus" if job.workers * gpus > ray.gpus else "cpus"
         local = len(ray.nodes) == 1 and scarce == "cpus"
@@ -57,14 +50,12 @@ def resources_fit(job: Job) -> Iterator[Finding]:
             f"{some(len(ray.nodes), 'node')}, room for {some(fit, 'such worker')}",
             f"lower cluster.workers or cluster.{scarce}_per_worker"
             + (", or let more workers share the CPUs with cluster.num_cpus" if local else ""),
-            **values,
         )
         return
     if fit < job.most:
         yield info(
             f"the job starts with {some(fit, 'worker')} of up to {job.most}: Ray has {has}",
             "add nodes, of which it makes use at once",
-            **values,
         )
     if not job.silent and (  # what a node that has just died had is not free either
         job.fewest * cpus > ray.free_cpus or job.fewest * gpus > ray.free_gpus
@@ -73,7 +64,6 @@ def resources_fit(job: Job) -> Iterator[Finding]:
             f"{job.fewest} × {worker} have to wait: other jobs leave {ray.free_cpus:g} CPUs and "
             f"{ray.free_gpus:g} GPUs of {has}",
             "wait for them, or lower cluster.workers",
-            **values,
         )
 
 
@@ -240,24 +230,19 @@ def memory_fits(job: Job) -> Iterator[Finding]:
                 f"needed, the node has {size(node.memory)} of memory",
                 "raise the fewest workers in cluster.workers to what the memory is enough for",
                 [node.node],
-                need=fewer,
-                memory=node.memory,
             )
-        values = {"need": need, "memory": node.memory, "available": available}
         if need > node.memory or held > available:
             yield error(
                 f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "
                 f"{size(available)} are available",
                 remedy,
                 [node.node],
-                **values,
             )
         elif need > 0.8 * node.memory_available:
             yield warn(
                 f"{told} take {size(need)}, only {size(available)} of memory are free",
                 "stop other programs there, or add nodes",
                 [node.node],
-                **values,
             )
 
 
@@ -270,8 +255,6 @@ def _gpu_memory_fits(job: Job) -> Iterator[Finding]:
                 f"{WEIGHTS} take {size(need)}, a GPU has {size(smallest)} of memory",
                 REMEDIES[WEIGHTS],
                 [node.node],
-                need=need,
-                memory=smallest,
             )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from raygnn.config.places import is_secret
+from raygnn.config.places import is_secret, nearest_existing
 from raygnn.graph.available_memory import lines, number, words
 from raygnn.preflight.facts import Gpu, Interface, Network
 
@@ -74,20 +74,18 @@ def cpu_flags() -> tuple[str, ...]:
     return tuple(sorted(_FLAGS.intersection(_fields(_PROC / "cpuinfo").get("flags", "").split())))
 
 
-def space(path: str | Path) -> tuple[int | None, int | None]:
-    """Bytes free for this user and in all, of the file system that ``path`` lies on."""
+def free_space(path: Path) -> int | None:
+    """Bytes free for this user on the file system that ``path`` lies on, or will lie on."""
     try:
-        usage = shutil.disk_usage(path)
+        return shutil.disk_usage(nearest_existing(path)).free
     except OSError:
-        return None, None
-    return usage.free, usage.total
+        return None
 
 
-def limits() -> dict[str, int]:
-    """Soft limits: ``nofile``, open files, and ``memlock``, bytes of locked memory; -1 = none."""
-    kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
-    return {name: -1 if at == resource.RLIM_INFINITY else at for name, at in soft.items()}
+def open_files() -> int | None:
+    """How many files a process may have open; None = no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def environment() -> dict[str, str]:
@@ -154,8 +152,6 @@ def _interfaces() -> tuple[Interface, ...]:
             addresses=tuple(addresses[name]),
             up=states[name].isup,
             loopback="loopback" in states[name].flags.split(","),
-            mbits=states[name].speed or None,
-            mtu=states[name].mtu,
         )
         for _, name in socket.if_nameindex()
         if name in states
@@ -221,8 +217,6 @@ def _from_nvml(nvml: Any) -> tuple[Gpu, ...]:
     handles = _handles(nvml)
     uuids = [_text(_ask(nvml, "nvmlDeviceGetUUID", handle)) for handle in handles]
     driver = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
-    newest = _ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
-    cuda = None if newest is None else f"{newest // 1000}.{newest % 1000 // 10}"
     visible = []
     for one in _visible(uuids):
         if isinstance(one, int):
@@ -231,7 +225,7 @@ def _from_nvml(nvml: Any) -> tuple[Gpu, ...]:
             handle, uuid = _ask(nvml, "nvmlDeviceGetHandleByUUID", one), one
             if handle is None:
                 break  # no such slice
-        visible.append(_gpu(nvml, handle, uuid, driver, cuda))
+        visible.append(_gpu(nvml, handle, uuid, driver))
     return tuple(visible)
 
 
@@ -248,7 +242,7 @@ def _handles(nvml: Any) -> list[Any]:
     return handles
 
 
-def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None, cuda: str | None) -> Gpu:
+def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None) -> Gpu:
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     # What a MIG slice does not tell, the GPU that it is cut from does.
     whole = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) or handle
@@ -259,9 +253,7 @@ def _gpu(nvml: Any, handle: Any, uuid: str | None, driver: str | None, cuda: str
         model=_text(_ask(nvml, "nvmlDeviceGetName", handle)) or _UNNAMED,
         uuid=uuid,
         memory=None if memory is None else int(memory.total),
-        memory_free=None if memory is None else int(memory.free),
         driver=driver,
-        cuda=cuda,
         capability=None if capability is None else (capability[0], capability[1]),
         ecc=None if ecc is None else bool(ecc[0]),  # [1]: after the next restart
         processes=tuple(sorted({process.pid for process in processes})),

@@ -388,10 +388,8 @@ def node_facts(
     """
     total, available = memory()
     partition = question.partition or Path(os.devnull)
-    shm_free, shm_total = machine.space(Path("/dev/shm"))
     storage = question.storage and Path(question.storage)
     cache = Path(question.cache or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}")
-    damaged, read = _damaged(partition, question)
     return NodeFacts(
         node=node or socket.gethostname(),
         id=id,
@@ -404,19 +402,17 @@ def node_facts(
         gpus=machine.gpus(),
         memory=total,
         memory_available=available,
-        limits=machine.limits(),
+        open_files=machine.open_files(),
         network=machine.network(address),
         environment=machine.environment(),
-        shm_free=shm_free,
-        shm_total=shm_total,
+        shm_free=machine.free_space(Path("/dev/shm")),
         cache=_unusable(cache),
-        cache_free=_free(cache),
-        disk_free=_free(storage) if storage else None,
+        cache_free=machine.free_space(cache),
+        disk_free=machine.free_space(storage) if storage else None,
         storage=_storage(storage, question.token) if storage else "ok",
         partition_files=_sizes(partition, question.files),
         partition_fingerprint=fingerprint(partition, question.jsons),
-        damaged=damaged,
-        read=read,
+        damaged=_damaged(partition, question),
     )
 
 
@@ -443,13 +439,6 @@ def _unusable(cache: Path) -> str | None:
     return unwritable(cache)
 
 
-def _free(path: Path) -> int | None:
-    try:
-        return machine.space(nearest_existing(path))[0]
-    except OSError:
-        return None
-
-
 def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
     if not isinstance(partition, Path):
         partition = partition.listed()  # one look rather than one at each file
@@ -457,15 +446,14 @@ def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
     return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
 
 
-def _damaged(partition: AnyPath, question: Question) -> tuple[dict[str, str], int]:
+def _damaged(partition: AnyPath, question: Question) -> dict[str, str]:
     """What is wrong with the content of files, as many as can be read in the time there is."""
     if not isinstance(partition, Path):
-        return {}, 0  # far away; staging fetches and checks it
+        return {}  # far away; staging fetches and checks it
     number, of = question.share
     first = number * len(question.files) // of
     end = time.monotonic() + _READING
     damaged: dict[str, str] = {}
-    read = 0
     for name in [*question.files[first:], *question.files[:first]]:
         if name not in question.digests or not (partition / name).is_file():
             continue
@@ -475,14 +463,13 @@ def _damaged(partition: AnyPath, question: Question) -> tuple[dict[str, str], in
                 while chunk := stream.read(_CHUNK):
                     digest.update(chunk)
                     if time.monotonic() > end:
-                        return damaged, read
+                        return damaged
         except OSError as error:
             damaged[name] = f"cannot be read: {error.strerror or error}"
             continue
-        read += 1
         if digest.hexdigest() != question.digests[name]:
             damaged[name] = "has changed since it was written"
-    return damaged, read
+    return damaged
 
 
 def _versions() -> dict[str, str | None]:

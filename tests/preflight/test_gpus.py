@@ -39,14 +39,13 @@ class Machine(ModuleType):
             "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self.whole,
             "nvmlDeviceGetUUID": self.text,
             "nvmlDeviceGetName": lambda handle: self.text(f"NVIDIA {handle}"),
-            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80, free=70, used=10),
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80),
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, UUIDS.index(handle)),
             "nvmlDeviceGetEccMode": lambda handle: [UUIDS.index(handle) and 1, 0],
             "nvmlDeviceGetComputeRunningProcesses": lambda _: [
                 SimpleNamespace(pid=pid) for pid in (12, 7, 12)
             ],
             "nvmlSystemGetDriverVersion": lambda: self.text("550.54.15"),
-            "nvmlSystemGetCudaDriverVersion_v2": lambda: 12040,
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -91,9 +90,7 @@ def gpu(index: int) -> Gpu:
         model=f"NVIDIA {UUIDS[index]}",
         uuid=UUIDS[index],
         memory=80,
-        memory_free=70,
         driver="550.54.15",
-        cuda="12.4",
         capability=(9, index),
         ecc=index > 0,
         processes=(7, 12),
@@ -141,12 +138,11 @@ def test_a_slice(pynvml: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("nvmlDeviceGetUUID", {"uuid": None}),
         ("nvmlDeviceGetName", {"model": "GPU"}),
-        ("nvmlDeviceGetMemoryInfo", {"memory": None, "memory_free": None}),
+        ("nvmlDeviceGetMemoryInfo", {"memory": None}),
         ("nvmlDeviceGetCudaComputeCapability", {"capability": None}),
         ("nvmlDeviceGetEccMode", {"ecc": None}),
         ("nvmlDeviceGetComputeRunningProcesses", {"processes": ()}),
         ("nvmlSystemGetDriverVersion", {"driver": None}),
-        ("nvmlSystemGetCudaDriverVersion_v2", {"cuda": None}),
         ("nvmlShutdown", {}),
     ],
 )
@@ -169,7 +165,7 @@ def test_gpus_that_are_lost_or_of_others(pynvml: Machine, monkeypatch: pytest.Mo
 
     pynvml.queries["nvmlDeviceGetHandleByIndex"] = handle
     wrong = pynvml.NVMLError
-    assert machine.gpus() == (gpu(0), Gpu("GPU", driver="550.54.15", cuda="12.4"), gpu(2))
+    assert machine.gpus() == (gpu(0), Gpu("GPU", driver="550.54.15"), gpu(2))
     wrong = pynvml.NVMLError_NoPermission
     assert machine.gpus() == (gpu(0), gpu(2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

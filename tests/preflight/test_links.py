@@ -434,7 +434,6 @@ def test_nodes_that_do_not_reach_each_other() -> None:
     assert "MTU" not in finding.remedy
     assert _advice(finding) == ["comm.env.GLOO_SOCKET_IFNAME=NAME"]
     assert finding.nodes == ("c", "d", "b")
-    assert [link["source"] for link in finding.values["links"]] == ["c", "b"]
     (finding,) = _findings(*links[:2])
     assert "MTU" in finding.remedy
     assert "links" not in finding.what
@@ -451,7 +450,6 @@ def test_a_long_round_trip() -> None:
     assert "from b to c and back takes 12.3 ms" in finding.what
     assert "2 of 3 links" in finding.what
     assert finding.nodes == ("b", "c", "a")
-    assert [link["latency_ms"] for link in finding.values["links"]] == [12.34, 5.1]
     assert _advice(finding) == ["comm.bucket_cap_mb=100", "train.accumulate=4"]
 
 
@@ -471,7 +469,6 @@ def test_little_bandwidth() -> None:
     assert "from b to c carries 94 Mbit/s, less than 9 Gbit/s" in finding.what
     assert "2 of 3 links" in finding.what
     assert finding.nodes == ("b", "c", "a")
-    assert [link["mbits"] for link in finding.values["links"]] == [94.0, 8_900.0]
     assert _advice(finding) == ["comm.compression=bf16", "train.accumulate=2"]
     (finding,) = _findings(*links, comm__compression="bf16")
     assert _advice(finding) == ["train.accumulate=2"]

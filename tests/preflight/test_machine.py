@@ -56,11 +56,9 @@ def test_this_machine() -> None:
     assert total
     assert available
     assert 2**28 < available <= total < 2**45
-    free, size = machine.space("/")
-    assert free is not None
-    assert size is not None
-    assert 0 <= free < size
-    assert machine.space("/no/such/directory") == (None, None)
+    free = machine.free_space(Path("/"))
+    assert free
+    assert machine.free_space(Path("/no/such/directory")) == pytest.approx(free, rel=0.1)
     known = machine.network("127.0.0.1")
     assert (known.address, known.interface) == ("127.0.0.1", "lo")
     assert [each.name for each in known.interfaces] == [name for _, name in socket.if_nameindex()]
@@ -139,13 +137,12 @@ def test_nonsense_in_proc_and_sys(files: Files, lines: list[bytes]) -> None:
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from raygnn.preflight import machine; print(machine.limits()['nofile'])"
+    code = "from raygnn.preflight import machine; print(machine.open_files())"
     command = ["sh", "-c", 'ulimit -S -n 200; exec "$@"', "sh", sys.executable, "-c", code]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert int(done.stdout) == 200
-    endless = {resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 7}
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (endless[kind], 99))
-    assert machine.limits() == {"nofile": 7, "memlock": -1}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, 99))
+    assert machine.open_files() is None
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,16 +215,12 @@ def test_names_that_do_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine._resolve("localhost") == ("127.0.0.1",)
 
 
-def test_devices_and_speeds(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices(files: Files) -> None:
     files["sys/class/infiniband/mlx5_1/node_guid"] = ""
     files["sys/class/infiniband/mlx5_0/node_guid"] = ""
     assert machine.network(None).rdma == ("mlx5_0", "mlx5_1")
-    stats = psutil.net_if_stats()
-    for speed, mbits in ((25000, 25000), (0, None)):  # 0: the driver does not say
-        changed = {**stats, "lo": stats["lo"]._replace(speed=speed)}
-        monkeypatch.setattr(psutil, "net_if_stats", lambda stats=changed: stats)
-        (loopback,) = (i for i in machine.network(None).interfaces if i.name == "lo")
-        assert (loopback.mbits, loopback.loopback, loopback.up) == (mbits, True, True)
+    (loopback,) = (i for i in machine.network(None).interfaces if i.name == "lo")
+    assert (loopback.loopback, loopback.up) == (True, True)
 
 
 LOOK = """
@@ -259,7 +252,7 @@ def test_hosts_on_a_network() -> None:
 
         # As on many a Debian; and two addresses, one with a label of its own.
         shell("sed s/10.77.0.1/127.0.1.1/ /etc/hosts > /tmp/h; cat /tmp/h > /etc/hosts")
-        shell("ip address add 10.78.0.5/24 dev lan0; ip link set lan0 mtu 1400")
+        shell("ip address add 10.78.0.5/24 dev lan0")
         shell("ip address add 10.79.0.5/24 dev lan0 label lan0:1; mount -t sysfs sysfs /sys")
         seen = look(first, "10.79.0.5")
         assert (seen.interface, seen.resolves_to) == ("lan0", ["127.0.1.1"])
@@ -267,7 +260,7 @@ def test_hosts_on_a_network() -> None:
         assert names["lan0"] == {
             "name": "lan0",
             "addresses": ["10.77.0.1", "10.78.0.5", "10.79.0.5"],
-            **{"up": True, "loopback": False, "mbits": 10000, "mtu": 1400},
+            **{"up": True, "loopback": False},
         }
         assert names["lo"]["loopback"]
         assert names["lo"]["up"]

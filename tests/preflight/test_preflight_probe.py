@@ -157,7 +157,7 @@ def test_a_place_for_copies_that_cannot_be_used(place: str, why: str, tmp_path: 
     assert facts.cache is not None
     assert why in facts.cache
     good = node_facts(Question(None, None, str(tmp_path / "not" / "yet")))
-    assert (good.cache, good.cache_free == machine.space(tmp_path)[0]) == (None, True)
+    assert (good.cache, good.cache_free == machine.free_space(tmp_path)) == (None, True)
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
