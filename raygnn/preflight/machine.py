@@ -123,19 +123,14 @@ def network(address: str | None) -> Network:
     Args:
         address: IPv4, under which Ray knows it.
     """
+    interfaces = _interfaces()
     return Network(
         address=address,
-        interface=interface_of(address) if address else None,
-        interfaces=_interfaces(),
+        interface=next((i.name for i in interfaces if address in i.addresses), None),
+        interfaces=interfaces,
         resolves_to=_resolve(socket.gethostname()),
         rdma=tuple(sorted(path.name for path in (_SYS / "class/infiniband").glob("*"))),
     )
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None when none has it."""
-    holders = (interface.name for interface in _interfaces() if address in interface.addresses)
-    return next(holders, None)
 
 
 def _interfaces() -> tuple[Interface, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import Config
@@ -30,39 +30,50 @@ _Arrays: TypeAlias = Mapping[EdgeType, Mapping[str, Any]]
 _RELATION = "relation"
 
 
-def stored_files(meta: Stored) -> dict[str, int]:
-    """Path within the directory → size in bytes, of every file a node needs."""
-    from raygnn.graph.collection import CollectionMeta
-    from raygnn.graph.remote import within
+class StoredFiles(NamedTuple):
+    """What lies in the directory of a partition or a collection.
 
-    root, jsons = meta.directory, stored_jsons(meta)
-    if isinstance(meta, CollectionMeta):
-        files = {name: file.bytes for name, file in meta.manifest.files.items()}
-        return files | {name: (root / name).stat().st_size for name in jsons}
-    paths = [path for part in meta.files for path in part.all()]
-    paths += [root / name for name in jsons]
-    return {name: path.stat().st_size for path in paths if (name := within(path, root))}
+    Attributes:
+        sizes: path within the directory → bytes, of every file a node needs.
+        jsons: those that say what it is; of a partition DGL's json, and our manifest if it has one.
+        digests: SHA-256 of the files, as far as they are known.
+    """
+
+    directory: AnyPath
+    sizes: Mapping[str, int]
+    jsons: tuple[str, ...]
+    digests: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str | None:
+        """SHA-256 over the contents of ``jsons``; None if one cannot be read here."""
+        digest = hashlib.sha256()
+        try:
+            for name in self.jsons:
+                digest.update((self.directory / name).read_bytes())
+        except OSError:
+            return None
+        return digest.hexdigest()
 
 
-def stored_jsons(meta: Stored) -> tuple[str, ...]:
-    """The files that say what it is; of a partition DGL's json, and our manifest if it has one."""
+def stored_files(meta: Stored) -> StoredFiles:
+    """Look at the files once, without reading them."""
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.collection.collection_manifest import MANIFEST as OF_COLLECTION
     from raygnn.graph.partition.manifest import MANIFEST
+    from raygnn.graph.remote import within
 
+    root, recorded = meta.directory, meta.manifest.files if meta.manifest else {}
     if isinstance(meta, CollectionMeta):
-        return (OF_COLLECTION,)
-    return (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
-
-
-def stored_digests(meta: Stored) -> dict[str, str]:
-    """SHA-256 of the files, as far as they are known."""
-    from raygnn.graph.collection import CollectionMeta
-
-    if isinstance(meta, CollectionMeta):
-        return {name: file.sha256 for name, file in meta.manifest.files.items()}
-    files = meta.manifest.files if meta.manifest else {}
-    return {name: file.sha256 for name, file in files.items()}
+        jsons: tuple[str, ...] = (OF_COLLECTION,)
+        sizes = {name: file.bytes for name, file in meta.manifest.files.items()}
+        sizes |= {name: (root / name).stat().st_size for name in jsons}
+    else:
+        jsons = (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
+        paths = [path for part in meta.files for path in part.all()]
+        paths += [root / name for name in jsons]
+        sizes = {name: path.stat().st_size for path in paths if (name := within(path, root))}
+    return StoredFiles(root, sizes, jsons, {name: file.sha256 for name, file in recorded.items()})
 
 
 def collection_facts(
@@ -74,12 +85,13 @@ def collection_facts(
         splits: how many graphs there are in each.
         stored: whether it lies where the ranks will look for it.
     """
+    files = stored_files(meta) if stored else None
     return PartitionFacts(
-        directory=str(meta.directory) if stored else "",
+        directory=str(meta.directory) if files else "",
         num_parts=1,
         bytes=meta.bytes,
-        files=stored_files(meta) if stored else {},
-        fingerprint=fingerprint(meta.directory, stored_jsons(meta)) if stored else None,
+        files=files.sizes if files else {},
+        fingerprint=files.fingerprint if files else None,
         nodes={ntype: nodes.num for ntype, nodes in meta.nodes.items()},
         columns={
             ntype: {n: (Column(c.dtype, tuple(c.shape)),) for n, c in nodes.data.items()}
@@ -238,9 +250,9 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
     return PartitionFacts(
         directory=str(meta.directory),
         num_parts=meta.num_parts,
-        bytes=sum(files.values()),
-        files=files,
-        fingerprint=fingerprint(meta.directory, stored_jsons(meta)),
+        bytes=sum(files.sizes.values()),
+        files=files.sizes,
+        fingerprint=files.fingerprint,
         nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
         columns=columns,
         splits=by_type.get(task_ntype(config, columns) or "", {}),
@@ -278,17 +290,6 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
         },
         reverses=data.reverses,
     )
-
-
-def fingerprint(directory: AnyPath, names: tuple[str, ...]) -> str | None:
-    """SHA-256 over the files' contents; None if one cannot be read, or there is none."""
-    digest = hashlib.sha256()
-    try:
-        for name in names:
-            digest.update((directory / name).read_bytes())
-    except OSError:
-        return None
-    return digest.hexdigest() if names else None
 
 
 def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:

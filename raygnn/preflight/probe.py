@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,15 +31,9 @@ from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
 from raygnn.preflight.links import Link, Responder, measure, pairs
-from raygnn.preflight.partition_facts import (
-    fingerprint,
-    stored_digests,
-    stored_files,
-    stored_jsons,
-)
+from raygnn.preflight.partition_facts import StoredFiles, stored_files
 
 if TYPE_CHECKING:
-    from raygnn.graph.remote import AnyPath
     from raygnn.preflight.partition_facts import Stored
 
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
@@ -60,38 +54,24 @@ class Question:
         token: a file that the driver has put into it, or into the nearest directory above it that
             exists; None where there is one node.
         cache: where a node keeps its copies of parts; None = in its temporary directory.
-        partition: the partition's directory; None where it has not been made yet.
-        files: the partition's files, relative to it.
-        jsons: those of them that say what the partition is.
-        digests: SHA-256 of the files, as far as they are known.
+        partition: its files; None where it has not been made yet.
         share: which node of how many this is: each begins to read files at another one.
     """
 
     storage: str | None
     token: str | None
     cache: str | None
-    partition: AnyPath | None = None
-    files: tuple[str, ...] = ()
-    jsons: tuple[str, ...] = ()
-    digests: Mapping[str, str] = field(default_factory=dict)
+    partition: StoredFiles | None = None
     share: tuple[int, int] = (0, 1)
 
     @classmethod
     def about(cls, config: Config, meta: Stored | None, token: str | None) -> Question:
         path = config.staging.path
-        question = cls(
+        return cls(
             storage=str(Path(config.storage).absolute()),
             token=token,
             cache=None if path is None else str(path),
-        )
-        if meta is None:
-            return question
-        return replace(
-            question,
-            partition=meta.directory,
-            files=tuple(stored_files(meta)),
-            jsons=stored_jsons(meta),
-            digests=stored_digests(meta),
+            partition=None if meta is None else stored_files(meta),
         )
 
 
@@ -387,7 +367,7 @@ def node_facts(
         id, address: as Ray knows it.
     """
     total, available = memory()
-    partition = question.partition or Path(os.devnull)
+    partition = question.partition
     storage = question.storage and Path(question.storage)
     cache = Path(question.cache or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}")
     return NodeFacts(
@@ -410,9 +390,9 @@ def node_facts(
         cache_free=machine.free_space(cache),
         disk_free=machine.free_space(storage) if storage else None,
         storage=_storage(storage, question.token) if storage else "ok",
-        partition_files=_sizes(partition, question.files),
-        partition_fingerprint=fingerprint(partition, question.jsons),
-        damaged=_damaged(partition, question),
+        partition_files=_sizes(partition) if partition else {},
+        partition_fingerprint=partition.fingerprint if partition else None,
+        damaged=_damaged(partition, *question.share) if partition else {},
     )
 
 
@@ -439,27 +419,26 @@ def _unusable(cache: Path) -> str | None:
     return unwritable(cache)
 
 
-def _sizes(partition: AnyPath, names: tuple[str, ...]) -> dict[str, int]:
-    if not isinstance(partition, Path):
-        partition = partition.listed()  # one look rather than one at each file
-    paths = {name: partition / name for name in names}
+def _sizes(partition: StoredFiles) -> dict[str, int]:
+    root = partition.directory
+    if not isinstance(root, Path):
+        root = root.listed()  # one look rather than one at each file
+    paths = {name: root / name for name in partition.sizes}
     return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
 
 
-def _damaged(partition: AnyPath, question: Question) -> dict[str, str]:
+def _damaged(partition: StoredFiles, number: int, of: int) -> dict[str, str]:
     """What is wrong with the content of files, as many as can be read in the time there is."""
-    if not isinstance(partition, Path):
+    root, names, damaged = partition.directory, [*partition.sizes], dict[str, str]()
+    if not isinstance(root, Path):
         return {}  # far away; staging fetches and checks it
-    number, of = question.share
-    first = number * len(question.files) // of
-    end = time.monotonic() + _READING
-    damaged: dict[str, str] = {}
-    for name in [*question.files[first:], *question.files[:first]]:
-        if name not in question.digests or not (partition / name).is_file():
+    first, end = number * len(names) // of, time.monotonic() + _READING
+    for name in [*names[first:], *names[:first]]:
+        if name not in partition.digests or not (root / name).is_file():
             continue
         digest = hashlib.sha256()
         try:
-            with (partition / name).open("rb") as stream:
+            with (root / name).open("rb") as stream:
                 while chunk := stream.read(_CHUNK):
                     digest.update(chunk)
                     if time.monotonic() > end:
@@ -467,7 +446,7 @@ def _damaged(partition: AnyPath, question: Question) -> dict[str, str]:
         except OSError as error:
             damaged[name] = f"cannot be read: {error.strerror or error}"
             continue
-        if digest.hexdigest() != question.digests[name]:
+        if digest.hexdigest() != partition.digests[name]:
             damaged[name] = "has changed since it was written"
     return damaged
 

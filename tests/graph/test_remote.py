@@ -57,7 +57,7 @@ def test_the_same_as_a_directory(meta: PartitionMeta, tmp_path: Path) -> None:
         found = read_meta(uri(Path(str(place))))
         assert found.digest == meta.digest
         assert str(found.directory) == uri(Path(str(meta.directory)))
-        assert stored_files(found) == stored_files(meta)
+        assert stored_files(found).sizes == stored_files(meta).sizes
         assert table(found) == table(meta)
         verify(found)
         for part in range(2):

@@ -77,7 +77,7 @@ def test_the_manifest_the_parts_and_the_graph_say_the_same(
     assert ours.nodes == foreign.nodes == graph.nodes == {"item": ITEMS, "user": USERS}
     assert ours.splits == foreign.splits == graph.splits == {"train": 6, "val": 2, "test": 4}
     assert ours.files.keys() - foreign.files.keys() == {"raygnn.json"}
-    assert ours.bytes == sum(stored_files(meta).values()) > 0
+    assert ours.bytes == sum(stored_files(meta).sizes.values()) > 0
     assert graph.bytes == ITEMS * (12 + 8 + 3) + USERS * 32 + 30 * 16
 
 

@@ -25,7 +25,7 @@ from raygnn.graph.partition.layout import PartFiles
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.preflight import machine, probe
 from raygnn.preflight.facts import NodeFacts, Resources
-from raygnn.preflight.partition_facts import fingerprint, stored_files, stored_jsons
+from raygnn.preflight.partition_facts import stored_files
 from raygnn.preflight.probe import PACKAGES, Question, node_facts
 
 
@@ -69,14 +69,13 @@ def test_this_machine(tmp_path: Path) -> None:
     assert node.storage == "ok"
     assert (
         node.partition_files
-        == stored_files(meta)
+        == stored_files(meta).sizes
         == {
             **{"cora.json": 2, "raygnn.json": 3},
             **{"part0/graph.dgl": 0, "part0/node_feat.dgl": 1, "part0/edge_feat.dgl": 2},
         }
     )
-    jsons = stored_jsons(meta)
-    assert node.partition_fingerprint == fingerprint(meta.directory, jsons)
+    assert node.partition_fingerprint == stored_files(meta).fingerprint
     assert (resources.cpus, resources.gpus) == (node.cpus, len(node.gpus))
     assert not (tmp_path / "runs").exists(), "a look must not write"
 
@@ -92,17 +91,16 @@ def test_the_cpus_ray_is_told_of(tmp_path: Path) -> None:
 
 def test_a_partition_that_others_wrote_has_no_manifest(tmp_path: Path) -> None:
     meta = make_meta(tmp_path, manifest=False)
-    assert stored_jsons(meta) == ("cora.json",)
+    assert stored_files(meta).jsons == ("cora.json",)
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
-    make_meta(tmp_path)
-    names = ("cora.json", "raygnn.json")
-    before = fingerprint(tmp_path, names)
+    files = stored_files(make_meta(tmp_path))
+    before = files.fingerprint
     (tmp_path / "raygnn.json").write_text("{}!")
-    assert fingerprint(tmp_path, names) != before
+    assert files.fingerprint != before
     (tmp_path / "raygnn.json").unlink()
-    assert fingerprint(tmp_path, names) is None
+    assert files.fingerprint is None
 
 
 def test_a_storage_is_known_by_its_token(tmp_path: Path) -> None:
