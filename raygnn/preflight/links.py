@@ -90,10 +90,7 @@ class Responder:
 
         Raises:
             OSError: this machine does not have that address.
-            ValueError: the token is of another length.
         """
-        if len(token) != TOKEN_BYTES:
-            raise ValueError(f"a token of {len(token)} bytes, not {TOKEN_BYTES}")
         self._token = token
         self._end = time.monotonic() + lifetime
         self._closed = threading.Event()

@@ -30,7 +30,7 @@ from raygnn.errors import InputError
 from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
-from raygnn.preflight.links import Link, Responder, measure, pairs
+from raygnn.preflight.links import TOKEN_BYTES, Link, Responder, measure, pairs
 from raygnn.preflight.partition_facts import StoredFiles, stored_files
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _measure(nodes: Sequence[NodeFacts], probers: dict[str, Any]) -> Iterator[Li
 
     by_name = {node.node: node for node in nodes}
     for round_of_pairs in pairs(list(by_name)):
-        token = secrets.token_bytes(32)
+        token = secrets.token_bytes(TOKEN_BYTES)
         tasks = {}
         for source, target in round_of_pairs:
             address = by_name[target].network.address

@@ -119,10 +119,6 @@ def test_ring(count: int) -> None:
     assert len(set(seen)) == len(links), "more than one ring"
 
 
-def test_two_nodes_in_both_directions() -> None:
-    assert pairs(["a", "b"]) == [[("a", "b")], [("b", "a")]]
-
-
 # ----------------------------------------------------------------------------- on this machine
 
 
@@ -133,10 +129,8 @@ def test_a_link(bind: str | None) -> None:
             link = _measure(responder.port, bind=bind)
             assert (link.source, link.target, link.problem) == ("a", "b", None)
             assert link.local
-            assert link.latency_ms
-            assert link.mbits
-            assert link.latency_ms > 0
-            assert link.mbits > 0
+            assert (link.latency_ms or 0) > 0
+            assert (link.mbits or 0) > 0
 
 
 def test_a_link_over_ipv6() -> None:
@@ -175,11 +169,6 @@ def test_a_token_in_pieces() -> None:
         time.sleep(0.05)
         peer.sendall(TOKEN[5:])
         assert len(peer.recv(_FRAME.size)) == _FRAME.size
-
-
-def test_a_token_has_to_be_long_enough() -> None:
-    with pytest.raises(ValueError, match="5 bytes"):
-        Responder(HERE, b"short")
 
 
 def test_silent_connections_are_in_nobodys_way() -> None:
