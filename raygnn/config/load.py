@@ -17,7 +17,6 @@ from raygnn.config.problems import (
     KeyPath,
     Problem,
     dotted,
-    missing_key,
     nearest,
     one_of,
     our_name,
@@ -291,11 +290,7 @@ def load_config(
     Raises:
         ConfigError: with all problems found: file, key path, value and remedy of each.
     """
-    document = _document(source, overrides, sections)
-    config = _config(document)
-    if problems := [*contradictions(config), *missing_paths(config), *garbled_paths(config)]:
-        raise document.error(problems)
-    return config
+    return _load(source, overrides, sections, here=True)[0]
 
 
 def as_config(config: Source) -> Config:
@@ -319,29 +314,30 @@ def load_for_elsewhere(
     Raises:
         ConfigError: as `load_config`.
     """
-    document = _document(source, overrides, {})
-    config = _config(document)
-    if problems := list(contradictions(config)):
-        raise document.error(problems)
+    config, document = _load(source, overrides, {}, here=False)
     return config, frozenset(map(dotted, document.relative))
 
 
-def _document(
+def _load(
     source: str | Path | Mapping[str, Any],
     overrides: Overrides | None,
     sections: Mapping[str, Any],
-) -> Document:
+    *,
+    here: bool,
+) -> tuple[Config, Document]:
+    """``here``: whether what it names has to be on this machine."""
     document = read_mapping(source) if isinstance(source, Mapping) else read_file(source)
     for override in [*_parse(overrides or ()), *_parse(sections)]:
         document.apply(override)
     document.resolve_paths()
-    return document
-
-
-def _config(document: Document) -> Config:
     config = document.checked(Config)
     config._file = document.file
-    return config
+    problems = contradictions(config)
+    if here:
+        problems += [*missing_paths(config), *garbled_paths(config)]
+    if problems:
+        raise document.error(problems)
+    return config, document
 
 
 def _parse(overrides: Overrides) -> Iterator[Override]:
@@ -441,7 +437,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
     if error == "extra_forbidden":
         return _unknown(root, place, value)
     if error == "missing":
-        return missing_key(key, field)
+        meaning = field.description if field else ""
+        return Problem(key, f"{show(key[-1])} is missing", f"add {key[-1]}: {meaning}")
     if error == "invalid_key":
         return Problem(key, "expected text as the key", "put the key in quotes")
     if detail["loc"][-1] == "[key]":

@@ -142,12 +142,6 @@ def unknown_key(key: KeyPath, known: Iterable[str]) -> Problem:
     return Problem(key, f"unknown key {show(key[-1])}", remedy)
 
 
-def missing_key(key: KeyPath, field: FieldInfo | None) -> Problem:
-    """A key that its section needs."""
-    meaning = field.description if field else ""
-    return Problem(key, f"{show(key[-1])} is missing", f"add {key[-1]}: {meaning}")
-
-
 def wrong_value(key: KeyPath, detail: ErrorDetails, field: FieldInfo | None) -> Problem:
     """A value that is not what its key takes."""
     what = f"{wanted(detail)}, got {show(detail['input'])}"

@@ -171,7 +171,8 @@ class Duration:
         """Read ``"30m"``, ``"10s"``, ``"2h"``, ``"1d"``, or a number of seconds.
 
         Raises:
-            ValueError: when it is none of these, under a millisecond, or over ten years.
+            PydanticCustomError: a ValueError; when it is none of these, under a millisecond, or
+                over ten years.
         """
         if isinstance(value, Duration):
             return value
@@ -182,9 +183,9 @@ class Duration:
         elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
             seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
         else:
-            raise ValueError(f"not a duration: {value!r}")
+            seconds = math.nan
         if not _SHORTEST <= seconds <= _LONGEST:
-            raise ValueError(f"duration out of range: {value!r}")
+            raise expected("a duration such as 30m, 10s, 2h, 1d, or a number of seconds")
         return cls(seconds)
 
     def __str__(self) -> str:
@@ -201,18 +202,8 @@ class Duration:
         cls, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls._validate, serialization=core_schema.to_string_ser_schema()
+            cls.parse, serialization=core_schema.to_string_ser_schema()
         )
-
-    @classmethod
-    def _validate(cls, value: Any) -> Duration:
-        try:
-            return cls.parse(value)
-        except ValueError as error:
-            raise PydanticCustomError(
-                "duration",
-                "expected a duration such as 30m, 10s, 2h, 1d, or a number of seconds",
-            ) from error
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -449,32 +440,26 @@ def class_problems(spec: str, at: KeyPath) -> Iterator[Problem]:
     for a script there. Its source is parsed, not run. A module without source, or with a star
     import or a module-level ``__getattr__``, is taken at its word.
     """
-    if problem := _class_problem(spec):
-        yield Problem(at, f"{show(spec)}: {problem[0]}", problem[1])
-
-
-def _class_problem(spec: str) -> tuple[str, str] | None:
-    """What is wrong, and the remedy; None if the class is there, or cannot be ruled out."""
     module, _, name = spec.partition(":")
-    found = _find(module)
-    if isinstance(found, str):
-        return (
-            f"there is no module {found} to import {name} from",
-            f"correct the name, install the package, or start in the directory that holds "
-            f"{found.split('.')[0]} (now {Path.cwd()})",
+    source = _find(module)
+    if isinstance(source, str):
+        message = f"there is no module {source} to import {name} from"
+        remedy = (
+            "correct the name, install the package, or start in the directory that holds "
+            f"{source.split('.')[0]} (now {Path.cwd()})"
         )
-    if not found.origin or not found.origin.endswith(".py"):
-        return None
-    try:
-        tree = ast.parse(Path(found.origin).read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
-        return f"{found.origin} cannot be read as Python: {error}", "correct the file"
-    names = _defined(tree)
-    if name in names or "*" in names or "__getattr__" in names:
-        return None
-    close = nearest(name, names)
-    hint = f"did you mean {module}:{close}?" if close else f"define class {name} there"
-    return f"{found.origin} has no {name}", hint
+        yield Problem(at, f"{show(spec)}: {message}", remedy)
+    elif source.origin and source.origin.endswith(".py"):
+        try:
+            names = _defined(ast.parse(Path(source.origin).read_bytes()))
+        except (OSError, SyntaxError, ValueError) as error:
+            message = f"{source.origin} cannot be read as Python: {error}"
+            yield Problem(at, f"{show(spec)}: {message}", "correct the file")
+            return
+        if names.isdisjoint((name, "*", "__getattr__")):
+            close = nearest(name, names)
+            remedy = f"did you mean {module}:{close}?" if close else f"define class {name} there"
+            yield Problem(at, f"{show(spec)}: {source.origin} has no {name}", remedy)
 
 
 def _find(module: str) -> ModuleSpec | str:
