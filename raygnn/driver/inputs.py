@@ -98,7 +98,7 @@ def table(meta: Stored) -> list[dict[str, object]]:
     """What is stored, as rows to show: see `raygnn.graph.partition.manifest.table`."""
     if isinstance(meta, CollectionMeta):
         size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
-        return [{**size, "bytes": meta.bytes, "seconds": meta.manifest.seconds}]
+        return [{**size, "bytes": meta.bytes, "seconds": meta.seconds}]
     from raygnn.graph.partition.read import table
 
     return [dict(row) for row in table(meta)]

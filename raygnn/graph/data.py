@@ -56,9 +56,9 @@ class GraphData:
         name: a short name, used for the partition's files.
         nodes: node type → frame.
         edges: canonical edge type ``(source type, relation, destination type)`` → frame.
-        origin: ``"<type>/<array>"`` (edge types joined by ``:``; arrays ``src``/``dst`` for the
-            ends) → the file it was read from, with the array's name in it where that differs;
-            ``""`` → the file or directory as a whole. Used to name the file in errors.
+        origin: ``"<type>/<array>"`` or ``"<type>"`` (edge types joined by ``:``) → the file it was
+            read from, with the array's name in it where that differs; ``""`` → the file or
+            directory as a whole. Used to name the file in errors.
         ids: node type → what the user calls its nodes, a pyarrow array of int64 or large_string
             ``[num]``; of types without one, the numbers are all there is.
         names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
@@ -80,6 +80,12 @@ class GraphData:
     @property
     def num_edges(self) -> int:
         return sum(frame.num for frame in self.edges.values())
+
+    def where(self, key: str) -> str:
+        """The place of ``"<type>/<array>"`` for errors."""
+        kind = key.rpartition("/")[0] or key
+        place = self.origin.get(key) or self.origin.get(kind)
+        return place or f"{self.origin.get('', self.name)}: {key}"
 
 
 def etype_str(etype: EdgeType) -> str:

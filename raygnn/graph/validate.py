@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raygnn.errors import DataError
-from raygnn.graph.data import MASKS, EdgeType, GraphData, etype_str
+from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 
 _PIECE = 1 << 20  # elements looked at in one go
 _LARGEST = float(np.finfo(np.float32).max)
@@ -23,11 +23,12 @@ _NOTHING = "Give a graph with nodes and edges."
 def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> None:
     """Raise DataError at the first thing that can not be trained on.
 
-    Checked: arrays with as many rows as nodes or edges; edge ends int64 and in range; matrices
-    of features finite; labels int64, from -1 (unknown) to below the number of nodes, or
-    float32, finite or NaN (unknown); masks bool and disjoint, with a label under each of their
-    nodes; some nodes, edges and training nodes (or, where no node type has masks, training
-    edges). The error names the file (``data.origin``), the first bad row and its value.
+    Checked: matrices of features not empty, and finite; labels from -1 (unknown) to below the
+    number of nodes, or finite or NaN (unknown); masks bool and disjoint, with a label under each
+    of their nodes; some nodes, edges and training nodes (or, where no node type has masks,
+    training edges). Each source has made sure of the rest: one row for each node or edge, ends in
+    range, labels int64 or float32. The error names the file (``data.origin``), the first bad row
+    and its value.
 
     Args:
         needs_masks: whether there must be nodes or edges for training; without, masks that are
@@ -35,26 +36,14 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
         trains: whether the graph is trained on; of others masks may be empty.
     """
     if not data.num_nodes:
-        keys = [f"{ntype}/{name}" for ntype, frame in data.nodes.items() for name in frame.data]
-        raise _error(data, (keys or ["nodes"])[0], "the graph has no nodes", _NOTHING)
+        raise _error(data, "nodes", "the graph has no nodes", _NOTHING)
     if not data.num_edges:
-        keys = [f"{etype_str(etype)}/src" for etype in data.edges]
-        raise _error(data, (keys or ["edges"])[0], "the graph has no edges", _NOTHING)
-    for ntype, frame in data.nodes.items():
-        for name, array in frame.data.items():
-            _check_rows(data, f"{ntype}/{name}", array, frame.num, "nodes")
-            if name not in MASKS:
-                _check_finite(data, f"{ntype}/{name}", array)
-    for etype, edges in data.edges.items():
-        key = etype_str(etype)
-        for end, array, node_type in (("src", edges.src, etype[0]), ("dst", edges.dst, etype[2])):
-            if node_type not in data.nodes:
-                raise _error(data, f"{key}/{end}", f"there is no node type {node_type!r}")
-            _check_rows(data, f"{key}/{end}", array, edges.num, "edges")
-            _check_ids(data, f"{key}/{end}", array, data.nodes[node_type].num)
-        for name, array in edges.data.items():
-            _check_rows(data, f"{key}/{name}", array, edges.num, "edges")
-            _check_finite(data, f"{key}/{name}", array)
+        raise _error(data, "edges", "the graph has no edges", _NOTHING)
+    arrays_of = {ntype: frame.data for ntype, frame in data.nodes.items()}
+    arrays_of |= {etype_str(etype): edges.data for etype, edges in data.edges.items()}
+    for kind, arrays in arrays_of.items():
+        for name, array in arrays.items():
+            _check_finite(data, f"{kind}/{name}", array)
     for ntype, frame in data.nodes.items():
         _check_labels(data, ntype)
         _check_masks(data, ntype, frame.data, "node")
@@ -65,42 +54,33 @@ def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> 
 def _check_training(data: GraphData, needs_masks: bool) -> None:
     """Some nodes, or edges, to train on. In a graph whose nodes have masks those of edges are
     arrays like others."""
-    of = "nodes"
-    masked = [ntype for ntype, frame in data.nodes.items() if "train_mask" in frame.data]
-    masks = [data.nodes[ntype].data["train_mask"] for ntype in masked]
-    with_masks = [etype for etype, edges in data.edges.items() if "train_mask" in edges.data]
-    if not masked and with_masks:
-        of, masked = "edges", [etype_str(etype) for etype in with_masks]
-        for key, etype in zip(masked, with_masks, strict=True):
-            _check_masks(data, key, data.edges[etype].data, "edge")
-        masks = [data.edges[etype].data["train_mask"] for etype in with_masks]
-    if (masks or needs_masks) and not any(mask.any() for mask in masks):
+    of, masks = "nodes", {t: f.data["train_mask"] for t, f in data.nodes.items() if _trains(f)}
+    masked_edges = {etype_str(etype): f.data for etype, f in data.edges.items() if _trains(f)}
+    if not masks and masked_edges:
+        of, masks = "edges", {key: arrays["train_mask"] for key, arrays in masked_edges.items()}
+        for key, arrays in masked_edges.items():
+            _check_masks(data, key, arrays, "edge")
+    if (masks or needs_masks) and not any(mask.any() for mask in masks.values()):
         raise _error(
             data,
-            f"{(masked or list(data.nodes))[0]}/train_mask",
+            f"{next(iter(masks or data.nodes))}/train_mask",
             f"there are no training {of}: "
-            + ("train_mask is nowhere true" if masked else "no node type has a train_mask"),
+            + ("train_mask is nowhere true" if masks else "no node type has a train_mask"),
             f"Give an array train_mask that is true for the {of} to train on.",
         )
 
 
-def _check_rows(data: GraphData, key: str, array: Any, num: int, of: str) -> None:
-    shape = tuple(array.shape)
-    if not shape or shape[0] != num:
-        raise _error(
-            data,
-            key,
-            f"its shape is {shape}, but there are {num} {of}",
-            f"Give one row for each of the {of}.",
-        )
-    if key.endswith("/feat") and len(shape) == 2 and shape[1] == 0:
-        raise _error(data, key, f"its shape is {shape}: no features", "Give at least one feature.")
+def _trains(frame: NodeFrame | EdgeFrame) -> bool:
+    return "train_mask" in frame.data
 
 
 def _check_finite(data: GraphData, key: str, array: Any) -> None:
     """Matrices of floats are features; a single column may be anything and is left alone."""
     if array.ndim < 2 and not key.endswith("/feat"):
         return
+    if key.endswith("/feat") and tuple(array.shape[1:]) == (0,):
+        message = f"its shape is {tuple(array.shape)}: no features"
+        raise _error(data, key, message, "Give at least one feature.")
     is_numpy = isinstance(array, np.ndarray)
     if (array.dtype.kind not in "fc") if is_numpy else (not array.is_floating_point()):
         return
@@ -122,41 +102,18 @@ def _check_finite(data: GraphData, key: str, array: Any) -> None:
         )
 
 
-def _check_ids(data: GraphData, key: str, ids: Any, num: int) -> None:
-    if ids.dtype != np.int64 or ids.ndim != 1:
-        raise _error(data, key, f"it has shape {ids.shape} and dtype {ids.dtype}, not int64 [E]")
-    for start, piece in _pieces(ids):
-        if piece.min() < 0 or piece.max() >= num:
-            row = int(np.argmax((piece < 0) | (piece >= num)))
-            raise _error(
-                data,
-                key,
-                f"the edge ends at {piece[row]}, but there are {num} nodes",
-                f"Node ids run from 0 to {num - 1}.",
-                row=start + row,
-            )
-
-
 def _check_labels(data: GraphData, ntype: str) -> None:
     frame = data.nodes[ntype]
     label = frame.data.get("label")
     if label is None:
         return
     key = f"{ntype}/label"
-    if isinstance(label, np.ndarray) and label.dtype == np.float32 and label.ndim == 1:
+    if label.dtype == np.float32:
         infinite = _first(np.isinf(label))
         if infinite is not None:
             message = f"the label is {label[infinite]}"
             raise _error(data, key, message, "Labels are finite; NaN means unknown.", row=infinite)
         return
-    if not isinstance(label, np.ndarray) or label.dtype != np.int64 or label.ndim != 1:
-        raise _error(
-            data,
-            key,
-            f"it has shape {tuple(label.shape)} and dtype {label.dtype}",
-            "Labels are one integer (a class, -1 where unknown) or one float32 (a number, NaN "
-            "where unknown) for each node.",
-        )
     # words of other tables may be more than there are nodes here
     classes = max(frame.num, len(data.names.get(key, ())), 1)
     bad = _first((label < -1) | (label >= classes))
@@ -227,9 +184,9 @@ def _pieces(array: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _error(
-    data: GraphData, key: str, message: str, remedy: str | None = None, *, row: int | None = None
+    data: GraphData, key: str, message: str, remedy: str, *, row: int | None = None
 ) -> DataError:
-    where = data.origin.get(key) or f"{data.origin.get('', data.name)}: {key}"
+    where = data.where(key)
     return DataError(message, where=where if row is None else f"{where}, row {row}", remedy=remedy)
 
 

@@ -63,12 +63,14 @@ def stored_files(meta: Stored) -> StoredFiles:
     from raygnn.graph.partition.manifest import MANIFEST
     from raygnn.graph.remote import within
 
-    root, recorded = meta.directory, meta.manifest.files if meta.manifest else {}
+    root = meta.directory
     if isinstance(meta, CollectionMeta):
         jsons: tuple[str, ...] = (OF_COLLECTION,)
-        sizes = {name: file.bytes for name, file in meta.manifest.files.items()}
+        recorded = meta.files
+        sizes = {name: file.bytes for name, file in recorded.items()}
         sizes |= {name: (root / name).stat().st_size for name in jsons}
     else:
+        recorded = meta.manifest.files if meta.manifest else {}
         jsons = (meta.config_file.name, *([MANIFEST] if meta.manifest is not None else []))
         paths = [path for part in meta.files for path in part.all()]
         paths += [root / name for name in jsons]

@@ -163,7 +163,7 @@ def test_the_text_and_its_classes(data_dir: Path, tmp_path: Path) -> None:
     assert stages == ["pack"]
     assert (meta.num_graphs, meta.num_nodes) == (188, 3371)
     assert meta.classes("label") == 2
-    assert meta.manifest.values["label"] == [0, 2]
+    assert meta.values["label"] == [0, 2]
     assert meta.nodes["_N"].largest == 28
     samples = open_samples(config, meta.directory)
     sample = samples[3]
@@ -534,7 +534,7 @@ def _changed(path: Path) -> None:
 def test_damaged_files(damage: Any, file: Path, tmp_path: Path) -> None:
     config = job(tmp_path / "runs", file)
     made = ensure_collection(config)
-    for name in made.manifest.files:
+    for name in made.files:
         path = made.directory / name
         whole = path.read_bytes()
         damage(path)
@@ -552,7 +552,7 @@ def test_damaged_files(damage: Any, file: Path, tmp_path: Path) -> None:
 
 def test_changed_files(file: Path, tmp_path: Path) -> None:
     made = ensure_collection(job(tmp_path / "runs", file))
-    for name in made.manifest.files:
+    for name in made.files:
         path = made.directory / name
         whole = path.read_bytes()
         _changed(path)
@@ -580,9 +580,9 @@ def test_files_of_the_right_size_with_nonsense(file: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda text: text[:-30], "no JSON"),
+        (lambda text: text[:-30], "JSON"),
         (lambda text: "[]", "damaged"),
-        (lambda text: "[" * 100_000, "no JSON"),
+        (lambda text: "[" * 100_000, "JSON"),
         (lambda text: text.replace('"version": 1', '"version": 9', 1), "version 9; only 1"),
         (lambda text: text.replace('"float32"', '"float31"', 1), r"nodes\._N\.data\.feat\.dtype"),
         (lambda text: text.replace('"num_graphs": 3', '"num_graphs": 0'), "num_graphs"),

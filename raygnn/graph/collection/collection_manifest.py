@@ -7,9 +7,7 @@ name for, is stored as int16.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +20,7 @@ from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeType
 from raygnn.graph.sources.input_files import sha256
+from raygnn.util.files import read_json
 
 MANIFEST = "collection.json"
 VERSION: Literal[1] = 1
@@ -94,49 +93,32 @@ class File(Section):
     sha256: str
 
 
-class Manifest(Section):
-    """The contents of ``collection.json``; ``source`` says what it was made from, ``values`` what
-    renumbered labels and tags were called."""
+class CollectionMeta(Section):
+    """A collection: where it lies, and the contents of its ``collection.json``.
 
+    Attributes:
+        source: what it was made from.
+        nodes: node type → its nodes.
+        graphs: name → array with one row for each graph, such as labels.
+        values: what renumbered labels and tags were called.
+        files: name → what the file must look like.
+    """
+
+    directory: Path = Field(exclude=True)
     version: Literal[1]
     digest: str
     source: dict[str, Any]
     num_graphs: Annotated[int, Field(ge=1)]
     nodes: dict[str, Nodes]
-    edges: list[Edges]
+    listed_edges: list[Edges] = Field(alias="edges")
     graphs: dict[str, GraphColumn]
     values: dict[str, list[int]]
     files: dict[str, File]
     seconds: float
 
-
-@dataclass(frozen=True)
-class CollectionMeta:
-    """A collection: where it lies and what it holds."""
-
-    directory: Path
-    manifest: Manifest
-
-    @property
-    def digest(self) -> str:
-        return self.manifest.digest
-
-    @property
-    def num_graphs(self) -> int:
-        return self.manifest.num_graphs
-
-    @property
-    def nodes(self) -> Mapping[str, Nodes]:
-        return self.manifest.nodes
-
     @cached_property
     def edges(self) -> Mapping[EdgeType, Edges]:
-        return {edges.etype: edges for edges in self.manifest.edges}
-
-    @property
-    def graphs(self) -> Mapping[str, GraphColumn]:
-        """The arrays with one row for each graph, such as labels."""
-        return self.manifest.graphs
+        return {edges.etype: edges for edges in self.listed_edges}
 
     @property
     def num_nodes(self) -> int:
@@ -149,7 +131,7 @@ class CollectionMeta:
     @property
     def bytes(self) -> int:
         """The size of all arrays."""
-        return sum(file.bytes for file in self.manifest.files.values())
+        return sum(file.bytes for file in self.files.values())
 
     def target(self, name: str) -> GraphColumn:
         """The labels of this name. Raises ConfigError if there are none, naming those there."""
@@ -218,38 +200,34 @@ def read_collection(directory: Path) -> CollectionMeta:
     """
     path = directory / MANIFEST
     try:
-        if path.exists() and not path.is_file():  # a FIFO would be waited for
-            raise damaged(path, "it is no file")
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
+        content = read_json(path)
+    except DataError as error:
+        raise damaged(path, f"it is damaged: {error.what}") from None
+    if not content and not path.exists():
         raise DataError(
             f"there is no collection of graphs here: {MANIFEST} is missing",
             where=str(directory),
             remedy="name another directory, or delete this one",
-        ) from None
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise damaged(path, "it is damaged: no JSON") from None
-    if isinstance(content, dict) and content.get("version") != VERSION:
+        )
+    if content.get("version") != VERSION:
         message = f"it is of version {content.get('version')!r}; only {VERSION} can be read"
         raise damaged(path, message)
     try:
-        manifest = Manifest.model_validate(content)
+        meta = CollectionMeta.model_validate({**content, "directory": directory})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise damaged(path, f"it is damaged: {key}: {first['msg']}") from None
-    for name, file in manifest.files.items():
-        _check_size(directory / name, file.bytes)
-    return CollectionMeta(directory, manifest)
+    for name, file in meta.files.items():
+        check_size(directory / name, file.bytes)
+    return meta
 
 
 def verify(meta: CollectionMeta) -> None:
     """Compare every file's SHA-256; raises DataError naming the first that has changed."""
-    for name, file in meta.manifest.files.items():
+    for name, file in meta.files.items():
         path = meta.directory / name
-        _check_size(path, file.bytes)
+        check_size(path, file.bytes)
         if sha256(path) != file.sha256:
             raise damaged(path, "has changed since it was written")
 
@@ -259,7 +237,8 @@ def damaged(path: Path, message: str) -> DataError:
     return DataError(message, where=str(path), remedy=_REMEDY)
 
 
-def _check_size(path: Path, expected: int) -> None:
+def check_size(path: Path, expected: int) -> None:
+    """Refuse a file of a collection that is missing or of another size."""
     try:
         size = path.stat().st_size
     except OSError as error:

@@ -86,7 +86,7 @@ class MissingCollection:
         several = len(self.files) > 1
         with storage_errors(place, DataError, _INSTEAD), new_directory(place) as directory:
             try:
-                manifest = pack(
+                packed = pack(
                     (self._open(file, several) for file in self.files),
                     directory,
                     method=self.normalize,
@@ -96,7 +96,7 @@ class MissingCollection:
             except MemoryError as error:
                 raise out_of_memory(str(self.source["path"]), error) from None
             file = directory / MANIFEST
-            file.write_text(manifest.model_dump_json(indent=1))
+            file.write_text(packed.model_dump_json(indent=1, by_alias=True))
             sync(file)
             publish(directory, place)  # where another process was first, its result is the same
         existing = read_collection(place)
@@ -170,7 +170,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
         source = {"path": str(graph.path), "made_from": made_from}
         return MissingCollection(place, files, normalize, digest, source, **named)
     if existing.digest != digest:
-        before = existing.manifest.source.get("made_from", {})
+        before = existing.source.get("made_from", {})
         difference = "it was made from other files, or from these before they changed"
         for key in ("normalize", "tags", "labels"):
             if (old := before.get(key)) != (new := made_from.get(key)):

@@ -15,6 +15,7 @@ from raygnn.graph.collection.collection_manifest import (
     Column,
     Edges,
     Nodes,
+    check_size,
     damaged,
 )
 from raygnn.graph.collection.splits import no_splits, split_graphs
@@ -124,12 +125,11 @@ def _copied(rows: _Array, dtype: str) -> Tensor:
 
 def _map(meta: CollectionMeta, column: Column, rows: int) -> _Array:
     path = meta.directory / column.file
-    file = meta.manifest.files.get(column.file)
+    file = meta.files.get(column.file)
     if file is None:
         raise damaged(path, "the manifest does not say what it must look like")
+    check_size(path, file.bytes)
     try:
-        if path.stat().st_size != file.bytes:
-            raise damaged(path, f"has {path.stat().st_size} bytes, expected {file.bytes}")
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise damaged(path, f"is no array file: {error}") from error

@@ -21,13 +21,13 @@ from raygnn.graph.collection.collection_manifest import (
     FLOATS,
     INTEGERS,
     VERSION,
+    CollectionMeta,
     Column,
     File,
     GraphColumn,
-    Manifest,
 )
 from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.sources.input_files import require_rows, sha256
+from raygnn.graph.sources.input_files import sha256
 from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.graph.sources.transforms import normalize
 from raygnn.util.files import sync
@@ -44,7 +44,7 @@ def pack(
     method: str,
     digest: str,
     source: dict[str, Any],
-) -> Manifest:
+) -> CollectionMeta:
     """Write all graphs into an empty directory, durably, all files but the manifest.
 
     One graph is in memory at a time, and a few megabytes of each array; with ``method``, each
@@ -71,9 +71,10 @@ def pack(
     for path in sorted(directory.iterdir()):
         sync(path)
         files[path.name] = File(bytes=path.stat().st_size, sha256=sha256(path))
-    return Manifest.model_validate(
+    return CollectionMeta.model_validate(
         {
             **contents,
+            "directory": directory,
             "version": VERSION,
             "digest": digest,
             "source": source,
@@ -143,7 +144,7 @@ class _Packer:
         self.num += 1
 
     def finish(self, method: str) -> dict[str, Any]:
-        """The fields of `Manifest` that say what was packed."""
+        """The fields of `CollectionMeta` that say what was packed."""
         nodes = {ntype: frames.finish() for ntype, frames in self.nodes.items()}
         if method != "none":
             _normalize(nodes, self.directory, method)
@@ -177,7 +178,6 @@ class _Frames:
         self.offsets.append(self.offsets[-1] + num)
         self.largest = max(self.largest, num)
         for name, rows in data.items():
-            require_rows(rows, num, f"{where}/{name}", "edges" if self.ends else "nodes")
             if name == "feat" and tuple(rows.shape[1:]) == (0,):
                 message = f"its shape is {(num, 0)}: no features"
                 remedy = "give at least one feature"

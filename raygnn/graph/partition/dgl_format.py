@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -72,6 +72,18 @@ class Relation:
     src_type: int
     dst_type: int
     formats: dict[str, Sparse] = field(default_factory=dict)
+
+    def ends(self, error: Callable[[str], Exception]) -> Sparse:
+        """Sources, destinations and ids of all edges, int32 or int64 ``[E]``; empty ids stand for
+        0 … E-1. Raises what ``error`` makes of the reason where the arrays do not fit together."""
+        name, (first, second, ids) = next(iter(self.formats.items()))
+        if name != "coo":
+            first = csr_rows(first, len(second), error)
+        src, dst = (second, first) if name == "csc" else (first, second)
+        if len(src) != len(dst) or len(ids) not in (0, len(src)):
+            sizes = f"{len(src)} sources, {len(dst)} destinations and {len(ids)} edge ids"
+            raise error(f"holds {sizes}")
+        return src, dst, ids
 
 
 @dataclass

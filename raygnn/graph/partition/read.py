@@ -19,9 +19,9 @@ from numba import njit
 from torch import Tensor
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, IntArray, csr_rows, index_type
+from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeType, etype_str
-from raygnn.graph.partition.dgl_format import StoredGraph, read_graphs, read_tensors
+from raygnn.graph.partition.dgl_format import read_graphs, read_tensors
 from raygnn.graph.partition.edge_kernels import in_lists
 from raygnn.graph.partition.layout import PartitionMeta, typewise
 from raygnn.graph.partition.manifest import PartFacts, compare, file_facts, split_counts
@@ -100,7 +100,7 @@ def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
         raise _inconsistent(path, "does not hold one homogeneous graph")
     (graph,) = stored
     nodes, edges = (_ids(path, frames[0].get(_ID)) for frames in (graph.ndata, graph.edata))
-    src, dst, order = _ends(path, graph)
+    src, dst, order = graph.relations[0].ends(partial(_inconsistent, path))
     if len(nodes) != graph.num_nodes[0]:
         raise _inconsistent(path, "does not hold one id for each of its nodes")
     if len(edges) != len(src):
@@ -308,17 +308,6 @@ def _lists(row: Array, src: Array, num_rows: int) -> InEdges:
     # ours lie in this order already; DGL's are in the order of ids only
     indptr, order = in_lists(row, num_rows)
     return InEdges(indptr, src[order], order) if len(order) else InEdges(indptr, src, None)
-
-
-def _ends(path: AnyPath, stored: StoredGraph) -> tuple[Array, Array, Array]:
-    """Local ends of each edge, and the edges' local ids (empty: 0 … E-1)."""
-    name, (first, second, order) = next(iter(stored.relations[0].formats.items()))
-    if name != "coo":
-        first = csr_rows(first, len(second), partial(_inconsistent, path))
-    src, dst = (second, first) if name == "csc" else (first, second)
-    if len(src) != len(dst) or len(order) not in (0, len(src)):
-        raise _inconsistent(path, "holds edges with one end")
-    return src, dst, order
 
 
 def _ids(path: AnyPath, ids: Array | Tensor | None) -> IntArray:

@@ -52,7 +52,7 @@ def check_storable(data: GraphData) -> None:
                 key = f"{kind}/{name}"
                 raise DataError(
                     f"{key} has the dtype {array.dtype}, which DGL's files cannot hold",
-                    where=data.origin.get(key, data.name),
+                    where=data.where(key),
                     remedy="convert it to a floating-point or signed integer type",
                 )
 

@@ -149,7 +149,7 @@ def to_features(array: Array, origin: str) -> Array:
     return features
 
 
-def to_labels(array: Array, origin: str) -> Array:
+def to_labels(array: Any, origin: str) -> Array:
     """Labels as int64 ``[N]``, from ``[N]`` or ``[N, 1]``; a float NaN becomes -1, unknown.
 
     Raises:
@@ -157,7 +157,7 @@ def to_labels(array: Array, origin: str) -> Array:
     """
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.dtype.kind not in "biuf" or array.ndim != 1:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim != 1:
         raise _unlike(array, origin, "Labels are one integer for each node, -1 where unknown.")
     if array.dtype.kind == "f":
         classes = np.where(np.isnan(array), -1, array)
@@ -172,13 +172,13 @@ def to_labels(array: Array, origin: str) -> Array:
     return array.astype(np.int64, copy=False)
 
 
-def to_mask(array: Array, origin: str) -> Array:
+def to_mask(array: Any, origin: str) -> Array:
     """A mask as bool ``[N]``, from bool or from integers that are 0 or 1.
 
     Raises:
         DataError: another shape or dtype, or another value (the first one is named).
     """
-    if array.dtype.kind not in "biu" or array.ndim != 1:
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biu" or array.ndim != 1:
         raise _unlike(array, origin, _A_MASK)
     bad = np.flatnonzero((array != 0) & (array != 1))
     if len(bad):
@@ -205,6 +205,6 @@ def to_ids(array: Array, num: int, origin: str, column: str) -> Array:
     return array.astype(np.int64, copy=False)
 
 
-def _unlike(array: Array, origin: str, remedy: str) -> DataError:
-    message = f"it has shape {array.shape} and dtype {array.dtype}"
+def _unlike(array: Any, origin: str, remedy: str) -> DataError:
+    message = f"it has shape {tuple(array.shape)} and dtype {array.dtype}"
     return DataError(message, where=origin, remedy=remedy)

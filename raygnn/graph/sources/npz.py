@@ -24,7 +24,6 @@ from raygnn.graph.data import (
     EdgeFrame,
     GraphData,
     NodeFrame,
-    etype_str,
 )
 from raygnn.graph.sources import input_files
 from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory
@@ -90,8 +89,7 @@ def read(graph: NpzGraph) -> GraphData:
         nodes={DEFAULT_NTYPE: NodeFrame(num, data)},
         edges={DEFAULT_ETYPE: edges},
         origin={"": str(file)}
-        | {f"{DEFAULT_NTYPE}/{name}": origin[array] for name, array in stored.items()}
-        | {f"{etype_str(DEFAULT_ETYPE)}/{end}": origin["edges"] for end in ("src", "dst")},
+        | {f"{DEFAULT_NTYPE}/{name}": origin[array] for name, array in stored.items()},
     )
 
 

@@ -26,7 +26,6 @@ from raygnn.graph.data import (
     EdgeType,
     GraphData,
     NodeFrame,
-    etype_str,
 )
 from raygnn.graph.sources import triples
 from raygnn.graph.sources.input_files import Array, to_labels
@@ -95,9 +94,6 @@ def read(graph: OgbGraph) -> GraphData:
         origin[f"{ntype}/feat"] = str(where / "node-feat.csv.gz")
     if undirected:
         edges = {etype: _interleaved(frame) for etype, frame in edges.items()}
-    for etype, where in directories.items():
-        key = etype_str(etype)
-        origin |= {f"{key}/{end}": str(where / "edge.csv.gz") for end in ("src", "dst")}
     return GraphData(graph.name, nodes, edges, origin)
 
 

@@ -22,7 +22,6 @@ from raygnn.graph.data import (
     EdgeFrame,
     GraphData,
     NodeFrame,
-    etype_str,
 )
 from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory, read_bytes
 from raygnn.graph.sources.pickles import load_adjacency, load_array, load_csr
@@ -89,8 +88,6 @@ def read(graph: PlanetoidGraph) -> GraphData:
     origin = {"": str(graph.path)}
     origin |= {f"{DEFAULT_NTYPE}/{name}": str(_file(graph, "allx")) for name in ("feat", "label")}
     origin |= {f"{DEFAULT_NTYPE}/{name}": str(_file(graph, "test.index")) for name in masks}
-    etype = etype_str(DEFAULT_ETYPE)
-    origin |= {f"{etype}/{end}": str(_file(graph, "graph")) for end in ("src", "dst")}
     return GraphData(
         name=graph.name,
         nodes={DEFAULT_NTYPE: NodeFrame(num, {"feat": feat, "label": label, **masks})},

@@ -17,9 +17,8 @@ import numpy as np
 
 from raygnn.config.graph import DglGraph
 from raygnn.errors import DataError
-from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.partition.dgl_format import Relation, StoredGraph, open_graphs, read_graphs
+from raygnn.graph.partition.dgl_format import StoredGraph, open_graphs, read_graphs
 from raygnn.graph.sources import input_files
 from raygnn.graph.sources.input_files import Array, check_file
 
@@ -92,9 +91,7 @@ def read_all(file: Path) -> Iterator[GraphSet]:
 
         def to_data(number: int, graph: StoredGraph) -> GraphData:
             origin = f"{file}: graph {number}"
-            frames = zip(graph.ntypes, graph.num_nodes, graph.ndata, strict=True)
-            nodes = {ntype: NodeFrame(num, arrays) for ntype, num, arrays in frames}
-            return GraphData(origin, nodes, _edges(graph, nodes, origin))
+            return GraphData(origin, *_frames(graph, origin))
 
         graphs = (to_data(number, graph) for number, graph in enumerate(stored.graphs))
         yield GraphSet(file, stored.count, stored.labels, graphs)
@@ -116,30 +113,25 @@ def _check_ends(file: Path, size: int) -> None:
 
 
 def _convert(stored: StoredGraph, file: Path) -> GraphData:
+    nodes, edges = _frames(stored, str(file))
+    for ntype, frame in nodes.items():
+        for name, array in frame.data.items():
+            if name == "label":
+                frame.data[name] = input_files.to_labels(array, f"{file}: {ntype}/label")
+            elif name in MASKS:
+                frame.data[name] = input_files.to_mask(array, f"{file}: {ntype}/{name}")
+    return GraphData(file.stem, nodes, edges, {"": str(file)})
+
+
+def _frames(
+    stored: StoredGraph, origin: str
+) -> tuple[dict[str, NodeFrame], dict[EdgeType, EdgeFrame]]:
+    """The nodes and edges of each type, edges in the order of their ids, with all data as
+    stored."""
     nodes: dict[str, NodeFrame] = {}
-    origin = {"": str(file)}
     for ntype, num, arrays in zip(stored.ntypes, stored.num_nodes, stored.ndata, strict=True):
-        nodes[ntype] = NodeFrame(num)
-        for name, array in arrays.items():
-            place = origin[f"{ntype}/{name}"] = f"{file}: {ntype}/{name}"
-            input_files.require_rows(array, num, place, "nodes")
-            if isinstance(array, np.ndarray) and name == "label":
-                array = input_files.to_labels(array, place)
-            elif isinstance(array, np.ndarray) and name in MASKS:
-                array = input_files.to_mask(array, place)
-            nodes[ntype].data[name] = array
-    edges = _edges(stored, nodes, str(file))
-    for etype, frame in edges.items():
-        key = etype_str(etype)
-        origin |= {f"{key}/{name}": f"{file}: {key}/{name}" for name in frame.data}
-        origin |= {f"{key}/{end}": f"{file}: {key}" for end in ("src", "dst")}
-    return GraphData(file.stem, nodes, edges, origin)
-
-
-def _edges(
-    stored: StoredGraph, nodes: Mapping[str, NodeFrame], origin: str
-) -> dict[EdgeType, EdgeFrame]:
-    """The edges of each type in the order of their ids, with all data as stored."""
+        _require_rows(arrays, num, f"{origin}: {ntype}", "nodes")
+        nodes[ntype] = NodeFrame(num, arrays)
     if len(nodes) != len(stored.ntypes):
         raise _damaged(origin, "holds two node types of one name")
     edges: dict[EdgeType, EdgeFrame] = {}
@@ -151,29 +143,20 @@ def _edges(
         if etype in edges:
             raise _damaged(origin, f"holds two relations called {etype_str(etype)}")
         place = f"{origin}: {etype_str(etype)}"
-        source, target = _ends(relation, place)
+        source, target, ids = relation.ends(partial(_damaged, place))
+        if len(ids):  # in the order of the ids
+            order = _inverse(ids, place)
+            source, target = source[order], target[order]
         source = input_files.to_ids(source, nodes[etype[0]].num, place, "source")
         target = input_files.to_ids(target, nodes[etype[2]].num, place, "destination")
+        _require_rows(arrays, len(source), place, "edges")
         edges[etype] = EdgeFrame(source, target, arrays)
-    return edges
+    return nodes, edges
 
 
-def _ends(relation: Relation, origin: str) -> tuple[Array, Array]:
-    """Sources and destinations of a relation in the order of its edge ids."""
-    kind = next(kind for kind in ("coo", "csc", "csr") if kind in relation.formats)
-    first, second, order = relation.formats[kind]
-    if kind != "coo":
-        first = csr_rows(first, len(second), partial(_damaged, origin))
-    if len(first) != len(second) or len(order) not in (0, len(second)):
-        message = (
-            f"holds {len(first)} sources, {len(second)} destinations and {len(order)} edge ids"
-        )
-        raise _damaged(origin, message)
-    source, target = (second, first) if kind == "csc" else (first, second)
-    if not len(order):
-        return source, target
-    place = _inverse(order, origin)
-    return source[place], target[place]
+def _require_rows(arrays: Mapping[str, Any], num: int, origin: str, of: str) -> None:
+    for name, array in arrays.items():
+        input_files.require_rows(array, num, f"{origin}/{name}", of)
 
 
 def _inverse(order: Array, origin: str) -> Array:

@@ -23,8 +23,6 @@ from raygnn.graph.tables.reader import resolve
 VERSION = 2
 DEFAULT_NORMALIZE = "none"
 
-_EDGE_ARRAYS = ("src", "dst", "label", "train_mask")
-
 
 def files(graph: TablesGraph) -> list[Path]:
     """The description, the tables in its order, and the vocabulary if there is one.
@@ -69,8 +67,7 @@ def read(graph: TablesGraph) -> GraphData:
     for ntype, table in described.nodes.items():
         paths = resolve(file.parent, table.files)
         nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}))
-        arrays = (*table.features, "label", "train_mask")
-        origin |= {f"{ntype}/{name}": f"{file}: nodes.{ntype}" for name in arrays}
+        origin[ntype] = f"{file}: nodes.{ntype}"
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
     reverses: dict[EdgeType, EdgeType] = {}
@@ -85,7 +82,7 @@ def read(graph: TablesGraph) -> GraphData:
         frames, values = read_edges(etype, edge_table, paths, nodes, words)
         edges |= frames
         for other in map(etype_str, frames):
-            origin |= {f"{other}/{name}": f"{file}: edges.{key}" for name in _EDGE_ARRAYS}
+            origin[other] = f"{file}: edges.{key}"
             names |= {f"{other}/{name}": stands_for for name, stands_for in values.items()}
     pa.default_memory_pool().release_unused()  # of the chunks, which Arrow would keep
     node_frames = {ntype: table.frame() for ntype, table in nodes.items()}

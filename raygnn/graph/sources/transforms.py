@@ -94,8 +94,6 @@ def add_reverses(data: GraphData) -> None:
         data.reverses[etype] = other
         for name in edges.data:
             key, other_key = f"{etype_str(etype)}/{name}", f"{etype_str(other)}/{name}"
-            if key in data.origin:
-                data.origin[other_key] = data.origin[key]
             if key in data.names:
                 data.names[other_key] = data.names[key]
 

@@ -106,7 +106,7 @@ def words(job: Job) -> Words:
     if job.partition is None:
         return {}
     if job.config.task.of_graphs:
-        return read_collection(Path(str(job.partition))).manifest.values
+        return read_collection(Path(str(job.partition))).values
     names: Words = read_meta(job.partition).names
     wanted = {*model.categories, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]
