@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import subprocess
 import sys
 import weakref
+from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError, TrainingError
+from raygnn.graph.arrays import dtype_name
 from raygnn.graph.staging.mapped import map_rows
+from raygnn.graph.staging.node_cache import Draft, StoredArray
 
 DTYPES = [
     torch.float32,
@@ -32,8 +35,13 @@ DTYPES = [
 ]
 
 
-def save(file: Path, table: torch.Tensor) -> None:
-    np.save(file, (table.view(torch.int16) if table.dtype == torch.bfloat16 else table).numpy())
+def save(file: Path, table: torch.Tensor) -> StoredArray:
+    with closing(Draft(file.parent)) as draft:
+        draft.array("x", dtype_name(table), tuple(table.shape)).append(table)
+        draft.finish({})
+    (file.parent / "0.npy").rename(file)
+    facts = json.loads((file.parent / "stage.json").read_text())
+    return StoredArray.model_validate(facts["arrays"]["x"])
 
 
 def mappings(file: Path) -> list[str]:
@@ -58,9 +66,9 @@ def windows(draw: st.DrawFn) -> tuple[torch.Tensor, int, int, int]:
 def test_any_window(window: tuple[torch.Tensor, int, int, int], tmp_path: Path) -> None:
     table, first, rows, spare = window
     file = tmp_path / "t.npy"
-    save(file, table)
+    array = save(file, table)
     before = file.read_bytes()
-    found = map_rows(file, first, rows, spare, dtype=table.dtype)
+    found = map_rows(file, array, first, rows, spare)
     assert found.dtype == table.dtype
     assert found.shape == (rows + spare, *table.shape[1:])
     assert found.is_contiguous()
@@ -71,7 +79,7 @@ def test_any_window(window: tuple[torch.Tensor, int, int, int], tmp_path: Path) 
     found.fill_(1)
     assert found.bool().all()
     assert file.read_bytes() == before
-    again = map_rows(file, first, rows, spare, dtype=table.dtype)
+    again = map_rows(file, array, first, rows, spare)
     assert torch.equal(again[:rows], table[first : first + rows])
     assert len(mappings(file)) == bool(found.numel() and rows) + bool(again.numel() and rows)
     del found, again
@@ -80,8 +88,8 @@ def test_any_window(window: tuple[torch.Tensor, int, int, int], tmp_path: Path) 
 
 def test_one_index_reaches_both(tmp_path: Path) -> None:
     table = torch.randn(1000, 33)
-    save(tmp_path / "t.npy", table)
-    found = map_rows(tmp_path / "t.npy", 100, 500, 50)
+    file = tmp_path / "t.npy"
+    found = map_rows(file, save(file, table), 100, 500, 50)
     found[500:] = torch.randn(50, 33)
     joined = torch.cat([table[100:600], found[500:].clone()])
     index = torch.randint(0, 550, (4000,))
@@ -96,7 +104,7 @@ def test_one_index_reaches_both(tmp_path: Path) -> None:
 
 def test_freed_with_the_last_view(tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
-    save(file, torch.randn(100, 8))
+    array = save(file, torch.randn(100, 8))
     lines = len(Path("/proc/self/maps").read_text().splitlines())
 
     class Kept:
@@ -104,7 +112,7 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
 
     kept = Kept()
     alive = weakref.ref(kept)
-    found = map_rows(file, 0, 100, 10, keep=kept)
+    found = map_rows(file, array, 0, 100, 10, keep=kept)
     del kept
     view = found[5:7].view(-1)
     del found
@@ -120,8 +128,8 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
 
 def test_spare_rows_cost_nothing_until_they_are_used(tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
-    save(file, torch.randn(10, 256))
-    found = map_rows(file, 0, 10, 1 << 30)  # a tebibyte
+    array = save(file, torch.randn(10, 256))
+    found = map_rows(file, array, 0, 10, 1 << 30)  # a tebibyte
     found[-1] = 7
     found[1 << 29] = 8
     assert found[-1, 0] == 7
@@ -132,8 +140,10 @@ SHARE = """
 import sys, re, torch
 from pathlib import Path
 from raygnn.graph.staging.mapped import map_rows
+from raygnn.graph.staging.node_cache import StoredArray
 file = Path(sys.argv[1])
-found = map_rows(file, 3, 200_000, 1000)
+array = StoredArray.model_validate_json(sys.argv[2])
+found = map_rows(file, array, 3, 200_000, 1000)
 found[:200_000].sum()
 found[200_000:] = 1
 print("ready", flush=True)
@@ -152,14 +162,10 @@ print(*(seen[n] for n in ("Rss", "Pss", "Private_Dirty", "Private_Clean")))
 
 def test_processes_share_the_pages(tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
-    save(file, torch.randn(200_010, 32))  # 25 MB
+    array = save(file, torch.randn(200_010, 32))  # 25 MB
     pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARE, str(file)], stdin=pipe, stdout=pipe, text=True
-        )
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", SHARE, str(file), array.model_dump_json()]
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
     try:
         for process in processes:
             assert process.stdout
@@ -180,33 +186,24 @@ def test_processes_share_the_pages(tmp_path: Path) -> None:
     assert clean < 1000
 
 
-def test_what_is_no_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resident", [False, True])
+def test_rows_that_are_not_there(resident: bool, tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
-    save(file, torch.randn(100, 4))
-    good = file.read_bytes()
-    for bad in (b"", b"garbage", good[:60], good[:-1]):
-        file.write_bytes(bad)
-        with pytest.raises(DataError) as error:
-            map_rows(file, 0, 100, 1)
-        assert error.value.where == str(file)
-    for array in (np.asfortranarray(np.ones((3, 4))), np.array(1.0)):
-        np.save(file, array)
-        with pytest.raises(DataError, match="no array of rows"):
-            map_rows(file, 0, 1, 0)
-    with pytest.raises(DataError, match="No such file"):
-        map_rows(tmp_path / "none.npy", 0, 1, 0)
-    save(file, torch.randn(100, 4))
+    array = save(file, torch.randn(100, 4))
     for first, rows, spare in ((0, 101, 0), (100, 1, 0), (-1, 1, 0), (0, -1, 0), (0, 0, -1)):
         with pytest.raises(ValueError, match="rows"):
-            map_rows(file, first, rows, spare)
+            map_rows(file, array, first, rows, spare, resident=resident)
+    with pytest.raises(DataError, match="cut short") as error:
+        map_rows(file, array.model_copy(update={"shape": (101, 4)}), 0, 101, 1, resident=resident)
+    assert error.value.where == str(file)
 
 
 def test_no_address_space(tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
-    save(file, torch.randn(100, 4))
+    array = save(file, torch.randn(100, 4))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TrainingError, match=re.escape("Cannot allocate memory")) as error:
-        map_rows(file, 0, 100, 1 << 50)
+        map_rows(file, array, 0, 100, 1 << 50)
     assert error.value.remedy
     assert len(os.listdir("/proc/self/fd")) == before
     assert not mappings(file)

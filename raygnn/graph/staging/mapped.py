@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import DataError, TrainingError
+from raygnn.graph.staging.node_cache import StoredArray
 
 _PROT_NONE = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -28,17 +29,16 @@ _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000  # as on all of Linux but alpha, mips, powerpc and sparc
 _LARGE_PAGE = 2 << 20
 _CHUNK = 16 << 20
-_DELETE = "delete it: it is made again"
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_rows(
     file: Path,
+    array: StoredArray,
     first: int,
     rows: int,
     spare: int,
     *,
-    dtype: torch.dtype | None = None,
     keep: object = None,
     resident: bool = False,
 ) -> Tensor:
@@ -49,34 +49,32 @@ def map_rows(
     and the page that both share is a copy. All is unmapped when the tensor's storage is freed.
 
     Args:
-        file: a ``.npy`` file in C order, of shape ``[N, …]``.
+        file: of an array of a node's cache, which was found whole.
+        array: what is in it, of shape ``[N, …]``.
         first, rows: which of its rows; within ``0 … N``.
         spare: how many rows to append.
-        dtype: what the elements are, where ``.npy`` has no name for it (bfloat16 is stored as
-            int16); of the same width.
         keep: held until the memory is unmapped.
         resident: copy the rows into memory of this process, in large pages where the system has
             them. Reading rows at random from a file's small pages takes about half as long
             again, as nearly every row misses the processor's table of pages.
 
     Raises:
-        DataError: the file is no such array, or is shorter than it says.
+        DataError: the file is shorter than it was, or cannot be opened.
         TrainingError: the system grants no address space.
     """
-    stored, shape, offset = _header(file)
-    if min(first, rows, spare) < 0 or first + rows > shape[0]:
-        raise ValueError(f"rows {first} … {first + rows} of {shape[0]}, and {spare} more")
-    width = math.prod(shape[1:]) * stored.itemsize
-    wanted = (rows + spare, *shape[1:])
+    num, *tail = array.shape
+    if min(first, rows, spare) < 0 or first + rows > num:
+        raise ValueError(f"rows {first} … {first + rows} of {num}, and {spare} more")
+    width, shape = math.prod(tail) * array.stored.itemsize, (rows + spare, *tail)
+    dtype: torch.dtype = getattr(torch, array.dtype)
     if width * (rows + spare) == 0:
-        return torch.empty(wanted, dtype=dtype or _torch_dtype(stored))
-    begin, size = offset + first * width, rows * width
-    if begin + size > file.stat().st_size:
-        raise DataError("is cut short", where=str(file), remedy=_DELETE)
+        return torch.empty(shape, dtype=dtype)
+    begin, size = array.offset + first * width, rows * width
+    if begin + size > array.bytes:
+        raise _cut_short(file)
     total = size + spare * width
     memory = _copy(file, begin, size, total) if resident else _map(file, begin, size, total, keep)
-    tensor = torch.from_numpy(np.frombuffer(memory, stored).reshape(wanted))
-    return tensor if dtype is None else tensor.view(dtype)
+    return torch.from_numpy(np.frombuffer(memory, array.stored).reshape(shape)).view(dtype)
 
 
 def _map(file: Path, begin: int, size: int, total: int, keep: object) -> Any:
@@ -132,9 +130,13 @@ def _copy(file: Path, begin: int, size: int, total: int) -> Any:
         while at < size:
             read = stream.readinto(rows[at : min(size, at + _CHUNK)].data)
             if not read:
-                raise DataError("is cut short", where=str(file), remedy=_DELETE)
+                raise _cut_short(file)
             at += read
     return rows
+
+
+def _cut_short(file: Path) -> DataError:
+    return DataError("is cut short", where=str(file), remedy="delete it: it is made again")
 
 
 def large_pages() -> bool:
@@ -143,27 +145,6 @@ def large_pages() -> bool:
         return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return False
-
-
-def _header(file: Path) -> tuple[np.dtype, tuple[int, ...], int]:
-    """dtype, shape and where the elements begin."""
-    try:
-        with file.open("rb") as stream:
-            version = np.lib.format.read_magic(stream)
-            read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-                version, np.lib.format.read_array_header_2_0
-            )
-            shape, fortran, dtype = read(stream)
-            offset = stream.tell()
-    except (OSError, ValueError) as error:
-        raise DataError(f"is no array file: {error}", where=str(file), remedy=_DELETE) from error
-    if fortran or not shape or dtype.hasobject or offset % dtype.itemsize:
-        raise DataError("is no array of rows in C order", where=str(file), remedy=_DELETE)
-    return dtype, shape, offset
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _whole_pages(size: int) -> int:

@@ -153,10 +153,10 @@ class Shard:
         start = int(self.staged.meta.node_ranges[ntype][self.span[0], 0])
         return map_rows(
             entry.file(name),
+            entry.arrays[name],
             self.first(ntype) - start,
             self.owned(ntype),
             spare,
-            dtype=dtype,
             keep=entry,
             resident=resident,
         )
