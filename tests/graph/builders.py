@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import scipy.sparse as sp
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from raygnn.config.graph import DglGraph, GraphConfig, NpzGraph, PlanetoidGraph, PlantedGraph
+from raygnn.errors import InputError
 from raygnn.graph.partition.dgl_format import write_graph
 
 SECTIONS = {
@@ -115,6 +121,55 @@ def write_dgl(
     ndata = {name: array for name, array in {**ndata, **data}.items() if array is not None}
     write_graph(path, 4, np.array(src), np.array(dst), ndata, {})
     return {"format": "dgl", "path": str(path)}
+
+
+# --- what several tests ask of input ---------------------------------------------------------
+
+
+def assert_refused(read: Callable[[], object], fragments: Iterable[str]) -> None:
+    """One short error with these in it, that says what to do, and exit code 2."""
+    with pytest.raises(InputError) as caught:
+        read()
+    message = str(caught.value)
+    assert all(fragment in message for fragment in fragments), message
+    assert "→" in message
+    assert caught.value.exit_code == 2
+    assert len(message) < 1500
+
+
+def assert_damage_is_harmless(
+    read: Callable[[], object], directory: Path, examples: int = 150
+) -> None:
+    """Files of a directory that are cut or garbled anywhere are read, or refused by name."""
+    whole = {file: file.read_bytes() for file in sorted(directory.iterdir())}
+
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(
+        st.sampled_from(sorted(whole)),
+        st.floats(0, 1, exclude_max=True),
+        st.binary(min_size=1, max_size=8),
+        st.booleans(),
+    )
+    @example(min(whole), 0.0, b"\0", True)
+    @example(min(whole), 0.0, b"\0", False)
+    def run(file: Path, where: float, garbage: bytes, cuts: bool) -> None:
+        data = whole[file]
+        at = int(len(data) * where)
+        file.write_bytes(data[:at] + (b"" if cuts else garbage + data[at + len(garbage) :]))
+        try:
+            read()
+        except InputError as error:
+            assert str(directory) in str(error)  # noqa: PT017
+        finally:
+            file.write_bytes(data)
+
+    run()
+
+
+def assert_not_imported(code: str, *modules: str) -> None:
+    """A new process that runs the code loads none of these."""
+    code += f"\nimport sys\nassert not {set(modules)} & sys.modules.keys()\n"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 # --- what must be refused ------------------------------------------------------------------

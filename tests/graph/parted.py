@@ -148,6 +148,6 @@ def assert_same(found: GraphData, expected: GraphData) -> None:
 def assert_same_data(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        wanted = torch.as_tensor(values)
-        assert found[name].dtype == wanted.dtype
-        assert torch.equal(found[name], wanted)
+        rows, wanted = torch.as_tensor(found[name]), torch.as_tensor(values)
+        assert rows.dtype == wanted.dtype, name
+        assert torch.equal(rows, wanted), name

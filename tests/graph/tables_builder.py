@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,25 @@ def write_table(file: Path, columns: dict[str, list[Any]]) -> None:
 
 
 def write_shop(
-    directory: Path, kind: str = "csv", spec: dict[str, Any] | None = None, **tables: Any
+    directory: Path,
+    kind: str = "csv",
+    spec: dict[str, Any] | None = None,
+    raw: Mapping[str, bytes | None] | None = None,
+    **tables: Any,
 ) -> TablesGraph:
-    """The shop with other columns, by table: ``users={"age": [1, 2, 3]}``; None leaves one out."""
+    """The shop with other columns, by table: ``users={"age": [1, 2, 3]}``; None leaves one out.
+    ``raw`` are the contents of whole files; None leaves one out."""
     text = yaml.safe_dump(spec or SPEC, sort_keys=False).replace(".csv", f".{kind}")
     (directory / "shop.yaml").write_text(text)
     for name, columns in TABLES.items():
         changed = {**columns, **tables.get(name, {})}
         whole = {column: values for column, values in changed.items() if values is not None}
         write_table(directory / f"{name}.{kind}", whole)
+    for file, content in (raw or {}).items():
+        if content is None:
+            (directory / file).unlink()
+        else:
+            (directory / file).write_bytes(content)
     return TablesGraph(format="tables", path=directory / "shop.yaml")
 
 

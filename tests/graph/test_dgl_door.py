@@ -202,17 +202,3 @@ def test_layers_forward_and_backward(kind: str, dtype: torch.dtype) -> None:
     wide_inputs = wide if kind == "gatv2" else (wide, wide[: block.num_dst_nodes()])
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(result.float(), exact(block, wide_inputs), rtol=0, atol=tolerance)
-
-
-def test_graphs_and_tensors_survive_saving(tmp_path: Path) -> None:
-    graph = DGL.heterograph({("a", "r", "b"): ([0, 1], [1, 1]), ("b", "s", "a"): ([0], [2])})
-    graph.nodes["a"].data["x"] = torch.arange(3, dtype=torch.bfloat16)
-    DGL.save_graphs(str(tmp_path / "g.dgl"), [graph], {"y": torch.tensor([7])})
-    (again,), labels = DGL.load_graphs(str(tmp_path / "g.dgl"))
-    assert again.canonical_etypes == graph.canonical_etypes
-    assert labels["y"].tolist() == [7]
-    assert torch.equal(again.nodes["a"].data["x"], graph.nodes["a"].data["x"])
-    tensors = {"f": torch.randn(3, 2), "i": torch.arange(4)}
-    DGL.data.utils.save_tensors(str(tmp_path / "t.dgl"), tensors)
-    loaded = DGL.data.utils.load_tensors(str(tmp_path / "t.dgl"))
-    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)

@@ -30,27 +30,17 @@ from raygnn.graph.tables import reader
 from raygnn.graph.tables.columns import INTEGER
 from raygnn.graph.tables.description import RandomSplit
 from raygnn.graph.tables.frames import draw
+from tests.graph.parted import assert_same as assert_same_graph
 
 BOUGHT = ("user", "bought", "item")
 KINDS = ("csv", "csv.gz", "tsv", "parquet")
 
 
-def arrays(data: GraphData) -> dict[str, Any]:
-    """All that a graph holds, by name."""
-    found: dict[str, Any] = {f"ids {t}": ids.to_pylist() for t, ids in data.ids.items()}
-    for kind, frame in (*data.nodes.items(), *data.edges.items()):
-        found |= {f"{kind}/{name}": array for name, array in frame.data.items()}
-    for etype, edges in data.edges.items():
-        found |= {f"{etype}/src": edges.src, f"{etype}/dst": edges.dst}
-    return found
-
-
 def assert_same(one: GraphData, other: GraphData) -> None:
-    left, right = arrays(one), arrays(other)
-    assert left.keys() == right.keys()
-    for name, array in left.items():
-        assert getattr(array, "dtype", None) == getattr(right[name], "dtype", None), name
-        np.testing.assert_array_equal(array, right[name], err_msg=name)
+    assert_same_graph(one, other)
+    assert {t: ids.to_pylist() for t, ids in one.ids.items()} == {
+        t: ids.to_pylist() for t, ids in other.ids.items()
+    }
     assert one.names == other.names
 
 

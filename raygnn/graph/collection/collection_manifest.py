@@ -19,7 +19,7 @@ from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeType
-from raygnn.graph.sources.input_files import sha256
+from raygnn.graph.partition.manifest import FileFacts, file_facts
 from raygnn.util.files import read_json
 
 MANIFEST = "collection.json"
@@ -86,13 +86,6 @@ class Edges(Section):
     data: dict[str, Column]
 
 
-class File(Section):
-    """What a file must look like: bytes, and SHA-256 in hex."""
-
-    bytes: _Natural
-    sha256: str
-
-
 class CollectionMeta(Section):
     """A collection: where it lies, and the contents of its ``collection.json``.
 
@@ -113,7 +106,7 @@ class CollectionMeta(Section):
     listed_edges: list[Edges] = Field(alias="edges")
     graphs: dict[str, GraphColumn]
     values: dict[str, list[int]]
-    files: dict[str, File]
+    files: dict[str, FileFacts]
     seconds: float
 
     @cached_property
@@ -228,7 +221,7 @@ def verify(meta: CollectionMeta) -> None:
     for name, file in meta.files.items():
         path = meta.directory / name
         check_size(path, file.bytes)
-        if sha256(path) != file.sha256:
+        if file_facts(path) != file:
             raise damaged(path, "has changed since it was written")
 
 

@@ -23,11 +23,10 @@ from raygnn.graph.collection.collection_manifest import (
     VERSION,
     CollectionMeta,
     Column,
-    File,
     GraphColumn,
 )
 from raygnn.graph.data import EdgeType, GraphData, NodeFrame, etype_str
-from raygnn.graph.sources.input_files import sha256
+from raygnn.graph.partition.manifest import file_facts
 from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.graph.sources.transforms import normalize
 from raygnn.util.files import sync
@@ -70,7 +69,7 @@ def pack(
     files = {}
     for path in sorted(directory.iterdir()):
         sync(path)
-        files[path.name] = File(bytes=path.stat().st_size, sha256=sha256(path))
+        files[path.name] = file_facts(path)
     return CollectionMeta.model_validate(
         {
             **contents,

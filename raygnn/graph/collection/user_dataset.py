@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,16 +114,9 @@ class UserSamples:
     def _error(self, message: str, remedy: str) -> DataError:
         return DataError(message, where=f"graph.dataset {self._name}", remedy=remedy)
 
-    @contextmanager
-    def _asking(self, question: str) -> Iterator[None]:
-        """What the user's code raises, with the question that it was asked."""
-        try:
-            yield
-        except RaygnnError:
-            raise
-        except Exception as error:
-            message = f"{question} failed: {error_text(error)}"
-            raise self._error(message, "correct the dataset's class") from error
+    def _asking(self, question: str) -> AbstractContextManager[None]:
+        remedy = "correct the dataset's class"
+        return _theirs(f"{question} failed", f"graph.dataset {self._name}", remedy, DataError)
 
     def _length(self) -> int:
         for method in ("__len__", "__getitem__"):
@@ -195,32 +188,31 @@ def _make(spec: str, args: Mapping[str, Any]) -> Any:
     module, _, name = spec.partition(":")
     if (cwd := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, cwd)
-    try:
+    remedy = "give package.module:Class, importable on every node"
+    with _theirs(f"{spec} could not be imported", "graph.dataset", remedy):
         made: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except RaygnnError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{spec} could not be imported: {error_text(error)}",
-            where="graph.dataset",
-            remedy="give package.module:Class, importable on every node",
-        ) from error
     if not callable(made):
         raise ConfigError(
             f"{spec} is a {type(made).__name__}, not a class",
             where="graph.dataset",
             remedy="give package.module:Class of a dataset",
         )
-    try:
+    remedy = f"it is called as {name}(**graph.args); its signature is {_signature(made)}"
+    with _theirs(f"{spec} could not be constructed", "graph.args", remedy):
         return made(**args)
+
+
+@contextmanager
+def _theirs(
+    problem: str, where: str, remedy: str, kind: type[RaygnnError] = ConfigError
+) -> Iterator[None]:
+    """What the user's code raises, in our words."""
+    try:
+        yield
     except RaygnnError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{spec} could not be constructed: {error_text(error)}",
-            where="graph.args",
-            remedy=f"it is called as {name}(**graph.args); its signature is {_signature(made)}",
-        ) from error
+        raise kind(f"{problem}: {error_text(error)}", where=where, remedy=remedy) from error
 
 
 def _signature(made: Callable[..., Any]) -> str:
