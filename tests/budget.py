@@ -43,7 +43,7 @@ LINES_TODAY = {
     "": 600,
     "util": 650,
     "config": 3_750,
-    "graph": 10_700,
+    "graph": 10_550,
     "sampling": 3_750,
     "models": 3_300,
     "tasks": 1_750,

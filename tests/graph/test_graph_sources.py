@@ -168,32 +168,6 @@ def test_labels_of_another_number(label: torch.Tensor, tmp_path: Path) -> None:
         pass
 
 
-def test_types_and_order_of_edges(tmp_path: Path) -> None:
-    graph = dgl().heterograph(
-        {
-            ("user", "buys", "item"): ([2, 0, 1], [0, 1, 0]),
-            ("item", "like", "item"): ([], []),
-        },
-        num_nodes_dict={"user": 3, "item": 2},
-    )
-    graph.edges["buys"].data["w"] = torch.tensor([1.0, 2.0, 3.0])
-    graph.create_formats_()
-    (tmp_path / "csc").mkdir()
-    for file in (
-        save(tmp_path / "g.bin", [graph]),
-        save(tmp_path / "csc" / "g.bin", [graph.formats("csc")]),
-    ):
-        with saved_graphs.read_all(file) as graphs:
-            (data,) = graphs.graphs
-        assert {ntype: frame.num for ntype, frame in data.nodes.items()} == {"user": 3, "item": 2}
-        edges = data.edges["user", "buys", "item"]
-        assert edges.src.tolist() == [2, 0, 1]
-        assert edges.dst.tolist() == [0, 1, 0]
-        assert edges.data["w"].tolist() == [1, 2, 3]
-        assert data.edges["item", "like", "item"].num == 0
-        assert data.name == f"{file}: graph 0"
-
-
 def test_damaged_shards_are_refused_or_harmless(tmp_path: Path) -> None:
     graph = dgl().graph((torch.tensor([0, 1]), torch.tensor([1, 0])))
     graph.ndata["feat"] = torch.rand(2, 3)

@@ -21,7 +21,7 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
-from raygnn.graph.partition.dgl_format import read_graphs, read_tensors, write_graph, write_tensors
+from raygnn.graph.partition.dgl_format import read_tensors, write_graph, write_tensors
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.read import load_part
 from tests.graph.builders import assert_not_imported
@@ -457,36 +457,3 @@ def test_row_pointers() -> None:
         for bad in ([], [0, 2], [1, 3], [0, 2, 1, 3], [0, far, -2, 3]):  # the last wraps around
             with pytest.raises(DataError, match="row pointers"):
                 csr_rows(np.array(bad, dtype), 3, DataError)
-
-
-@pytest.mark.parametrize("formats", ["coo", "csr", "csc", ["coo", "csr", "csc"]])
-@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-def test_typed_graphs_in_every_format(formats: Any, idtype: torch.dtype, tmp_path: Path) -> None:
-    ends = {
-        ("b", "s", "a"): ([0, 0, 1, 1], [2, 0, 2, 2]),
-        ("a", "r", "b"): ([0, 2, 0], [1, 1, 0]),
-        ("a", "t", "a"): ([], []),
-        ("a", "r", "a"): ([1], [1]),
-    }
-    graph = dgl().heterograph(ends, {"a": 3, "b": 2})
-    graph = graph.int() if idtype == torch.int32 else graph.long()
-    graph.nodes["b"].data["x"] = torch.tensor([[1.0], [2.0]])
-    graph.edges["s"].data["w"] = torch.arange(4)
-    path = tmp_path / "g.dgl"
-    dgl().save_graphs(str(path), [graph, graph], {"labels": torch.zeros(2)}, formats=formats)
-    first, second = read_graphs(path)
-    assert first.ntypes == second.ntypes == graph.ntypes
-    assert first.etypes == graph.etypes
-    assert first.num_nodes == [3, 2]
-    assert first.ndata[1]["x"].tolist() == [[1.0], [2.0]]
-    for number, etype in enumerate(graph.canonical_etypes):
-        relation = first.relations[number]
-        assert first.ntypes[relation.src_type] == etype[0]
-        assert first.ntypes[relation.dst_type] == etype[2]
-        assert set(relation.formats) == set([formats] if isinstance(formats, str) else formats)
-        for name, (one, other, ids) in relation.formats.items():
-            if name != "coo":
-                one = np.repeat(np.arange(len(one) - 1), np.diff(one))
-            src, dst = (other, one) if name == "csc" else (one, other)
-            order = np.argsort(ids) if len(ids) else np.arange(len(src))
-            assert (src[order].tolist(), dst[order].tolist()) == ends[etype]

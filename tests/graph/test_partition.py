@@ -46,7 +46,7 @@ from tests.graph.parted import (
     reassemble,
     verify,
 )
-from tests.graphs import TYPED, random_graph, typed_graph
+from tests.graphs import random_graph, typed_graph
 
 
 def make(
@@ -540,10 +540,3 @@ def test_another_digest_for_another_foreign_partition(
         dgl_partition(random_graph(seed=seed), tmp_path / str(seed), 2, monkeypatch)
         digests |= {read_meta(tmp_path / str(seed)).digest for _ in range(2)}
     assert len(digests) == 2
-
-
-def test_edge_types_keep_their_names(tmp_path: Path) -> None:
-    meta = make(typed_graph(), tmp_path / "p")
-    assert (meta.ntypes, meta.etypes) == (list(typed_graph().nodes), TYPED)
-    assert (meta.num_nodes("user"), meta.num_edges(TYPED[1])) == (40, 480)
-    assert set(part_facts(meta)[0].edges) == {etype_str(etype) for etype in TYPED}

@@ -124,15 +124,6 @@ def test_random_tables(
     run()
 
 
-def test_csv_and_parquet_give_one_graph(tmp_path: Path) -> None:
-    shops = []
-    for kind in KINDS:
-        (tmp_path / kind).mkdir()
-        shops.append(load_graph(write_shop(tmp_path / kind, kind)))
-    for other in shops[1:]:
-        assert_same(shops[0], other)
-
-
 def test_many_rows_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of several blocks, in both formats, against pandas."""
     random = np.random.default_rng(0)

@@ -21,7 +21,7 @@ from raygnn.graph.collection.collection_manifest import (
 )
 from raygnn.graph.collection.pack import pack
 from raygnn.graph.sources import gin_text, saved_graphs
-from raygnn.graph.sources.input_files import check_file, out_of_memory, sha256
+from raygnn.graph.sources.input_files import check_file, opened, out_of_memory, sha256
 from raygnn.graph.sources.saved_graphs import GraphSet
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors, sync
 
@@ -188,8 +188,7 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
 
 def _head(file: Path) -> bytes:
     """The first bytes of a file, which tell the two formats apart."""
-    check_file(file)
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         return stream.read(len(saved_graphs.MAGIC))
 
 

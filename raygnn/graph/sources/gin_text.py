@@ -17,7 +17,7 @@ import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
-from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory
+from raygnn.graph.sources.input_files import Array, check_fits_memory, opened
 from raygnn.graph.sources.saved_graphs import GraphSet
 
 _REMEDY = (
@@ -107,8 +107,7 @@ def _convert(graph: _Graph, tags: Array, where: str) -> GraphData:
 
 
 def _parse(file: Path) -> list[_Graph]:
-    check_file(file)
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         lines = _Lines(file, stream)
         (count,) = lines.integers("the number of graphs", 1)
         lines.check_natural(count, "number of graphs")

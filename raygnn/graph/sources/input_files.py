@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,7 +40,8 @@ def check_file(path: Path) -> int:
         remedy = "Check the path; a relative one is taken from the directory of the config file."
         raise refused("the file does not exist", remedy) from None
     except OSError as error:
-        raise unreadable(path, error) from None
+        remedy = "Check the path and the rights."
+        raise refused(f"the file can not be read: {error.strerror or error}", remedy) from None
     if stat.S_ISDIR(status.st_mode):
         raise refused("it is a directory, not a file", "Name the file itself.")
     if not stat.S_ISREG(status.st_mode):
@@ -52,39 +55,42 @@ def check_file(path: Path) -> int:
     return status.st_size
 
 
-def read_bytes(path: Path) -> bytes:
-    """The contents of a small file; raises DataError as :func:`check_file` does."""
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to read; raises DataError as :func:`check_file` does, and where reading fails."""
     check_file(path)
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
-        raise unreadable(path, error) from None
+        message = f"the file can not be read: {error.strerror or error}"
+        remedy = "Check the path, the rights and the disk."
+        raise DataError(message, where=str(path), remedy=remedy) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a small file; raises DataError as :func:`opened` does."""
+    with opened(path) as file:
+        return file.read()
 
 
 def unpacked_size(path: Path) -> int:
     """The size in bytes of a file's content, as far as the end of a ``.gz`` says it: modulo
-    4 GiB, and of its last member alone. Raises DataError as :func:`check_file` does."""
+    4 GiB, and of its last member alone. Raises DataError as :func:`opened` does."""
     packed = check_file(path)
     if path.suffix != ".gz" or packed < 4:
         return packed
-    try:
-        with path.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            return max(packed, int.from_bytes(file.read(4), "little"))
-    except OSError as error:
-        raise unreadable(path, error) from None
+    with opened(path) as file:
+        file.seek(-4, os.SEEK_END)
+        return max(packed, int.from_bytes(file.read(4), "little"))
 
 
 def sha256(path: Path) -> str:
-    """Of a file's contents, in hex; raises DataError as :func:`check_file` does."""
-    check_file(path)
+    """Of a file's contents, in hex; raises DataError as :func:`opened` does."""
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as error:
-        raise unreadable(path, error) from None
+    with opened(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -109,12 +115,6 @@ def out_of_memory(where: str, error: MemoryError) -> DataError:
     detail = " ".join(str(error).split())[:200]
     message = "there is not enough memory to read it" + (f": {detail}" if detail else "")
     return DataError(message, where=where, remedy=_MORE_MEMORY)
-
-
-def unreadable(path: Path, error: OSError) -> DataError:
-    """The error for a file that the operating system does not read."""
-    message = f"the file can not be read: {error.strerror or error}"
-    return DataError(message, where=str(path), remedy="Check the path, the rights and the disk.")
 
 
 def require_rows(array: Any, num: int, origin: str, of: str) -> None:

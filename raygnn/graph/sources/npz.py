@@ -26,7 +26,7 @@ from raygnn.graph.data import (
     NodeFrame,
 )
 from raygnn.graph.sources import input_files
-from raygnn.graph.sources.input_files import Array, check_file, check_fits_memory
+from raygnn.graph.sources.input_files import Array, check_fits_memory
 from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
@@ -138,16 +138,13 @@ def _split(masks: Array, split: int, origin: str) -> Array:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
-    check_file(file)
     try:
-        with zipfile.ZipFile(file) as archive:
+        with input_files.opened(file) as stream, zipfile.ZipFile(stream) as archive:
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
         message = f"not a complete NumPy archive: {error}"
         raise DataError(message, where=str(file), remedy=_REMEDY) from None
-    except OSError as error:
-        raise input_files.unreadable(file, error) from None
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:

@@ -20,7 +20,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import StoredGraph, open_graphs, read_graphs
 from raygnn.graph.sources import input_files
-from raygnn.graph.sources.input_files import Array, check_file
+from raygnn.graph.sources.input_files import Array
 
 VERSION = 1
 DEFAULT_NORMALIZE = "none"
@@ -65,7 +65,7 @@ def read(graph: DglGraph) -> GraphData:
             ``graph.index``, or holds an edge or label that can not be (the first is named).
     """
     file = Path(graph.path)
-    _check_ends(file, check_file(file))
+    _check_ends(file)
     graphs = read_graphs(file)
     if graph.index >= len(graphs):
         raise DataError(
@@ -97,12 +97,12 @@ def read_all(file: Path) -> Iterator[GraphSet]:
         yield GraphSet(file, stored.count, stored.labels, graphs)
 
 
-def _check_ends(file: Path, size: int) -> None:
+def _check_ends(file: Path) -> None:
     """Refuse another format or a truncated file by its first and last few bytes, before the
     minutes that a large one takes to read."""
-    with file.open("rb") as stream:
+    with input_files.opened(file) as stream:
         head = stream.read(32)
-        stream.seek(max(size - 8, 0))
+        stream.seek(max(file.stat().st_size - 8, 0))
         tail = stream.read(8)
     if head[:8] != MAGIC:
         raise _damaged(file, "it is not a file that dgl.save_graphs wrote")

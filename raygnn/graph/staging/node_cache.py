@@ -103,6 +103,10 @@ class Entry:
         tensor = torch.from_numpy(self._map(name))
         return tensor.view(torch.bfloat16) if self.arrays[name].dtype == "bfloat16" else tensor
 
+    def below(self, prefix: str) -> dict[str, str]:
+        """What follows the prefix → the array's name, of the arrays whose names begin with it."""
+        return {key.removeprefix(prefix): key for key in self.arrays if key.startswith(prefix)}
+
     def _map(self, name: str) -> Array:
         facts = self.arrays[name]
         if not math.prod(facts.shape):

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,7 @@ class Staged:
         arrays those that the type has, ``edge/<etype>/<name>`` ``[E, …]``, aligned with src
         (bfloat16 as float32)."""
         names = sorted(set(edge_arrays))
-
-        def build(draft: Draft) -> None:
-            _write_topology(draft, self.meta, span, names)
-
+        build = partial(_write_topology, meta=self.meta, span=span, names=names)
         return self._entry("topology", span, build, edge_arrays=names)
 
     def edge_split(self, span: Span, split: EdgeSplit) -> Entry:
@@ -81,20 +79,14 @@ class Staged:
         reverses: what messages pass along where edges are predicted."""
         whole = self.topology(span, edge_arrays)
         codes = [self.edge_split(span, split) for split in splits]
-
-        def build(draft: Draft) -> None:
-            _write_messages(draft, self.meta, span, whole, list(zip(splits, codes)))
-
+        hides = list(zip(splits, codes))
+        build = partial(_write_messages, meta=self.meta, span=span, whole=whole, splits=hides)
         names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in splits]
         return self._entry("messages", span, build, edge_arrays=names, splits=listed)
 
     def node_data(self, span: Span) -> Entry:
         """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``."""
-
-        def build(draft: Draft) -> None:
-            _write_node_data(draft, self.meta, span)
-
-        return self._entry("nodes", span, build)
+        return self._entry("nodes", span, partial(_write_node_data, meta=self.meta, span=span))
 
     def table(
         self, span: Span, ntype: str, names: Sequence[str], dtype: torch.dtype

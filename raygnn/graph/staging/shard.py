@@ -220,17 +220,12 @@ def load_shard(
         ntype, name = etype[2], etype_str(etype)
         start = int(meta.node_ranges[ntype][held[0], 0])
         first, last = (0, meta.num_nodes(ntype)) if replicated else bounds[ntype][rank : rank + 2]
-        prefix = f"edge/{name}/"
         rows[etype] = Rows(
             first=int(first),
             indptr=topology.array(f"indptr/{name}")[first - start : last - start + 1],
             src=topology.array(f"src/{name}"),
             keys=topology.array(f"keys/{ntype}")[first - start : last - start],
-            data={
-                key.removeprefix(prefix): topology.array(key)
-                for key in topology.arrays
-                if key.startswith(prefix)
-            },
+            data={n: topology.array(key) for n, key in topology.below(f"edge/{name}/").items()},
         )
     if split is not None:
         codes = staged.edge_split(held, split)
@@ -248,11 +243,7 @@ def load_shard(
         bounds=bounds,
         topology=rows,
         node_data={
-            t: {
-                key.removeprefix(f"data/{t}/"): nodes.tensor(key)[own[t]]
-                for key in nodes.arrays
-                if key.startswith(f"data/{t}/")
-            }
+            t: {n: nodes.tensor(key)[own[t]] for n, key in nodes.below(f"data/{t}/").items()}
             for t in meta.ntypes
         },
         original={t: nodes.array(f"original/{t}")[own[t]] for t in meta.ntypes},
