@@ -34,7 +34,7 @@ from raygnn.runs.display import Display
 from raygnn.runs.metrics_files import RANKS, MetricsTail
 from raygnn.runs.report.source import MOST_OF_RANKS, read_some
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import RunDir, is_run
+from raygnn.runs.run_directory import METRICS, RunDir, is_run
 
 if TYPE_CHECKING:
     from raygnn.preflight.partition_facts import Stored
@@ -101,7 +101,7 @@ def train(
         record_notes(run, show)
         for note in (*run.notes(), *start.notes(workers, config.sampling.batch_size)):
             show.note(note)
-        records = MetricsTail(run.metrics_file)
+        records = MetricsTail(run.path / METRICS)
         records.skip()  # an earlier start's are not news
         watch = partial(watch_training, loggers=loggers, tail=records)
         result = session.launch(watch, profile=profile)

@@ -126,12 +126,6 @@ class MetricsWriter:
         finally:
             self._file.close()
 
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class MetricsTail:
     """Reads a file of records that is still being written, or does not exist yet."""
@@ -225,11 +219,9 @@ def read_metrics(path: Path) -> list[Record]:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path)) from error
     records = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        record = parse(line)
-        if record is None:
-            raise DataError(
-                "not a record of metrics (a JSON object)", where=f"{path}: line {number}"
-            )
+        if (record := parse(line)) is None:
+            what = "not a record of metrics (a JSON object)"
+            raise DataError(what, where=f"{path}: line {number}")
         records.append(record)
     return records
 

@@ -95,21 +95,17 @@ class Progress:
     Args:
         steps_per_epoch: optimizer steps in an epoch.
         total_steps: steps after which the training ends.
+
+    Attributes:
         on_line: called with each plain line: at an evaluation, at most every second,
             and every 5 seconds between them.
     """
 
-    def __init__(
-        self,
-        steps_per_epoch: int,
-        total_steps: int,
-        on_line: Callable[[str], None] | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ):
-        self.on_line = on_line
+    def __init__(self, steps_per_epoch: int, total_steps: int):
+        self.on_line: Callable[[str], None] | None = None
         self._steps_per_epoch = max(1, steps_per_epoch)
         self._total = max(1, total_steps)
-        self._now = now
+        self._now = time.monotonic
         self._last_line = ""
         self._last_line_at = -math.inf  # by our clock
         self._last_line_time = -math.inf  # by the training's
@@ -141,27 +137,8 @@ class Progress:
 
     def line(self) -> str:
         """The state as plain text; empty before the first record."""
-        return _GAP.join(self._columns()) if self._first else ""
-
-    def unsaid(self, width: int | None = None) -> str:
-        """The last line, or nothing if ``on_line`` had it already.
-
-        Args:
-            width: columns of characters that it may take; None for any number.
-        """
-        line = self.line()
-        if line == self._last_line:
+        if self._first is None:
             return ""
-        return line if width is None else self._progress_line().fitting(width)
-
-    def seconds_left(self) -> float | None:
-        """Seconds until the last step at the rate so far; None while there is no rate."""
-        if self._first is None or self._step <= self._first[0]:
-            return None
-        rate = (self._time - self._first[1]) / (self._step - self._first[0])
-        return max(0, self._total - self._step) * rate
-
-    def _columns(self) -> list[str]:
         epochs = math.ceil(self._total / self._steps_per_epoch)
         epoch = min(epochs, max(1, math.ceil(self._step / self._steps_per_epoch)))
         columns = [f"epoch {epoch}/{epochs}"]
@@ -176,9 +153,21 @@ class Progress:
         ]
         if "seeds_per_second" in self._values:
             columns.append(f"{self._values['seeds_per_second']:,.0f} seeds/s")
-        if (left := self.seconds_left()) is not None:
-            columns.append(f"{clock(left)} left")
-        return columns
+        if (steps := self._step - self._first[0]) > 0:
+            rate = (self._time - self._first[1]) / steps
+            columns.append(f"{clock(max(0, self._total - self._step) * rate)} left")
+        return _GAP.join(columns)
+
+    def unsaid(self, width: int | None = None) -> str:
+        """The last line, or nothing if ``on_line`` had it already.
+
+        Args:
+            width: columns of characters that it may take; None for any number.
+        """
+        line = self.line()
+        if line == self._last_line:
+            return ""
+        return line if width is None else self._progress_line().fitting(width)
 
     def _progress_line(self) -> ProgressLine:
         return ProgressLine(self.line(), self._step, self._total)

@@ -146,10 +146,9 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / CONFIG
     try:
         value, _ = read_yaml(read_regular(file, _LARGEST_CONFIG).decode(), CONFIG)
-    except (OSError, ValueError) as error:
-        raise DataError(f"not readable as YAML: {error}", where=str(file)) from error
-    except ConfigError as error:
-        raise DataError(f"not readable as YAML: {error.what}", where=str(file)) from error
+    except (OSError, ValueError, ConfigError) as error:
+        why = getattr(error, "what", error)
+        raise DataError(f"not readable as YAML: {why}", where=str(file)) from error
     if not isinstance(value, dict):
         raise DataError("not a configuration", where=str(file))
     return value
@@ -314,10 +313,6 @@ class RunDir:
             write_json(self.path / name, facts)
 
     @property
-    def metrics_file(self) -> Path:
-        return self.path / METRICS
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
@@ -350,51 +345,32 @@ class RunDir:
 
 def _is_free(path: Path) -> bool:
     """Whether nothing but our empty skeleton lies at ``path``."""
-    if path.is_symlink():
-        return False
-    if not path.exists():
-        return True
-    if not path.is_dir():
-        return False
-    for entry in path.iterdir():
-        empty_part = (
-            entry.name in (CHECKPOINTS, LOGS) and entry.is_dir() and not any(entry.iterdir())
-        )
-        if entry.name != LOCK and not empty_part:
-            return False
-    return True
+    if path.is_symlink() or not path.is_dir():
+        return not (path.is_symlink() or path.exists())
+    return all(
+        entry.name == LOCK
+        or (entry.name in (CHECKPOINTS, LOGS) and entry.is_dir() and not any(entry.iterdir()))
+        for entry in path.iterdir()
+    )
 
 
 def _check(path: Path, mode: Mode) -> None:
     """Refuse a directory that ``mode`` may not have."""
     with storage_errors(path, InputError):
         free = _is_free(path)
-    if free and mode != "resume":
-        return
-    where = str(path)
-    if free:
-        raise InputError(
-            "there is no run to resume", where=where, remedy="start it without --resume"
-        )
-    if path.is_symlink():
-        raise InputError(
-            "this name is a symbolic link, not a run directory",
-            where=where,
-            remedy="choose another name, or another storage",
-        )
-    if not is_run(path):
-        raise InputError(
-            "something that is not a run directory lies here; nothing of it was touched",
-            where=where,
-            remedy="choose another name, or another storage",
-        )
-    if mode == "new":
-        raise InputError(
-            f"the name {path.name!r} is taken by an earlier run",
-            where=where,
-            remedy="choose another name, or pass --overwrite to replace it, --resume to go on "
-            "(in Python overwrite=True, resume=True)",
-        )
+    what, remedy = "", "choose another name, or another storage"
+    if free and mode == "resume":
+        what, remedy = "there is no run to resume", "start it without --resume"
+    elif path.is_symlink():
+        what = "this name is a symbolic link, not a run directory"
+    elif not free and not is_run(path):
+        what = "something that is not a run directory lies here; nothing of it was touched"
+    elif not free and mode == "new":
+        what = f"the name {path.name!r} is taken by an earlier run"
+        remedy = "choose another name, or pass --overwrite to replace it, --resume to go on "
+        remedy += "(in Python overwrite=True, resume=True)"
+    if what:
+        raise InputError(what, where=str(path), remedy=remedy)
 
 
 class Events:

@@ -47,7 +47,7 @@ def records(steps: Iterable[int], **values: float) -> list[Record]:
 
 
 def write(run: RunDir, lines: Iterable[Mapping[str, Any]], *, anew: bool = False) -> None:
-    with open(run.metrics_file, "w" if anew else "a") as file:
+    with open(run.path / "metrics.jsonl", "w" if anew else "a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
@@ -160,7 +160,7 @@ def test_a_logger_that_hangs_holds_nothing_up(
         assert shown(run, "train/loss") == [(1, 1.0)]  # the other one has all
     waiting, missing = told
     assert " s for csv to take the last records; Ctrl-C ends the wait alone" in waiting
-    assert f"{run.metrics_file} has all of them, and the run is as it is" in waiting
+    assert f"{run.path / 'metrics.jsonl'} has all of them, and the run is as it is" in waiting
     assert missing == "csv did not get all records; metrics.jsonl has them"
 
 

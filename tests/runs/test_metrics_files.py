@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,7 +52,7 @@ def test_what_is_written_is_read(records: list[dict], polls: set[int]) -> None:
         path = Path(directory) / "metrics.jsonl"
         tail = MetricsTail(path)
         tailed = tail.poll()
-        with MetricsWriter(path) as writer:
+        with closing(MetricsWriter(path)) as writer:
             for index, item in enumerate(records):
                 writer.write(item)
                 if index in polls:
@@ -67,14 +68,14 @@ def test_what_is_written_is_read(records: list[dict], polls: set[int]) -> None:
 def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "metrics.jsonl"
-        with MetricsWriter(path) as writer:
+        with closing(MetricsWriter(path)) as writer:
             for step in range(4):
                 writer.write(record(step))
         content = path.read_bytes()[: -min(cut, path.stat().st_size)]
         path.write_bytes(content)
         whole = content.count(b"\n")
         assert [item["step"] for item in read_metrics(path)] == list(range(whole))
-        with MetricsWriter(path, keep=9) as writer:
+        with closing(MetricsWriter(path, keep=9)) as writer:
             writer.write(record(9))
         assert [item["step"] for item in read_metrics(path)] == [*range(whole), 9]
 
@@ -82,7 +83,7 @@ def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None
 def test_a_writer_begins_anew_unless_told_what_to_keep(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in range(2):
-        with MetricsWriter(path) as writer:
+        with closing(MetricsWriter(path)) as writer:
             writer.write(record(step))
     assert [item["step"] for item in read_metrics(path)] == [1]
 
@@ -90,11 +91,11 @@ def test_a_writer_begins_anew_unless_told_what_to_keep(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 1, 3, 5, 9])
 def test_going_on_from_a_step_has_each_step_once(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
+    with closing(MetricsWriter(path)) as writer:
         for step in range(1, 6):
             writer.write({**record(step), "train/loss": 0.5})
             writer.write({**record(step), "val/loss": 0.5})
-    with MetricsWriter(path, keep=keep) as writer:
+    with closing(MetricsWriter(path, keep=keep)) as writer:
         writer.write({**record(keep), "val/loss": 0.5})  # comes after the checkpoint of its step
     found = [(item["step"], "val/loss" in item) for item in read_metrics(path)]
     trained = range(1, min(keep, 5) + 1)
@@ -106,7 +107,7 @@ def test_going_on_from_a_step_has_each_step_once(keep: int, tmp_path: Path) -> N
 
 def test_each_record_is_there_at_once_and_scalars_are_unwrapped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as writer:
+    with closing(MetricsWriter(path)) as writer:
         writer.write(record(1, loss=np.float32(0.5), count=np.int64(3)))
         assert read_metrics(path)[0]["loss"] == 0.5
         assert read_metrics(path)[0]["count"] == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from raygnn.runs.run_directory import RunDir
 def make(storage: Path, name: str) -> Path:
     with RunDir.create(str(storage), name) as run:
         run.begin({"name": name})
-        with MetricsWriter(run.metrics_file) as writer:
+        with closing(MetricsWriter(run.path / "metrics.jsonl")) as writer:
             writer.write({"step": 10, "epoch": 1, "time": 0.5, "train/loss": 2.0})
             writer.write({"step": 20, "epoch": 1, "time": 0.9, "val/accuracy": 0.7})
         run.update_summary(status="done", steps=20, metrics={"test/accuracy": 0.81512})

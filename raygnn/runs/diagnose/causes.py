@@ -208,43 +208,28 @@ class MemoryKill:
 
     Attributes:
         host: the node's address.
-        used, total: of the node's memory, as Ray words it: ``"2.71GB"``.
-        limit: share of it from which on Ray kills.
-        process: the task's or actor's name; ``pid`` and ``taken`` are of the same.
+        why: ``its node 10.0.0.7 had 22.9GB of 23.5GB of memory in use, more than …``
+        process: the task's or actor's name, and its ``pid``; empty and 0 if unknown.
         users: the processes that used most, as Ray lists them.
     """
 
     host: str
-    used: str
-    total: str
-    limit: str = ""
-    process: str = ""
-    pid: int = 0
-    taken: str = ""
-    users: tuple[str, ...] = ()
+    why: str
+    process: str
+    pid: int
+    users: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str) -> MemoryKill | None:
         """From the text of Ray's OutOfMemoryError; None if it is another error's."""
-        node = _KILLED_ON.search(text)
-        if node is None:
+        if (node := _KILLED_ON.search(text)) is None:
             return None
-        limit, killed = _LIMIT.search(text), _KILLED.search(text)
+        why = f"its node {node[1]} had {node[2]} of {node[3]} of memory in use"
+        if limit := _LIMIT.search(text):
+            why += f", more than the {limit[1]} that Ray allows"
+        process, pid = "", 0
+        if killed := _KILLED.search(text):
+            process, pid = killed[1].partition(".")[0], int(killed[2])
+            why += f"; it held {killed[3]} itself"
         users = tuple(f"{m[2]} GB by {m[3]} (pid {m[1]})" for m in _USERS.finditer(text))
-        return cls(
-            node[1],
-            node[2],
-            node[3],
-            limit[1] if limit else "",
-            killed[1].partition(".")[0] if killed else "",
-            int(killed[2]) if killed else 0,
-            killed[3] if killed else "",
-            users[:_MOST_USERS],
-        )
-
-    @property
-    def why(self) -> str:
-        """``its node 10.0.0.7 had 22.9GB of 23.5GB of memory in use, more than …``"""
-        why = f"its node {self.host} had {self.used} of {self.total} of memory in use"
-        why += f", more than the {self.limit} that Ray allows" if self.limit else ""
-        return why + (f"; it held {self.taken} itself" if self.taken else "")
+        return cls(node[1], why, process, pid, users[:_MOST_USERS])

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raygnn.runs.tracebacks import Frame
+
 _ALIKE = {  # what must be the same on all ranks: sizes on one side at least
     "all_reduce": "inputs",
     "allreduce": "inputs",
@@ -101,24 +103,20 @@ def _odd(came: Mapping[int, Entry], kind: str) -> int | None:
 
 def called_by_user(entry: Entry) -> bool:
     """Whether the user's own code called a collective."""
-    return _at(entry).get("whose") == "user"
-
-
-def _at(entry: Entry) -> Mapping[str, Any]:
-    at = entry.get("at")
-    return at if isinstance(at, Mapping) else {}
+    place = Frame.of(entry.get("at"))
+    return place is not None and place.whose == "user"
 
 
 def _shown(rank: int, entry: Entry | None) -> dict[str, Any]:
     if entry is None:
         return {"rank": rank, "op": None}
-    at, tensors = _at(entry), entry.get("inputs")
+    place, tensors = Frame.of(entry.get("at")), entry.get("inputs")
     tensors = tensors if isinstance(tensors, Mapping) else {}
     return {
         "rank": rank,
         "op": entry.get("op"),
         "dtypes": tensors.get("dtypes"),
         "sizes": tensors.get("sizes"),
-        "at": f"{at['file']}:{at.get('line')} in {at.get('function')}" if "file" in at else None,
+        "at": str(place) if place else None,
         "pending": bool(entry.get("pending")),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,13 @@ def html(source: Source) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.ChainableUndefined,  # what a file lacks is left out
+        finalize=sections.text,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    filters = (sections.text, sections.mood, sections.mapping, sections.listed, sections.mappings)
+    environment.filters |= {made.__name__: made for made in (*filters, shlex.quote)}
     training = charts.training_charts(source.records)
     steps = charts.step_charts(source.records, source.ranks, sections.hosts(source))
     used = charts.usage_charts(source.ranks)
@@ -61,7 +65,6 @@ def html(source: Source) -> str:
     return environment.get_template("page.html").render(
         name=source.path.name,
         path=str(source.path),
-        error=sections.text(source.summary.get("error")),
         faults=source.faults,
         tiles=sections.tiles(source),
         started=sections.when(source.summary.get("started")),
@@ -71,15 +74,13 @@ def html(source: Source) -> str:
         steps=steps,
         used=used,
         slow_ranks=sections.slow_ranks(source),
-        advice=sections.advice(source),
         balance=balance,
         part_rows=sections.part_table(parts),
         partition=source.partition,
-        verdict=sections.text(source.preflight.get("verdict")),
-        findings=sections.findings(source),
+        preflight=source.preflight,
+        summary=source.summary,
         nodes=sections.nodes(source),
         events=sections.events(source),
-        machine=sections.machine(source),
         config=write_yaml(source.config) if source.config else "",
         style=Markup((_PAGE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PAGE / "page.js").read_text(encoding="utf-8")),

@@ -1,9 +1,9 @@
-"""The tables and figures of a run's page, as text; files may hold anything."""
+"""The tables and figures of a run's page, as text, and filters of its template; files may hold
+anything."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,7 +16,7 @@ from raygnn.runs.report.source import Source
 
 _GOOD, _WARN, _BAD = "good", "warn", "bad"
 _STATUS = {"done": _GOOD, "running": "", "failed": _BAD, "killed": _BAD, "interrupted": _WARN}
-_SEVERITY = {"error": _BAD, "warn": _WARN, "warning": _WARN, "info": "", "hint": ""}
+_SEVERITY = {"error": _BAD, "warn": _WARN, "warning": _WARN}
 _ORDER = {"test": 0, "val": 1}
 _MOST_METRICS = 6
 _MOST_SLOW = 8
@@ -50,7 +50,7 @@ def tiles(source: Source) -> Iterator[Tile]:
     summary, records = source.summary, source.records
     last = records[-1] if records else {}
     yield Tile("status", source.status, mood=_STATUS.get(source.status, ""))
-    metrics = {key: number(value) for key, value in _mapping(summary.get("metrics")).items()}
+    metrics = {key: number(value) for key, value in mapping(summary.get("metrics")).items()}
     metrics = {k: v for k, v in metrics.items() if math.isfinite(v)} or _latest(records)
     ranked = sorted(metrics, key=lambda key: _ORDER.get(key.split("/")[0], 2))
     for key in [key for key in ranked if not key.endswith("/loss")][:_MOST_METRICS]:
@@ -67,18 +67,18 @@ def tiles(source: Source) -> Iterator[Tile]:
     speed = number(summary.get("seeds_per_second", last.get("seeds_per_second")))
     if math.isfinite(speed):
         yield Tile("seeds/s", f"{speed:,.0f}")
-    seconds = _mapping(summary.get("seconds"))
+    seconds = mapping(summary.get("seconds"))
     took = number(seconds.get("total", last.get("time")))
     if math.isfinite(took):
         first = number(seconds.get("first_step"))
         note = f"first step after {clock(first)}" if math.isfinite(first) else ""
         yield Tile("time", clock(took), note)
-    workers = summary.get("workers") or len(_list(summary.get("ranks"))) or None
+    workers = summary.get("workers") or len(listed(summary.get("ranks"))) or None
     if workers:
         starts = number(summary.get("starts"))
         note = f"{starts:.0f} starts" if starts > 1 else ""
         yield Tile("workers", text(workers), note, _WARN if note else "")
-    skipped = number(_mapping(summary.get("skipped")).get("steps"))
+    skipped = number(mapping(summary.get("skipped")).get("steps"))
     if skipped > 0:
         yield Tile("steps left out", f"{skipped:,.0f}", "not finite", _WARN)
 
@@ -93,33 +93,20 @@ def _latest(records: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def findings(source: Source) -> list[dict[str, str]]:
-    """Those of the preflight: ``severity``, ``mood``, ``check``, ``what``, ``remedy``, ``nodes``
-    (all of them)."""
-    return [
-        {key: text(finding.get(key)) for key in ("severity", "check", "what", "remedy")}
-        | {
-            "mood": _SEVERITY.get(text(finding.get("severity")), ""),
-            "nodes": ", ".join(map(text, _list(finding.get("nodes")))),
-        }
-        for finding in _mappings(source.preflight.get("findings"))
-    ]
-
-
 def nodes(source: Source) -> list[dict[str, str]]:
     """Those that the preflight looked at, a row each: column → cell."""
     links = {
         text(link.get("source")): number(link.get("mbits"))
-        for link in _mappings(source.preflight.get("links"))
+        for link in mappings(source.preflight.get("links"))
     }
     rows = []
-    for node in _mappings(source.preflight.get("nodes")):
-        gpus = [text(_mapping(gpu).get("model")) for gpu in _list(node.get("gpus"))]
+    for node in mappings(source.preflight.get("nodes")):
+        gpus = [text(mapping(gpu).get("model")) for gpu in listed(node.get("gpus"))]
         mbits = links.get(text(node.get("node")), math.nan)
         rows.append(
             {
                 "node": text(node.get("node")),
-                "address": text(_mapping(node.get("network")).get("address")),
+                "address": text(mapping(node.get("network")).get("address")),
                 "processor": text(node.get("cpu")),
                 "CPUs": text(node.get("cpus")),
                 "GPUs": ", ".join(gpus) or "none",
@@ -147,26 +134,9 @@ def events(source: Source) -> list[dict[str, str]]:
     ]
 
 
-def advice(source: Source) -> list[dict[str, Any]]:
-    """What could be set otherwise: ``what``, ``expect``, ``options`` (arguments of a command),
-    ``numerics`` (whether it changes what is computed), ``mood``."""
-    return [
-        {
-            "mood": _SEVERITY.get(text(item.get("severity")), ""),
-            "what": text(item.get("what")),
-            "expect": text(item.get("expect")),
-            "options": " ".join(
-                f"--set {shlex.quote(text(key))}" for key in _list(item.get("set"))
-            ),
-            "numerics": item.get("numerics") is True,
-        }
-        for item in _mappings(source.summary.get("advice"))
-    ]
-
-
 def slow_ranks(source: Source) -> list[dict[str, str]]:
     """Mean times of the ranks that were slow most often; column → cell."""
-    ranks = [_mapping(rank) for rank in _list(source.summary.get("ranks"))]
+    ranks = [mapping(rank) for rank in listed(source.summary.get("ranks"))]
     ranks.sort(key=lambda rank: -number(rank.get("slow")))
     return [
         {
@@ -184,7 +154,7 @@ def hosts(source: Source) -> list[str]:
     """Where each rank ran, as far as that is known and tells ranks apart."""
     by_rank = {
         rank["rank"]: text(rank.get("host"))
-        for rank in _mappings(source.summary.get("ranks"))
+        for rank in mappings(source.summary.get("ranks"))
         if isinstance(rank.get("rank"), int)
     }
     if len(set(by_rank.values())) < 2 or not all(0 <= rank < 2**16 for rank in by_rank):
@@ -192,31 +162,15 @@ def hosts(source: Source) -> list[str]:
     return [by_rank.get(rank, "") for rank in range(max(by_rank) + 1)]
 
 
-def machine(source: Source) -> dict[str, str]:
-    """Versions and how the ranks communicated."""
-    rows = {
-        f"version of {name}": text(version)
-        for name, version in _mapping(source.summary.get("versions")).items()
-    }
-    communication = _mapping(source.preflight.get("communication"))
-    if communication.get("backend"):
-        rows["communication"] = (
-            f"{text(communication['backend'])}: {text(communication.get('why'))}"
-        )
-    if source.summary.get("topology"):
-        rows["topology"] = text(source.summary["topology"])
-    return rows
-
-
 def part_counts(source: Source) -> list[dict[str, float]]:
     """A row for each part of the graph, counts over all types; NaN where one is unknown."""
     rows = []
-    for part in map(_mapping, _list(source.partition.get("parts"))):
-        splits = [_mapping(counts) for counts in _mapping(part.get("splits")).values()]
+    for part in map(mapping, listed(source.partition.get("parts"))):
+        splits = [mapping(counts) for counts in mapping(part.get("splits")).values()]
         rows.append(
             {
-                "nodes": sum(map(_count, _mapping(part.get("nodes")).values())),
-                "edges": sum(map(_count, _mapping(part.get("edges")).values())),
+                "nodes": sum(map(_count, mapping(part.get("nodes")).values())),
+                "edges": sum(map(_count, mapping(part.get("edges")).values())),
                 "training_nodes": sum(_count(counts.get("train", 0)) for counts in splits),
                 "halo": _count(part.get("halo")),
                 "cut": _count(part.get("cut")),
@@ -261,19 +215,27 @@ def text(value: Any) -> str:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else str(value)  # the same: it may be markup
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mood(severity: Any) -> str:
+    """Of a finding or advice: ``warn``, ``bad`` or nothing."""
+    return _SEVERITY.get(text(severity), "")
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _mappings(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in _list(value) if isinstance(item, dict)]
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """Those of a list."""
+    return [item for item in listed(value) if isinstance(item, dict)]
 
 
 def _size(value: Any) -> str:
