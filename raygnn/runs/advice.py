@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -19,6 +18,9 @@ _FREE = 0.5  # of a GPU's memory
 _MB = 2**20
 _LITTLE, _SHORT = _MB // 4, 1e-3  # bytes, seconds of an exchange that are not worth advice
 _SMALL_BUCKET, _MANY = _MB, 32  # bytes, buckets
+
+_Severity = Literal["warning", "hint"]
+_Finding = tuple[str, tuple[str, ...], bool, str, float]  # the fields of `Advice` from `what` on
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,12 @@ class Advice:
     """
 
     name: str
-    severity: Literal["warning", "hint"]
+    severity: _Severity
     what: str
     set: tuple[str, ...]
     numerics: bool
     expect: str
-    gain: float = 0.0
+    gain: float
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "set": list(self.set)}
@@ -59,8 +61,11 @@ def advise(
     run = _Measurements.of(config, summary, ranks)
     if run is None:
         return []
-    advice = [item for rule in _RULES for item in rule(run)]
-    return sorted(advice, key=lambda item: (item.severity != "warning", -item.gain))
+    advice: list[Advice] = []
+    for severity, rules in _RULES.items():
+        found = [Advice(rule.__name__[1:], severity, *item) for rule in rules for item in rule(run)]
+        advice += sorted(found, key=lambda item: -item.gain)
+    return advice
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def _numbers(values: Any) -> list[float]:
     return [value for value in values or () if isinstance(value, (int, float))]
 
 
-def _communication(run: _Measurements) -> Iterator[Advice]:
+def _communication(run: _Measurements) -> Iterator[_Finding]:
     """An exchange of gradients that takes more than 30 % of a step, hidden by nothing; of few
     bytes, or little time, none: that is latency, which fewer bytes do not shorten."""
     share, seconds = run.share("communicate"), run.mean("communicate")
@@ -170,13 +175,13 @@ def _communication(run: _Measurements) -> Iterator[Advice]:
     )
     if run.gradients:
         what += f"; {run.gradients / _MB:.1f} MB in {len(run.buckets) or 1} buckets"
-    advice = partial(Advice, "communication", "warning", what)
     half = seconds / 2 * 1e3
     if run.get("comm.compression") == "none" and run.get("precision") != "bf16":
         expect = f"half the bytes: about {half:.0f} ms a batch less ({share / 2:.0%})"
-        yield advice(("comm.compression=bf16",), True, expect, share / 2)
+        yield what, ("comm.compression=bf16",), True, expect, share / 2
     batches = 2 * run.get("train.accumulate", 1)
-    yield advice(
+    yield (
+        what,
         (f"train.accumulate={batches}",),
         True,
         f"one exchange for {batches} batches: about {half:.0f} ms a batch less; the batch of a "
@@ -186,10 +191,10 @@ def _communication(run: _Measurements) -> Iterator[Advice]:
     if not run.get("comm.overlap", True):
         hidden = min(seconds, run.mean("backward"))
         expect = f"up to {hidden * 1e3:.0f} ms a batch behind the backward pass"
-        yield advice(("comm.overlap=true",), False, expect, hidden / run.step)
+        yield what, ("comm.overlap=true",), False, expect, hidden / run.step
 
 
-def _large_buckets(run: _Measurements) -> Iterator[Advice]:
+def _large_buckets(run: _Measurements) -> Iterator[_Finding]:
     """All gradients in one bucket or two, so that none is exchanged before the last ones come."""
     if run.world < 2 or not run.gradients or not run.buckets or not run.get("comm.overlap", True):
         return
@@ -198,9 +203,7 @@ def _large_buckets(run: _Measurements) -> Iterator[Advice]:
     size = max(1, round(run.gradients / 4 / _MB))
     few = largest >= run.gradients / 2 and run.gradients >= 4 * _MB and hidden >= 0.1 * run.step
     if few and size < run.get("comm.bucket_cap_mb", 25):
-        yield Advice(
-            "large_buckets",
-            "hint",
+        yield (
             f"{largest / run.gradients:.0%} of the gradients are in one bucket of "
             f"{largest / _MB:.1f} MB, whose exchange cannot begin before its last gradient is "
             "there",
@@ -211,13 +214,11 @@ def _large_buckets(run: _Measurements) -> Iterator[Advice]:
         )
 
 
-def _small_buckets(run: _Measurements) -> Iterator[Advice]:
+def _small_buckets(run: _Measurements) -> Iterator[_Finding]:
     """Many exchanges of little each, where each costs a latency."""
     many = len(run.buckets) >= _MANY and median(run.buckets) < 2 * _SMALL_BUCKET
     if run.world > 1 and many and run.share("communicate") >= 0.1:
-        yield Advice(
-            "small_buckets",
-            "hint",
+        yield (
             f"gradients go in {len(run.buckets)} buckets of {median(run.buckets) / _MB:.2f} MB "
             f"each, and {run.share('communicate'):.0%} of a step is exchange that nothing hides",
             ("comm.bucket_cap_mb=25",),
@@ -227,7 +228,7 @@ def _small_buckets(run: _Measurements) -> Iterator[Advice]:
         )
 
 
-def _starving_loader(run: _Measurements) -> Iterator[Advice]:
+def _starving_loader(run: _Measurements) -> Iterator[_Finding]:
     """Ranks that wait for their next batch for more than 20 % of a step."""
     shares = [seconds / run.step for seconds in run.seconds["wait"]]
     gain = max(shares)
@@ -239,31 +240,28 @@ def _starving_loader(run: _Measurements) -> Iterator[Advice]:
     listed = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in parts.items())
     who = f"rank {rank} waits" if run.world > 1 else "training waits"
     what = f"{who} for its next batch {gain:.0%} of a step; to make one takes {listed}"
-    advice = partial(Advice, "starving_loader", "warning", what)
     if not run.get("sampling.prefetch", 0):
         saved = min(sum(parts.values()), run.step - run.mean("wait"))
         expect = f"batches made beside training: up to {saved * 1e3:.0f} ms a batch less, "
         expect += "where there are cores for both"
-        yield advice(("sampling.prefetch=2",), False, expect, gain)
+        yield what, ("sampling.prefetch=2",), False, expect, gain
         return
     if longest == "exchange" and run.world > 1:
         cache = run.get("sampling.cache", 0.0)
         if cache != 1:
             more = 1.0 if cache == "auto" else min(1.0, max(0.2, 2 * cache))
             expect = "fewer rows from other ranks, for memory"
-            yield advice((f"sampling.cache={more:g}",), False, expect, gain / 2)
+            yield what, (f"sampling.cache={more:g}",), False, expect, gain / 2
         if run.get("sampling.topology") == "partitioned":
             expect = "no exchange to draw neighbours, for the memory of the whole structure"
-            yield advice(("sampling.topology=replicated",), False, expect, gain / 2)
+            yield what, ("sampling.topology=replicated",), False, expect, gain / 2
         return
     cpus = run.get("cluster.cpus_per_worker", 1)
     if cpus < 2:
         expect = "a core of its own for the thread that makes batches"
-        yield advice((f"cluster.cpus_per_worker={cpus + 1}",), False, expect, gain / 2)
+        yield what, (f"cluster.cpus_per_worker={cpus + 1}",), False, expect, gain / 2
     key = "sampling.fanout" if longest == "sample" else "sampling.batch_size"
-    yield Advice(
-        "starving_loader",
-        "warning",
+    yield (
         f"{what} ({key} decides how much that is)",
         (),
         True,
@@ -272,7 +270,7 @@ def _starving_loader(run: _Measurements) -> Iterator[Advice]:
     )
 
 
-def _stragglers(run: _Measurements) -> Iterator[Advice]:
+def _stragglers(run: _Measurements) -> Iterator[_Finding]:
     """A rank that holds up the others for a good part of the time."""
     for slow in run.slow:
         rank = slow["rank"]
@@ -286,9 +284,7 @@ def _stragglers(run: _Measurements) -> Iterator[Advice]:
         part = max(longer, key=longer.__getitem__)
         host = f" on {slow['host']}" if slow.get("host") else ""
         uneven = part == "wait"
-        yield Advice(
-            "stragglers",
-            "warning",
+        yield (
             f"rank {rank}{host} holds up the others in {slow['slow']:.0%} of the windows: its "
             f"{part} takes {longer[part] * 1e3:.1f} ms a batch more than theirs",
             (run.longer_queue,) if uneven else (),
@@ -301,7 +297,7 @@ def _stragglers(run: _Measurements) -> Iterator[Advice]:
         )
 
 
-def _swinging_use(run: _Measurements) -> Iterator[Advice]:
+def _swinging_use(run: _Measurements) -> Iterator[_Finding]:
     """A busy share that goes up and down by more than 20 points from window to window."""
     kind = "gpu" if len(run.use["gpu"]) >= 10 else "cpu"
     shares, waits = sorted(run.use[kind]), run.share("wait")
@@ -309,9 +305,7 @@ def _swinging_use(run: _Measurements) -> Iterator[Advice]:
         return
     low, high = shares[len(shares) // 10], shares[-1 - len(shares) // 10]
     if high - low > _SWINGS:
-        yield Advice(
-            "swinging_use",
-            "hint",
+        yield (
             f"the {kind.upper()}s are busy between {low:.0%} and {high:.0%} from window to window, "
             f"and {waits:.0%} of a step is wait for batches",
             (run.longer_queue,),
@@ -321,12 +315,10 @@ def _swinging_use(run: _Measurements) -> Iterator[Advice]:
         )
 
 
-def _unused_memory(run: _Measurements) -> Iterator[Advice]:
+def _unused_memory(run: _Measurements) -> Iterator[_Finding]:
     """GPUs with more than half of their memory free."""
     if run.gpu_memory is not None and run.gpu_memory <= _FREE:
-        yield Advice(
-            "unused_memory",
-            "hint",
+        yield (
             f"at most {run.gpu_memory:.0%} of a GPU's memory was used",
             (
                 f"sampling.batch_size={2 * run.get('sampling.batch_size', 0)}",
@@ -334,32 +326,27 @@ def _unused_memory(run: _Measurements) -> Iterator[Advice]:
             ),
             True,
             "fewer, larger steps, with less exchange for each seed",
+            0.0,
         )
 
 
-def _learning_rate(run: _Measurements) -> Iterator[Advice]:
+def _learning_rate(run: _Measurements) -> Iterator[_Finding]:
     """A global batch that grew with the workers, and a learning rate that did not."""
     if run.world > 1 and run.get("train.lr_scaling") == "none":
         batch = run.get("sampling.batch_size", 0)
         warmup = () if run.get("train.schedule.warmup") else ("train.schedule.warmup=0.05",)
-        yield Advice(
-            "learning_rate",
-            "hint",
+        yield (
             f"{run.world} workers make a batch of {run.world * batch:,} seeds of {batch:,} each, "
             "and train.lr is that of one",
             (f"train.lr_scaling={run.lr_scaling}", *warmup),
             True,
             "as many epochs as one worker needs, if the rate was chosen for one",
+            0.0,
         )
 
 
-_RULES: tuple[Callable[[_Measurements], Iterator[Advice]], ...] = (
-    _communication,
-    _large_buckets,
-    _small_buckets,
-    _starving_loader,
-    _stragglers,
-    _swinging_use,
-    _unused_memory,
-    _learning_rate,
-)
+# the most urgent first
+_RULES: dict[_Severity, tuple[Callable[[_Measurements], Iterator[_Finding]], ...]] = {
+    "warning": (_communication, _starving_loader, _stragglers),
+    "hint": (_large_buckets, _small_buckets, _swinging_use, _unused_memory, _learning_rate),
+}
