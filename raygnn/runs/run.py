@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from raygnn.errors import DataError, InputError
+from raygnn.errors import DataError, InputError, TrainingError, error_of
 from raygnn.runs.metrics_files import RANKS, MetricsTail, long, newest, read_metrics
 from raygnn.runs.run_directory import (
     CONFIG,
@@ -25,7 +29,6 @@ from raygnn.runs.run_directory import (
     read_status,
     storage_path,
 )
-from raygnn.runs.subprocess_cli import run_verb
 from raygnn.util.files import read_json
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 _RANK_FILE = re.compile(r"(?:comm-)?rank-\d{1,6}\.")  # how names of files in logs/ begin
 _SHOWN = 200  # characters of a name that is too long
+_LAST = 4000  # characters of what it said, where it left no result
+_GRACE = 90.0  # seconds to end Ray and its workers in
 
 
 @dataclass(frozen=True, repr=False)
@@ -351,6 +356,59 @@ def list_runs(storage: str = "runs") -> list[Run]:
     except OSError as error:
         raise InputError(f"cannot be listed: {error.strerror}", where=str(directory)) from error
     return [Run(path) for path in sorted(paths, key=_began, reverse=True)]
+
+
+def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:
+    """Run ``raygnn VERB … --json`` in a process of its own, which ends whatever state this one is
+    in, and return what it prints.
+
+    Args:
+        timeout: seconds.
+
+    Raises:
+        RaygnnError: what the command raised: `InputError`, `PreflightError`, `TrainingError` or
+            `Interrupted`.
+        TrainingError: it took longer, or ended without a word.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "raygnn", verb, *args, "--json"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        what = f"raygnn {verb} took longer than {timeout:g} s"
+        raise TrainingError(what, remedy="raise the timeout") from None
+    except BaseException:
+        _end(process)
+        raise
+    try:
+        result: dict[str, Any] = json.loads(out)
+    except ValueError:
+        raise TrainingError(
+            f"raygnn {verb} ended with {process.returncode} and no result",
+            remedy="run it on the command line, with -v",
+            trace=(err or out)[-_LAST:],
+        ) from None
+    if process.returncode:
+        raise error_of(process.returncode, result.get("error") or {})
+    return result
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it as Ctrl-C does, so that it leaves nothing behind."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=_GRACE)
+    except BaseException as error:
+        process.kill()
+        process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def row_of(run: Run) -> dict[str, str]:

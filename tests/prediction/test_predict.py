@@ -36,8 +36,7 @@ from raygnn.prediction import merge as merging
 from raygnn.prediction import request as asking
 from raygnn.prediction.merge import merge
 from raygnn.prediction.worker_side import Predicting
-from raygnn.runs.run import Run
-from raygnn.runs.subprocess_cli import run_verb
+from raygnn.runs.run import Run, run_verb
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import ROWS, Job, Request
 from raygnn.worker.planes import prediction_rows

@@ -15,10 +15,10 @@ from rich.console import Console
 import raygnn
 from raygnn.errors import DataError, InputError
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
-from raygnn.runs.diagnose.collectives import first_difference
 from raygnn.runs.diagnose.diagnosis_display import show
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.judge import Diagnosis, judge
+from raygnn.runs.diagnose.rank_reports import first_difference
 from raygnn.runs.diagnose.state_file import Life, Place, Start, State, read_state
 from raygnn.runs.display import Display
 from raygnn.runs.run import open_run

@@ -17,8 +17,8 @@ from raygnn.cli import main
 from raygnn.errors import InputError
 from raygnn.runs.metrics_files import STEP
 from raygnn.runs.report import charts
+from raygnn.runs.report.charts import of_ranks, thin
 from raygnn.runs.report.page import as_json, write_report
-from raygnn.runs.report.series import of_ranks, thin
 from raygnn.runs.report.source import Source, read_some
 from raygnn.runs.run import Run
 from tests.runs.made_runs import make_run, write_records

@@ -10,12 +10,13 @@ from typing import Any
 from raygnn.config.places import size
 from raygnn.runs.diagnose import causes
 from raygnn.runs.diagnose.causes import Cause, MemoryKill
-from raygnn.runs.diagnose.collectives import called_by_user, first_difference
 from raygnn.runs.diagnose.evidence import Evidence, Traces
 from raygnn.runs.diagnose.rank_reports import (
     RankReport,
+    called_by_user,
     collectives,
     dead_worker,
+    first_difference,
     lost_with,
     report,
 )
