@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from raygnn.runs.run_directory import (
     CONFIG,
     LOGS,
     METRICS,
+    RANK_FILE,
     SUMMARY,
     is_run,
     read_config,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import pandas
     import plotly.graph_objects
 
-_RANK_FILE = re.compile(r"(?:comm-)?rank-\d{1,6}\.")  # how names of files in logs/ begin
 _SHOWN = 200  # characters of a name that is too long
 _LAST = 4000  # characters of what it said, where it left no result
 _GRACE = 90.0  # seconds to end Ray and its workers in
@@ -122,9 +121,8 @@ class Run:
         Missing or damaged files leave their curves out.
         """
         from raygnn.runs.report.page import figure
-        from raygnn.runs.report.source import Source
 
-        return figure(Source.read(self.path))
+        return figure(self.path)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write ``report.html`` (or the file ``out``) as the run is now, and return its path.
@@ -267,9 +265,8 @@ class Run:
         summary = self.summary
         facts = {"status": self.status}
         metrics = summary.get("metrics")
-        for key, value in (metrics if isinstance(metrics, dict) else {}).items():
-            if isinstance(value, (int, float)):
-                facts[key] = f"{value:.4g}"
+        items = metrics.items() if isinstance(metrics, dict) else ()
+        facts |= {key: f"{value:.4g}" for key, value in items if isinstance(value, (int, float))}
         if "steps" in summary:
             facts["steps"] = f"{summary['steps']:,}"
         return facts
@@ -337,7 +334,7 @@ def _has_remains(path: Path) -> bool:
     try:
         if (path / SUMMARY).is_file():
             return True
-        return any(_RANK_FILE.match(entry.name) for entry in (path / LOGS).iterdir())
+        return any(RANK_FILE.match(entry.name) for entry in (path / LOGS).iterdir())
     except OSError:
         return False
 

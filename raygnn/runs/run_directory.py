@@ -59,6 +59,7 @@ _SHOWN = 200  # characters of a path that is none
 _LARGEST_CONFIG = 2**20  # bytes
 _LARGEST_LOCK = 4096  # bytes
 _MOST_WAITING = 2**20  # bytes of events
+RANK_FILE = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")  # how names of a rank's files in logs/ begin
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 
 # the variable with the id of the job on a cluster that this command is

@@ -332,15 +332,6 @@ def test_every_kind_is_recognised_somewhere() -> None:
     assert {case[1] for case in CASES.values()} == set(REMEDIES) - {"error"}
 
 
-def test_an_error_of_ours_is_not_the_users() -> None:
-    trace = 'Traceback:\n  File "/src/raygnn/worker/rank.py", line 9, in run\nKeyError: 1\n'
-    bad = {**failure(1, "KeyError: 1"), "trace": trace}
-    found = judge(run(ALIVE, Traces(1, state(1), None, bad)))
-    assert (found.cause.kind, found.cause.where) == (
-        "error", "/src/raygnn/worker/rank.py:9 in run"
-    )  # fmt: skip
-
-
 def test_what_is_not_sure_is_said() -> None:
     confidence = {name: judge(case[0]).cause.confidence for name, case in CASES.items()}
     assert confidence["killed"] == confidence["model"] == confidence["stuck"] == "high"
@@ -465,22 +456,29 @@ def test_the_first_cause_of_a_chain_counts() -> None:
     assert crashed_at("nothing") == []
 
 
-def test_the_users_class_is_the_users_wherever_it_lies() -> None:
-    bad = {
-        **failure(1, "ValueError: no"),
-        "trace": '  File "/v/site-packages/mine/net.py", line 1, in f\n',
-    }
-    for own, kind in (((), "error"), (("/mine/net.py",), "model")):
-        assert judge(run(ALIVE, Traces(1, state(1), None, bad), own=own)).cause.kind == kind
+INSTALLED = '  File "/v/site-packages/mine/net.py", line 1, in f\n'
+OURS = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
 
 
-def test_our_own_frame_says_less_than_the_error() -> None:
-    """The user's innermost frame is named, or else the key, and not where we noticed."""
-    ours = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
-    bad = {**failure(1, "the model gave [3]", kind="TrainingError"), "where": "model.kind"}
-    for users, where in (("", "model.kind"), ('  File "/u/net.py", line 2, in f\n', "/u/net.py:2")):
-        found = {**bad, "trace": users + ours}
-        assert where in str(judge(run(ALIVE, Traces(1, state(1), None, found))).cause.where)
+@pytest.mark.parametrize(
+    ("trace", "key", "own", "kind", "where"),
+    [
+        (OURS, None, (), "error", "lightning_modules.py:9 in shaped"),  # not the user's
+        # the user's class is the user's wherever it lies
+        (INSTALLED, None, (), "error", ""),
+        (INSTALLED, None, ("/mine/net.py",), "model", "net.py:1"),
+        # our own frame says less than the key, and that less than the user's frame
+        (OURS, "model.kind", (), "error", "model.kind"),
+        ('  File "/u/net.py", line 2, in f\n' + OURS, "model.kind", (), "model", "/u/net.py:2"),
+    ],
+)
+def test_whose_an_error_is(
+    trace: str, key: str | None, own: tuple[str, ...], kind: str, where: str
+) -> None:
+    bad = {**failure(1, "the model gave [3]", kind="TrainingError"), "trace": trace, "where": key}
+    cause = judge(run(ALIVE, Traces(1, state(1), None, bad), own=own)).cause
+    assert cause.kind == kind
+    assert where in str(cause.where)
 
 
 # ── what lies on disk ────────────────────────────────────────────────────────────────────────
@@ -583,21 +581,14 @@ def test_a_rank_that_did_not_begin_again(failed: Path) -> None:
     assert (first.state, first.attempt, first.phase) == ("unknown", 1, None)
 
 
-def test_state_comes_back() -> None:
-    one = state(3, phase="naïve " * 20, used=5)
-    file = Path("/proc/self/cmdline")
-    with pytest.raises(DataError, match="state"):
-        read_state(file)
-    assert read_state(Path("/nowhere/rank-0.state")) is None
-    packed = one.pack()
-    assert packed == state(3, phase="naïve " * 20, used=5).pack()
-    assert len(packed) == 1024
-
-
 def test_a_state_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     one = replace(state(3), prefetch=Place("sample", None, 0, 1.5, 2.5), words="of cold")
     (tmp_path / "s").write_bytes(one.pack())
     assert read_state(tmp_path / "s") == one
+    assert len(state(3, phase="naïve " * 20, used=5).pack()) == 1024
+    with pytest.raises(DataError, match="state"):
+        read_state(Path("/proc/self/cmdline"))
+    assert read_state(Path("/nowhere/rank-0.state")) is None
 
 
 # ── damage that could hang, or that no record of ours has ────────────────────────────────────

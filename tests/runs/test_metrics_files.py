@@ -82,6 +82,7 @@ def test_a_torn_file_gives_its_whole_lines_and_is_gone_on_with(cut: int) -> None
 
 def test_a_writer_begins_anew_unless_told_what_to_keep(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
+    assert read_metrics(path) == []
     for step in range(2):
         with closing(MetricsWriter(path)) as writer:
             writer.write(record(step))
@@ -177,10 +178,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, bad: str) -> None:
         read_metrics(path)
     assert str(caught.value.where).endswith("metrics.jsonl: line 2")
     assert [item["step"] for item in MetricsTail(path).poll()] == [1, 2]
-
-
-def test_no_file_is_no_records(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

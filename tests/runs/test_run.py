@@ -45,9 +45,6 @@ def test_it_shows_itself_briefly(tmp_path: Path) -> None:
     assert "<td style='text-align:left'>0.8151</td>" in run._repr_html_()
     assert run.to_dict()["status"] == "done"
     assert run.to_dict()["path"] == str(run.path)
-
-
-def test_html_is_escaped(tmp_path: Path) -> None:
     assert "<script>" not in open_run(make(tmp_path, "<script>"))._repr_html_()
 
 
@@ -78,12 +75,6 @@ def test_runs_newest_first_and_nothing_else(tmp_path: Path) -> None:
     assert list_runs(str(tmp_path / "nowhere")) == []
 
 
-def test_a_run_without_a_summary_was_killed(tmp_path: Path) -> None:
-    path = make(tmp_path, "a")
-    (path / "summary.json").unlink()
-    assert open_run(path).status == "killed"
-
-
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = make(tmp_path, "a")
     (path / "summary.json").write_text("{")
@@ -92,12 +83,13 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (path / "config.yaml").write_text((path / "config.yaml").read_text() + "\n\t]")
     with pytest.raises(DataError, match=r"config\.yaml"):
         open_run(path).config  # noqa: B018
+    (path / "summary.json").unlink()
+    assert open_run(path).status == "killed"
 
 
 def test_a_copied_run_reads_the_same(tmp_path: Path) -> None:
     path = make(tmp_path / "x", "a")
-    copy = tmp_path / "y"
-    shutil.copytree(path, copy)
+    copy = shutil.copytree(path, tmp_path / "y")
     assert open_run(copy).summary == open_run(path).summary
 
 

@@ -30,6 +30,7 @@ from raygnn.runs.run_directory import (
     CONFIG,
     LOGS,
     PREFLIGHT,
+    RANK_FILE,
     SUMMARY,
     is_run,
     read_config,
@@ -42,7 +43,6 @@ _LARGEST = 8 * 2**20  # bytes of a log that are read
 _LARGEST_RECORD = 4 * 2**20  # bytes of a black box and its like; a larger one is not ours
 _SILENT_RANKS = 512  # ranks without a file that are reported: how many there were may be damaged
 _DIGITS = 19  # of a number that we write
-_RANK = re.compile(r"(?:comm-)?rank-(\d{1,6})\.")
 _FAILED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ ERROR raygnn: failed$", re.M)
 _MOST_EARLIER = 20  # failures of earlier starts
 _LONGEST_TRACE = 20_000  # characters of a traceback in a log
@@ -119,7 +119,7 @@ class _Reader:
 
     def evidence(self) -> Evidence:
         ranks, attempt = self._traces()
-        summary = self._json(f"../{SUMMARY}", {}) or {}
+        summary = self._json(SUMMARY, {}, LARGEST_JSON) or {}
         return Evidence(
             run=str(self.path),
             status=self._status(),
@@ -127,7 +127,7 @@ class _Reader:
             own=self._own_modules(),
             attempt=attempt,
             ranks=tuple(ranks),
-            driver=self._json(DRIVER, _DRIVER),
+            driver=self._json(f"{LOGS}/{DRIVER}", _DRIVER),
             memory=self._memory(),
             earlier=tuple(self._earlier(ranks)),
             notes=tuple(self.notes),
@@ -140,10 +140,10 @@ class _Reader:
             names = sorted(entry.name for entry in self.logs.iterdir())
         except OSError:
             names = []
-        numbers = sorted({int(m[1]) for name in names if (m := _RANK.match(name))})
+        numbers = sorted({int(m[1]) for name in names if (m := RANK_FILE.match(name))})
         states = {rank: self._state(rank) for rank in numbers}
-        boxes = {rank: self._json(f"rank-{rank}{BOX}", _BOX) for rank in numbers}
-        failures = {rank: self._json(f"rank-{rank}{FAILURE}", _FAILURE) for rank in numbers}
+        boxes = {rank: self._json(f"{LOGS}/rank-{rank}{BOX}", _BOX) for rank in numbers}
+        failures = {r: self._json(f"{LOGS}/rank-{r}{FAILURE}", _FAILURE) for r in numbers}
         starts = [state.start for state in states.values() if state]
         newest = max(starts, key=lambda start: (start.command, start.attempt), default=None)
         if newest is None:
@@ -199,33 +199,27 @@ class _Reader:
             self.notes.append(f"logs/rank-{rank}{STATE} was passed over: {error.what}")
             return None
 
-    def _json(self, name: str, types: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The object in a file; None, with a note, where it is not what it should be.
-
-        Args:
-            types: of the keys that it must have.
-        """
-        shown = name.removeprefix("../") if name.startswith("../") else f"logs/{name}"
+    def _json(
+        self, name: str, types: Mapping[str, Any], most: int = _LARGEST_RECORD
+    ) -> dict[str, Any] | None:
+        """The object in a file; None, with a note, where it lacks a key or has one of another
+        type."""
         try:
-            most = LARGEST_JSON if name.endswith(SUMMARY) else _LARGEST_RECORD
-            value = json.loads(
-                read_regular(self.logs / name, most),
-                parse_int=_int,
-                parse_float=_float,
-                parse_constant=_float,
-            )
+            content = read_regular(self.path / name, most)
+            numbers: Any = {"parse_int": _int, "parse_float": _float, "parse_constant": _float}
+            value = json.loads(content, **numbers)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            self.notes.append(f"{shown} was passed over: {error}")
+            self.notes.append(f"{name} was passed over: {error}")
             return None
         if isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in types.items()):
             return value
-        self.notes.append(f"{shown} was passed over: it is not what raygnn writes there")
+        self.notes.append(f"{name} was passed over: it is not what raygnn writes there")
         return None
 
     def _memory(self) -> tuple[Mapping[str, Any], ...]:
-        planned = (self._json(f"../{PREFLIGHT}", {}) or {}).get("memory")
+        planned = (self._json(PREFLIGHT, {}) or {}).get("memory")
         return tuple(
             item
             for item in (planned if isinstance(planned, list) else [])

@@ -97,19 +97,19 @@ def as_json(value: Any) -> str:
     return text
 
 
-def figure(source: Source) -> Any:
+def figure(run: Path) -> Any:
     """The curves and the split as one figure of plotly's, for a notebook."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
+    source = Source.read(run)
     rows = [
         charts.loss(source.records),
         charts.metrics(source.records),
         charts.speed(source.records),
         *charts.step_charts(source.records, source.ranks, sections.hosts(source))[:1],
     ]
-    shown = [chart for chart in rows if chart is not None]
-    if not shown:
+    if not (shown := [chart for chart in rows if chart is not None]):
         return go.Figure(layout={"title": {"text": "no records yet"}})
     fig = make_subplots(
         rows=len(shown),
