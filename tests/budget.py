@@ -53,7 +53,7 @@ LINES_TODAY = {
     "driver": 4_300,
     "prediction": 1_050,
     "tuning": 600,
-    "runs": 5_400,
+    "runs": 5_250,
     "jobs": 1_650,
     "cli": 900,
     "package": 50_500,
