@@ -93,10 +93,10 @@ def _partition(args: argparse.Namespace) -> int:
 
     meta = driver.partition(config, **_shown(args))
     if args.json:
-        from raygnn.driver.inputs import table
+        from raygnn.driver.job_plan import stored_table
 
         key = "collection" if config.task.of_graphs else "parts"
-        facts = {"directory": str(meta.directory), "digest": meta.digest, key: table(meta)}
+        facts = {"directory": str(meta.directory), "digest": meta.digest, key: stored_table(meta)}
         print_json(args, facts)
     return 0
 

@@ -20,10 +20,13 @@ from typing import Any, Protocol
 
 from raygnn import compat
 from raygnn.checkpoint import store
+from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
+from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
 from raygnn.runs.diagnose.state_file import DONE, FAILURE, STATE, file_of
 from raygnn.runs.display import Display
+from raygnn.runs.run_directory import RunDir
 from raygnn.worker import failures as faults
 from raygnn.worker.control import Progress, Snapshot
 
@@ -402,3 +405,37 @@ class Preemption:
                 when = f"in {left:.0f} s" if left is not None else "soon"
                 who = ", ".join(map(str, ranks[node]))
                 self._show.note(f"the node of rank {who} is to go {when}: saving a checkpoint")
+
+
+class FailureNotices:
+    """Says what a rank died of while it happens, and when the ranks start again.
+
+    Args:
+        starts: of the ranks until now.
+    """
+
+    def __init__(self, show: Display, run: RunDir, config: Config, starts: int):
+        self._show = show
+        self._run = run
+        self._config = config
+        self._starts = starts
+        self._since = 0.0  # the time up to which failures are told
+
+    def look(self, snapshot: Snapshot) -> None:
+        recorded = faults.recorded(self._run.path)
+        news = [f for f in recorded if f.time > self._since and not f.is_consequence]
+        news = [f for f in news if f.kind != FROZEN]  # which was told when it was found
+        if news:
+            self._show.note(f"rank {news[0].rank} failed: {news[0].what}")
+            self._since = max(failure.time for failure in news)
+        if snapshot.starts > self._starts:
+            self._starts = snapshot.starts
+            if not any(failure.final for failure in recorded):  # which its ranks will see, and go
+                self._show.note(self._start(snapshot))
+
+    def _start(self, snapshot: Snapshot) -> str:
+        newest = store.newest(self._run.checkpoints) or "the beginning"
+        start = f"start {snapshot.starts} of at most {self._config.fault.max_failures + 1}"
+        if self._config.cluster.elastic:  # more workers are a start, but no failure
+            start = f"start {snapshot.starts}, with {some(len(snapshot.workers), 'worker')}"
+        return f"{start}, from {newest} if that is whole"

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from raygnn.config.graph import ManyGraphs, PlantedGraph
-from raygnn.config.places import size
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, PreflightError
-from raygnn.graph.available_memory import memory
+from raygnn.errors import ConfigError
+from raygnn.graph.available_memory import check_available
 from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
@@ -24,7 +23,7 @@ from raygnn.graph.collection import (
 )
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partition.make import Missing, find_partition
-from raygnn.graph.sources import load_graph, planted, reading_bytes
+from raygnn.graph.sources import load_graph, reading_bytes, sketch
 from raygnn.graph.validate import check_weights
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.partition_facts import (
@@ -69,6 +68,11 @@ class Input(Protocol):
         """Into how many parts it is divided."""
         ...
 
+    def part_records(self) -> list[dict[str, Any]] | None:
+        """For the run's report, how the parts divide the graph; None where nothing says so
+        without work."""
+        ...
+
     def made(self, show: Display) -> Input:
         """The same, there: made now, as a stage, if it was missing."""
         ...
@@ -94,16 +98,6 @@ class Input(Protocol):
         ...
 
 
-def table(meta: Stored) -> list[dict[str, object]]:
-    """What is stored, as rows to show: see `raygnn.graph.partition.manifest.table`."""
-    if isinstance(meta, CollectionMeta):
-        size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
-        return [{**size, "bytes": meta.bytes, "seconds": meta.seconds}]
-    from raygnn.graph.partition.read import table
-
-    return [dict(row) for row in table(meta)]
-
-
 def read_input(config: Config, workers: int, show: Display) -> Input:
     """Find what the job trains on, or read and validate what it is to be made from.
 
@@ -119,44 +113,23 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
         with show.stage("graphs"):
             collection = find_collection(config)
             if isinstance(collection, MissingCollection):
-                _check_memory(config, "reading the graphs", collection.reading_bytes())
+                check_available(config, "reading the graphs", collection.reading_bytes())
             return CollectionInput(collection)
     found = find_partition(config, workers)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
     with show.stage("graph"):
-        _check_memory(config, "reading the graph", reading_bytes(found.graph))
+        check_available(config, "reading the graph", reading_bytes(found.graph))
         if isinstance(found.graph, PlantedGraph):
-            given = PartitionInput(found, planted.sketch(found.graph))
+            given = PartitionInput(found, sketch(found.graph))
             held = given.facts(config).bytes
         else:
             masks, trains = config.needs_masks, config.trains
             data = load_graph(found.graph, needs_masks=masks, trains=trains)
             given = PartitionInput(found, data)
             held = 0  # of what is still available
-        _check_memory(config, "partitioning the graph", held + given.partitioning_bytes)
+        check_available(config, "partitioning the graph", held + given.partitioning_bytes)
     return given
-
-
-def _check_memory(config: Config, work: str, need: int) -> None:
-    """Refuse to begin what the kernel would end, and other programs of this machine with it.
-
-    Raises:
-        PreflightError: more memory is needed than is available to this process.
-    """
-    _, available = memory()
-    if available is None or need <= available or "memory_fits" in config.cluster.allow:
-        return
-    smaller = ""
-    if isinstance(config.graph, PlantedGraph):
-        smaller = "lower graph.nodes, graph.degree or graph.features, or "
-    raise PreflightError(
-        f"{work} takes about {size(need)} of memory, and {size(available)} are available here "
-        "[memory_fits]",
-        where=str(config.file) if config.file else None,
-        remedy=f"{smaller}run raygnn partition on a machine with more memory, with partition.path "
-        "on a file system that both see; cluster.allow: [memory_fits] tries it all the same",
-    )
 
 
 @contextmanager
@@ -219,6 +192,10 @@ class PartitionInput:
     def partitioning_bytes(self) -> int:
         """About what partitioning takes beside the graph."""
         return _PARTITIONING * sum(num for _, _, num in self.counts.values())
+
+    def part_records(self) -> list[dict[str, Any]] | None:
+        manifest = None if self.meta is None else self.meta.manifest
+        return None if manifest is None else [part.model_dump() for part in manifest.parts]
 
     def made(self, show: Display) -> PartitionInput:
         if not isinstance(self.found, Missing):
@@ -346,6 +323,9 @@ class CollectionInput:
         found = self.found
         return None if self.passing or isinstance(found, MissingCollection) else found
 
+    def part_records(self) -> None:
+        """See `Input`."""
+
     def made(self, show: Display) -> CollectionInput:
         if not isinstance(self.found, MissingCollection):
             return self
@@ -385,6 +365,9 @@ class DatasetInput:
     meta = None
     structure_bytes = 0
     parts = 1
+
+    def part_records(self) -> None:
+        """See `Input`."""
 
     def made(self, show: Display) -> DatasetInput:
         return self

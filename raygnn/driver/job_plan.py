@@ -13,7 +13,6 @@ from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import Input
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.graph.data import EdgeTarget
 from raygnn.preflight.facts import PartitionFacts
 from raygnn.preflight.findings import Finding
 from raygnn.preflight.partition_facts import Stored, edge_target, task_ntype
@@ -157,7 +156,7 @@ def _goal(config: Config, facts: PartitionFacts) -> Goal:
     edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
     return Goal(
         ntype=task_ntype(config, facts.columns),
-        edges=edges if isinstance(edges, EdgeTarget) else None,
+        edges=None if isinstance(edges, tuple) else edges,
     )
 
 
@@ -219,6 +218,17 @@ def _fanout(hop: int | dict[str, int]) -> str:
     if isinstance(hop, dict):
         return " + ".join(f"{name} {_fanout(number)}" for name, number in hop.items())
     return "all" if hop < 0 else str(hop)
+
+
+def stored_table(meta: Stored) -> list[dict[str, object]]:
+    """What is stored, as rows to show: see `raygnn.graph.partition.manifest.table`."""
+    from raygnn.graph.collection import CollectionMeta
+    from raygnn.graph.partition.read import table
+
+    if isinstance(meta, CollectionMeta):
+        size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
+        return [{**size, "bytes": meta.bytes, "seconds": meta.manifest.seconds}]
+    return [dict(row) for row in table(meta)]
 
 
 def show_report(show: Display, report: Report) -> None:

@@ -25,6 +25,7 @@ import yaml
 
 from raygnn.config.places import without_users
 from raygnn.config.schema import Config
+from raygnn.driver.prometheus import Prometheus
 from raygnn.errors import ConfigError, Interrupted
 from raygnn.runs.interrupts import taken
 from raygnn.runs.metrics_files import MetricsTail, Record
@@ -84,6 +85,7 @@ class Loggers:
         self._events = Events(path / LOGS / LOGGERS)  # of the threads, which cannot show
         self._threads: list[LoggerThread] = []
         self._started = self._ended = False
+        self._prometheus = Prometheus(path, config.name) if config.logging.prometheus else None
 
     def __enter__(self) -> Loggers:
         return self
@@ -120,10 +122,19 @@ class Loggers:
             self._threads.append(LoggerThread(backend, self._path, self._events.tell, step))
             self._threads[-1].start()
 
-    def look(self) -> None:
-        """Say what hangs."""
+    def forward(self, records: Sequence[Record], starts: int) -> None:
+        """Hand on new records of ``metrics.jsonl``, from time to time those of the ranks to
+        Prometheus, and say what hangs.
+
+        Args:
+            starts: of the ranks.
+        """
+        for record in records:
+            self.start(int(record["step"]))
         for thread in self._threads:
             thread.look()
+        if self._prometheus is not None:
+            self._prometheus.forward(records, starts)
 
     def end(self, status: Status) -> None:
         """No more records come; nothing is waited for."""

@@ -7,12 +7,15 @@ goes on with a run, is no counter.
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from raygnn.runs.metrics_files import RANKS, Record, newest, number, values
-from raygnn.runs.run_directory import RunDir
 
 MOST_RANKS = 256  # that have series of their own
+_EVERY = 2.0  # seconds between looks at the ranks; Prometheus asks less often
 _MOST_NAMES = 32  # of metrics and of what belongs to a rank
 
 # name → description, and what tells its series apart besides the run
@@ -57,18 +60,28 @@ class Prometheus:
     """Sets the gauges of a run, in a process that Ray is connected to; never raises.
 
     Args:
+        run: its directory.
         name: of the run.
     """
 
-    def __init__(self, run: RunDir, name: str):
+    def __init__(self, run: Path, name: str):
         self._name = name
-        self._file = run.path / RANKS
+        self._file = run / RANKS
+        self._next = 0.0
         self._length = -1  # bytes of it when it was read last
         self._gauges: dict[str, Any] = {}
         self._series: set[tuple[str, ...]] = set()
         self._last: set[tuple[str, tuple[tuple[str, str], ...]]] = set()  # that belong to ranks
         self._size = 0
         self._works = True
+
+    def forward(self, records: Sequence[Record], starts: int) -> None:
+        """New records of ``metrics.jsonl``, and from time to time what the ranks say."""
+        for record in records:
+            self.take(record)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _EVERY
+            self.look(starts)
 
     def take(self, record: Record) -> None:
         """A record of ``metrics.jsonl``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, RaygnnError
+from raygnn.runs.display import Display
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import Mode, RunDir, is_run
 from raygnn.util.files import storage_errors
@@ -96,7 +97,7 @@ def check_mirror(config: Config, run: RunDir, *, overwrite: bool) -> None:
         )
 
 
-def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> Start:
+def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resume: bool) -> Start:
     """Where to begin.
 
     The number of workers may be another one than the checkpoint's: batches stay as they are, and
@@ -110,7 +111,9 @@ def find_start(config: Config, run: RunDir, workers: int, *, resume: bool) -> St
     if not resume:
         return Start(None, global_batch)
     mirror, fetched = Mirror.of(config), False
-    with storage_errors(run.checkpoints, InputError):
+    # a stage for what may take long: a mirror that does not answer
+    stage = nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
+    with stage, storage_errors(run.checkpoints, InputError):
         found, rejected = checkpoint.find(run.checkpoints, config)
         if mirror is not None:
             mirror.check(run.checkpoints)
@@ -162,6 +165,16 @@ def _fetch(
         checkpoint.put_aside(run.checkpoints / name)
         rejected.append(f"{name} in {mirror}: {found}")
     return None, rejected
+
+
+def can_go_on(run: RunDir) -> tuple[str, str]:
+    """What to say after Ctrl-C, and what to do then."""
+    what = "interrupted before training began; nothing was written"
+    if run.begun:
+        newest = checkpoint.newest(run.checkpoints)
+        reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
+        what = f"interrupted; {run.path} can go on from {reached}"
+    return what, "go on with --resume and the same --set, or start over with --overwrite"
 
 
 def check_steps(config: Config, plan: Plan, run: RunDir, start: Start) -> None:

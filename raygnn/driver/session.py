@@ -29,16 +29,14 @@ from raygnn.driver.job_plan import (
 )
 from raygnn.driver.launch import Launch
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.driver.watch import SAVE
 from raygnn.errors import InputError, Interrupted, TrainingError
-from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.preflight.report import refuse
 from raygnn.runs import interrupts
 from raygnn.runs.diagnose import diagnose
 from raygnn.runs.display import Display
 from raygnn.runs.interrupts import taken
 from raygnn.runs.output import OutputLost
-from raygnn.runs.run_directory import PARTITION, PREFLIGHT, RunDir
+from raygnn.runs.run_directory import PARTITION, PREFLIGHT, SAVE, RunDir
 from raygnn.worker import failures
 from raygnn.worker.job import ROWS, Job
 
@@ -202,8 +200,7 @@ class Session:
     def _note_parts(self, made: Input) -> None:
         """Leave for the report how the partition divides the graph; what others wrote is not read
         for that."""
-        if isinstance(made.meta, PartitionMeta) and made.meta.manifest is not None:
-            parts = [part.model_dump() for part in made.meta.manifest.parts]
+        if (parts := made.part_records()) is not None:
             with suppress(TrainingError):
                 self.run.write(PARTITION, {"directory": str(made.place), "parts": parts})
 

@@ -7,37 +7,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from raygnn import __version__
-from raygnn.checkpoint import store
-from raygnn.checkpoint.mirror import Mirror
 from raygnn.config.load import Source, as_config, load_config
-from raygnn.config.schema import Config
-from raygnn.driver.inputs import read_input, table, to_look_at
-from raygnn.driver.job_plan import Nodes, count_workers, display_of, make_plan, show_report
+from raygnn.driver.inputs import read_input, to_look_at
+from raygnn.driver.job_plan import (
+    Nodes,
+    count_workers,
+    display_of,
+    make_plan,
+    show_report,
+    stored_table,
+)
 from raygnn.driver.loggers import Loggers, check_packages
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.driver.resume import check_mirror, check_steps, find_start, only_fetched, resume_mode
+from raygnn.driver.resume import (
+    can_go_on,
+    check_mirror,
+    check_steps,
+    find_start,
+    only_fetched,
+    resume_mode,
+)
 from raygnn.driver.session import Session
-from raygnn.driver.watch import record_notes, reported, watch_training
+from raygnn.driver.watch import watch_training
 from raygnn.errors import ConfigError, InputError
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
+from raygnn.preflight.partition_facts import Stored
 from raygnn.preflight.probe import Probes, Question, probe_local
 from raygnn.preflight.report import Report
-from raygnn.runs.advice import advise
-from raygnn.runs.display import Display
-from raygnn.runs.metrics_files import RANKS, MetricsTail
-from raygnn.runs.report.source import MOST_OF_RANKS, read_some
+from raygnn.runs.advice import possible_advice
+from raygnn.runs.metrics_files import MetricsTail
+from raygnn.runs.report.page import record_notes, reported
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import METRICS, RunDir, is_run
-
-if TYPE_CHECKING:
-    from raygnn.preflight.partition_facts import Stored
 
 MOST_PROFILED = 1000  # steps
 _COLUMNS = ("operator", "calls", "self ms", "total ms")
@@ -87,12 +93,11 @@ def train(
         only_fetched(run),
         reported(run, show),
         Loggers(config, run.path, show.note) as loggers,
-        Session(config, run, show, started, interrupted=_can_go_on, verbose=verbose) as session,
+        Session(config, run, show, started, interrupted=can_go_on, verbose=verbose) as session,
         loggers.ending(),
     ):
         workers = session.workers
-        with _looking(config, show) if resume else nullcontext():
-            start = find_start(config, run, workers, resume=resume)
+        start = find_start(config, run, workers, show, resume=resume)
         session.make_plan(start.global_batch)
         check_steps(config, session.plan, run, start)
         if not resume:
@@ -107,7 +112,7 @@ def train(
         result = session.launch(watch, profile=profile)
         if "seconds" in result:  # else it made no step
             result["seconds"]["total"] = time.time() - started
-            result["advice"] = _advice_for(config, run, result)
+            result["advice"] = possible_advice(config, run.path, result)
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
         topology = session.plan.topology(config)
         run.update_summary(**result, status="done", topology=topology, versions=versions)
@@ -135,7 +140,7 @@ def partition(config: Source, *, verbose: bool = False, display: bool = True) ->
             where="graph.dataset",
             remedy="start with raygnn train",
         )
-    rows = table(meta)
+    rows = stored_table(meta)
     kind = "collection" if config.task.of_graphs else "partition"
     show.table(f"{kind} {meta.directory}", list(rows[0]), [list(row.values()) for row in rows])
     return meta
@@ -210,36 +215,3 @@ def inspect(
     report = preflight_report.inspect(config, found)
     show_report(show, report)
     return report
-
-
-def _looking(config: Config, show: Display) -> AbstractContextManager[Any]:
-    """A stage for what may take long: a mirror that does not answer."""
-    mirror = Mirror.of(config)
-    return nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
-
-
-def _can_go_on(run: RunDir) -> tuple[str, str]:
-    """What to say after Ctrl-C, and what to do then."""
-    what = "interrupted before training began; nothing was written"
-    if run.begun:
-        newest = store.newest(run.checkpoints)
-        reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
-        what = f"interrupted; {run.path} can go on from {reached}"
-    return what, "go on with --resume and the same --set, or start over with --overwrite"
-
-
-def _advice_for(config: Config, run: RunDir, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """As JSON types, for the summary; nothing that the configuration refuses."""
-    with suppress(Exception):  # it is no part of a run, which has been trained by now
-        records = read_some(run.path / RANKS, MOST_OF_RANKS)
-        found = advise(config.to_dict(), result, records)
-        return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
-    return []
-
-
-def _is_possible(config: Config, changes: Sequence[str]) -> bool:
-    try:
-        load_config(config.to_dict(), list(changes))
-    except ConfigError:
-        return False
-    return True

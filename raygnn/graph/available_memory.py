@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+from raygnn.config.places import size
+from raygnn.errors import PreflightError
+
+if TYPE_CHECKING:
+    from raygnn.config.schema import Config
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -36,6 +43,27 @@ def memory() -> tuple[int, int]:
             held = getattr(psutil.Process().memory_info(), field)
             available = max(0, min(available, soft - held))
     return total, available
+
+
+def check_available(config: Config, work: str, need: int) -> None:
+    """Refuse to begin what the kernel would end, and other programs of this machine with it.
+
+    Raises:
+        PreflightError: more memory is needed than is available to this process.
+    """
+    _, available = memory()
+    if need <= available or "memory_fits" in config.cluster.allow:
+        return
+    smaller = ""
+    if config.graph is not None and config.graph.format == "planted":
+        smaller = "lower graph.nodes, graph.degree or graph.features, or "
+    raise PreflightError(
+        f"{work} takes about {size(need)} of memory, and {size(available)} are available here "
+        "[memory_fits]",
+        where=str(config.file) if config.file else None,
+        remedy=f"{smaller}run raygnn partition on a machine with more memory, with partition.path "
+        "on a file system that both see; cluster.allow: [memory_fits] tries it all the same",
+    )
 
 
 def lines(file: Path) -> list[str]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
 
-from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError
+from raygnn.runs.metrics_files import COMPUTE, LOADER, RANKS, STEP
+from raygnn.runs.report.source import MOST_OF_RANKS, read_some
 
 _FEWEST_WINDOWS = 2  # besides the first, which has the start in it
 _COMMUNICATES = 0.3  # of a step that is too much for an exchange that nothing hides
@@ -46,6 +52,23 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "set": list(self.set)}
+
+
+def possible_advice(config: Config, run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
+    """For the summary of a run, as JSON types; nothing that the configuration refuses."""
+    with suppress(Exception):  # it is no part of a run, which has been trained by now
+        records = read_some(run / RANKS, MOST_OF_RANKS)
+        found = advise(config.to_dict(), result, records)
+        return [advice.to_dict() for advice in found if _is_possible(config, advice.set)]
+    return []
+
+
+def _is_possible(config: Config, changes: Sequence[str]) -> bool:
+    try:
+        load_config(config.to_dict(), list(changes))
+    except ConfigError:
+        return False
+    return True
 
 
 def advise(

@@ -49,6 +49,7 @@ REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 LOCK = ".lock"
+SAVE = ".save"  # made by a user, or a batch system, who wants a checkpoint
 # in logs/, lines of events:
 EVENTS = "events.jsonl"  # of rank 0
 SCALING = "scaling.jsonl"  # of what decides how many ranks there are

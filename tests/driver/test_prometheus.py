@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 
 
 def test_records_and_ranks_become_gauges(run: RunDir, series: Series) -> None:
-    follow = Prometheus(run, "job")
+    follow = Prometheus(run.path, "job")
     follow.take({"step": 7, "epoch": 1, "train/loss": 0.5, "val/f1": 0.25, "seeds_per_second": 9.0})
     follow.take({"step": 8, "epoch": 1, "train/loss": math.nan})
     follow.look(starts=2)
@@ -70,7 +70,7 @@ def test_records_and_ranks_become_gauges(run: RunDir, series: Series) -> None:
 
 
 def test_ranks_that_are_gone_are_zero(run: RunDir, series: Series) -> None:
-    follow = Prometheus(run, "job")
+    follow = Prometheus(run.path, "job")
     follow.look(1)
     file = run.path / "ranks.jsonl"
     write_records(run.path / "logs", ranks=1, records=1)
@@ -86,7 +86,7 @@ def test_series_are_bounded(run: RunDir, series: Series) -> None:
     many = {f"part{part}": [1.0] * 1000 for part in range(100)}
     line = json.dumps({"step": 1, "time": 1.0, "seconds": many}) + "\n"
     (run.path / "ranks.jsonl").write_text(line)
-    follow = Prometheus(run, "job")
+    follow = Prometheus(run.path, "job")
     follow.take({"step": 1, **{f"val/{name}": 1.0 for name in range(1000)}})
     follow.look(1)
     assert sum(name[0] == "raygnn_metric" for name in series) == 32
@@ -98,7 +98,7 @@ def test_a_ray_that_refuses_ends_nothing(run: RunDir, monkeypatch: pytest.Monkey
         raise RuntimeError("not connected")
 
     monkeypatch.setattr(prometheus.Prometheus, "_gauge", refuse)
-    follow = Prometheus(run, "job")
+    follow = Prometheus(run.path, "job")
     follow.take({"step": 1})
     follow.look(1)
 
@@ -142,7 +142,7 @@ def test_the_dashboard_has_grafanas_shape() -> None:
 def test_ray_exposes_the_gauges(run: RunDir, shared_ray: None) -> None:
     import ray
 
-    follow = Prometheus(run, "job")
+    follow = Prometheus(run.path, "job")
     node = ray.nodes()[0]
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     deadline = time.monotonic() + 90

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.driver import session, watch
+from raygnn.driver import session
 from raygnn.driver.loggers import Loggers
-from raygnn.driver.watch import SaveFile, startup_progress
+from raygnn.driver.startup import startup_progress
+from raygnn.driver.watch import SaveFile
 from raygnn.errors import Interrupted, TrainingError
 from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.runs.display import NullDisplay
+from raygnn.runs.report import page
 from raygnn.runs.run_directory import RunDir
 from raygnn.worker.control import Control, Progress, SaveRequest, Worker
 from raygnn.worker.job import ROWS
@@ -34,14 +36,14 @@ def run(tmp_path: Path) -> Iterator[RunDir]:
 def test_a_run_that_fails_leaves_a_report(run: RunDir) -> None:
     show = NullDisplay()
     run.begin({"name": "job"})
-    with contextlib.suppress(TrainingError), watch.reported(run, show):
-        watch.record_notes(run, show)
+    with contextlib.suppress(TrainingError), page.reported(run, show):
+        page.record_notes(run, show)
         show.note("rank 1 <failed>: no room")
         run.update_summary(status="failed", error="no room for <b>it</b>")
         raise TrainingError("no room")
-    page = (run.path / "report.html").read_text()
-    assert "no room for &lt;b&gt;it" in page
-    assert "rank 1 &lt;failed&gt;: no room" in page
+    text = (run.path / "report.html").read_text()
+    assert "no room for &lt;b&gt;it" in text
+    assert "rank 1 &lt;failed&gt;: no room" in text
     show.note("after it")
     assert "after it" not in (run.path / "logs" / "told.jsonl").read_text()
 
@@ -50,7 +52,7 @@ def test_commands_that_go_on_with_a_run_add_to_what_was_told(run: RunDir) -> Non
     run.begin({"name": "job"})
     for text in ("first", "second"):
         show = NullDisplay()
-        watch.record_notes(run, show)
+        page.record_notes(run, show)
         show.note(text)
     lines = (run.path / "logs" / "told.jsonl").read_text().splitlines()
     texts = [json.loads(line)["text"] for line in lines]
@@ -64,10 +66,10 @@ def test_a_report_that_cannot_be_written_hides_nothing(
     def fail(run: Any) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(watch, "write_report", fail)
-    with watch.reported(run, NullDisplay()):
+    monkeypatch.setattr(page, "write_report", fail)
+    with page.reported(run, NullDisplay()):
         run.begin({"name": "job"})
-    with pytest.raises(KeyboardInterrupt), watch.reported(run, NullDisplay()):
+    with pytest.raises(KeyboardInterrupt), page.reported(run, NullDisplay()):
         raise KeyboardInterrupt
 
 
@@ -87,7 +89,7 @@ def test_what_is_removed_at_the_end_is_the_runs_own(run: RunDir, replaced: bool)
 
 
 def test_a_run_that_did_not_begin_has_no_report(run: RunDir) -> None:
-    with watch.reported(run, NullDisplay()):
+    with page.reported(run, NullDisplay()):
         pass
     assert not (run.path / "report.html").exists()
 

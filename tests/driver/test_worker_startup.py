@@ -21,10 +21,10 @@ from rich.console import Console
 from raygnn.config.load import load_config
 from raygnn.driver import ray_cluster
 from raygnn.driver import ray_cluster as cluster_module
-from raygnn.driver import watch as module
+from raygnn.driver import startup as module
 from raygnn.driver.launch import explain
 from raygnn.driver.ray_cluster import RayCluster
-from raygnn.driver.watch import Startup
+from raygnn.driver.startup import Startup
 from raygnn.errors import TrainingError
 from raygnn.runs.display import Display
 from tests.small_jobs import job

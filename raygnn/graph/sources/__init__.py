@@ -14,7 +14,7 @@ import json
 import re
 from types import ModuleType
 
-from raygnn.config.graph import GraphConfig, ReversibleGraph
+from raygnn.config.graph import GraphConfig, PlantedGraph, ReversibleGraph
 from raygnn.graph import validate
 from raygnn.graph.data import GraphData
 from raygnn.graph.sources.input_files import out_of_memory, sha256, unpacked_size
@@ -81,6 +81,12 @@ def reading_bytes(graph: GraphConfig) -> int:
     if hasattr(module, "reading_bytes"):
         return int(module.reading_bytes(graph))
     return sum(map(unpacked_size, module.files(graph)))
+
+
+def sketch(graph: PlantedGraph) -> GraphData:
+    """The figures of a graph that is yet to be generated: see `planted.sketch`."""
+    data: GraphData = _module(graph.format).sketch(graph)
+    return data
 
 
 def _has_reverses(graph: GraphConfig) -> bool:

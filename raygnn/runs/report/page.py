@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,10 @@ from typing import Any
 from raygnn import __version__
 from raygnn.config.yaml_text import write_yaml
 from raygnn.errors import InputError
+from raygnn.runs.display import Display
 from raygnn.runs.report import charts, sections
 from raygnn.runs.report.source import Source
-from raygnn.runs.run_directory import REPORT, local_path
+from raygnn.runs.run_directory import LOGS, REPORT, TOLD, Events, RunDir, local_path
 from raygnn.util.files import storage_errors, write_atomic
 
 _PAGE = Path(__file__).parent / "page"
@@ -38,6 +43,25 @@ def write_report(run: Path, out: str | Path | None = None) -> Path:
     with storage_errors(file, InputError, "write it elsewhere with --out"):
         write_atomic(file, text)
     return file
+
+
+def record_notes(run: RunDir, show: Display) -> None:
+    """Keep what is told from now on, for the run's report; commands that go on with it add more."""
+    told = Events(run.path / LOGS / TOLD)
+    told.tell(f"a command of process {os.getpid()} on {socket.gethostname()} began")
+    show.on_note = told.tell
+
+
+@contextmanager
+def reported(run: RunDir, show: Display) -> Iterator[None]:
+    """Whatever becomes of what is inside, leave a report, if a run began."""
+    try:
+        yield
+    finally:
+        show.on_note = None
+        if run.begun and run.lost is None:
+            with suppress(Exception):  # it can be written again, and must hide nothing
+                write_report(run.path)
 
 
 def html(source: Source) -> str:
