@@ -72,7 +72,6 @@ MEETING_POINTS = {
     "worker.planes.partition_plane": 27,
     "worker.planes.edge_plane": 23,
     "worker.planes.graph_plane": 20,
-    "prediction.request": 19,
     "tuning.trials": 16,
 }
 PRIVATE_OF = ("ray", "torch", "lightning")

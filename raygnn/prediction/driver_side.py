@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from raygnn.config.places import unwritable
 from raygnn.config.schema import Config
@@ -251,7 +256,7 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
         if request.get("embeddings"):
             key = "graph" if asked.config.task.of_graphs else "node"
         names = _names(plan, asked, request.get("ntype"), key)
-        _merge(place / ROWS, found, key, file, overwrite, asked.show, names)
+        merge_rows(place / ROWS, found, key, file, overwrite, asked.show, names)
     left_out = found.get("left_out", 0)
     made = Predicted(file, found["rows"], asked.split, found["workers"], left_out)
     if left_out:
@@ -296,8 +301,6 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
     goal = plan.goals.get(asked.task) or next(iter(plan.goals.values()))
     if plan.input.place is None or (goal.ntype is None and goal.edges is None):
         return {}
-    import pyarrow as pa
-
     from raygnn.graph.partition.read import read_ids
 
     meta = read_meta(plan.input.place)
@@ -321,7 +324,7 @@ def _names(plan: Plan, asked: Asked, ntype: str | None, key: str) -> dict[str, A
     return {column: names for column, names in found.items() if names is not None}
 
 
-def _merge(
+def merge_rows(
     place: Path,
     found: dict[str, Any],
     key: str,
@@ -331,8 +334,6 @@ def _merge(
     names: Mapping[str, Any] | None = None,
 ) -> None:
     """Put the ranks' rows into one file, sorted, with what the user calls the numbers in them."""
-    from raygnn.prediction.merge import merge
-
     files = [place / f"rank-{rank}.parquet" for rank in range(found["workers"])]
     files = [each for each in files if each.exists()]
     with (
@@ -340,7 +341,7 @@ def _merge(
         storage_errors(file, InputError, "choose another --out"),
         replacing(file) as out,
     ):
-        rows = merge(files, out, key, names)
+        rows = merge_files(files, out, key, names)
         if rows != found["rows"]:
             raise TrainingError(
                 f"the workers wrote {found['rows']:,} rows, and {rows:,} are there",
@@ -348,3 +349,100 @@ def _merge(
                 remedy="see that all nodes mount the same storage",
             )
         free_file(file, overwrite)  # which may have changed meanwhile
+
+
+# ── files that are sorted by an id, merged into one that is, with little of them in memory ────
+
+# of the files that are merged
+_ROWS = 2**17  # in memory, of all together
+_VALUES = 2**24  # likewise: fewer rows where each has many, as of the scores of many classes
+_FEWEST = 2**6  # rows of each
+_BUFFER = 2**20  # bytes that a column of a file is read in
+
+
+def merge_files(
+    files: Sequence[Path], out: BinaryIO, key: str, names: Mapping[str, Any] | None = None
+) -> int:
+    """Merge Parquet files with one schema, each ascending by the column ``key``.
+
+    Args:
+        out: takes the Parquet file.
+        names: column of numbers → pyarrow array, what to write in place of each; columns that the
+            files do not have are passed over.
+
+    Returns:
+        The number of rows. Of no files there are none, and nothing is written.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    with ExitStack() as opened:
+        sources = [
+            opened.enter_context(pq.ParquetFile(file, buffer_size=_BUFFER)) for file in files
+        ]
+        most = min(_ROWS, _VALUES // max(1, max(map(_width, sources), default=1)))
+        batch = max(_FEWEST, most // max(1, len(files)))
+        inputs = [_Input(source.iter_batches(batch_size=batch), key) for source in sources]
+        if not sources:
+            return 0
+        schema = sources[0].schema_arrow
+        named = {
+            schema.get_field_index(column): values
+            for column, values in (names or {}).items()
+            if column in schema.names
+        }
+        for place, values in named.items():
+            schema = schema.set(place, pa.field(schema.field(place).name, values.type))
+        writer = opened.enter_context(pq.ParquetWriter(out, schema))
+        rows = 0
+        while pending := [source for source in inputs if source.fill()]:
+            # whatever a file still has is above the last id that it has in memory
+            bound = min(source.last for source in pending)
+            table = pa.concat_tables(source.up_to(bound) for source in pending)
+            table = table.take(pc.sort_indices(table[key]))
+            for place, values in named.items():
+                called = values.take(table.column(place))
+                table = table.set_column(place, schema.field(place), called)
+            writer.write_table(table)
+            rows += table.num_rows
+        return rows
+
+
+def _width(source: pq.ParquetFile) -> int:
+    """Numbers and texts in a row of a file, those of its lists included."""
+    if not source.metadata.num_row_groups:
+        return 0
+    group = source.metadata.row_group(0)
+    values = sum(group.column(i).num_values for i in range(group.num_columns))
+    return int(values) // max(1, group.num_rows)
+
+
+class _Input:
+    """One file, of which a batch is in memory."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], key: str):
+        self._batches = batches
+        self._key = key
+        self._held: pa.Table | None = None
+
+    def fill(self) -> bool:
+        """See that there are rows in memory; False at the end of the file."""
+        while self._held is None or not self._held.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._held = pa.Table.from_batches([batch])
+        return True
+
+    @property
+    def last(self) -> int:
+        """The highest id in memory."""
+        assert self._held is not None
+        return int(self._held[self._key][-1].as_py())
+
+    def up_to(self, bound: int) -> pa.Table:
+        """Take the rows with ids up to this one out of memory."""
+        assert self._held is not None
+        count = int(pc.sum(pc.less_equal(self._held[self._key], bound)).as_py())
+        taken, self._held = self._held.slice(0, count), self._held.slice(count)
+        return taken

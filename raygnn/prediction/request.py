@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raygnn.checkpoint import weights
-from raygnn.config.graph import TablesGraph
-from raygnn.config.load import load_config
-from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.driver.job_plan import Plan, display_of
 from raygnn.driver.launch import Launch
 from raygnn.driver.session import Session, session_beside
 from raygnn.driver.watch import Watch
-from raygnn.errors import ConfigError, InputError
-from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.remote import any_path
-from raygnn.graph.sources import scaling
+from raygnn.errors import InputError
+from raygnn.prediction.asked_config import config_for_others, config_of
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.run_directory import CHECKPOINTS, PARTITION
-from raygnn.util.files import is_vacant, read_json
+from raygnn.runs.run_directory import CHECKPOINTS
 from raygnn.worker.job import SPLITS, Request
-from raygnn.worker.planes import vocabulary as words
 
 _PLACE = ".predicting"  # in the storage; no run can have this name
-# keys that say of other data what the training found
-_TOLD = (".ntype", ".etype", ".split", ".split.val", ".split.test", ".split.seed", "model.relation")
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ def ask(
     there = run if isinstance(run, Run) else open_run(run, storage)
     found = weights.find(there.path / CHECKPOINTS)
     if others:
-        config = _of_others(there, found, overrides)
+        config = config_for_others(there, found, overrides)
     else:
         config = config_of(there, overrides)
     chosen = _split(split, splits, config if others and config.task.of_graphs else None)
@@ -180,149 +171,6 @@ def _task(config: Config, task: str | None, one: bool) -> str:
         where="--task" if task is None else f"--task {task}",
         remedy=f"choose one of {', '.join(names)}" if names else "leave it out",
     )
-
-
-def _of_others(run: Run, found: weights.Weights, overrides: Sequence[str]) -> Config:
-    """The run's configuration for other data of the same kind.
-
-    Raises:
-        ConfigError: see `config_of`.
-        InputError: no other data are named, or the model is only for those it was trained on.
-    """
-    task, model = (run.config.get(name) or {} for name in ("task", "model"))
-    kind = str(task.get("kind"))
-    what = remedy = None
-    if not any(key.startswith(("graph.", "graph=", "partition.path")) for key in overrides):
-        what = "no other data are named"
-        remedy = "say where they are, such as --set graph.path=DIRECTORY"
-    elif model.get("embedding"):
-        what = "nodes of other data have no learned rows (model.embedding)"
-        remedy = "train a model on features alone, or train on these data, too"
-    elif None in (found.sizes, found.goals, found.words) or (
-        kind.startswith("graph") and not found.like
-    ):
-        what = "of what its data were there is no record: it is of an older version"
-        remedy = "train it again"
-    if what is not None:
-        raise InputError(what, where="--new-data", remedy=remedy)
-    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
-    assert found.goals is not None
-    if "" in found.goals:
-        values["task"] = _told(task, found.goals[""])
-    else:
-        tasks = run.config["tasks"]
-        values["tasks"] = {name: _told(tasks[name], goal) for name, goal in found.goals.items()}
-    # said of all edges, so only where all tasks on edges have read it
-    read = {goal["relation"] for goal in found.goals.values() if goal["etype"] is not None}
-    relation = read.pop() if len(read) == 1 else None
-    values["model"] = {**model, "relation": relation or model.get("relation")}
-    values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
-    if kind.startswith("graph"):
-        values |= _of_graphs(run, found, overrides)
-    config = load_config(values, overrides)
-    before = {
-        key: value
-        for key, value in fixed(run.config).items()
-        if not key.startswith("graph") and not key.endswith(_TOLD)
-    }
-    _check_scaling(run, config)
-    _unchanged(before, config, "change keys of graph, partition, cluster, comm, staging or fault")
-    return _with_words(config, found)
-
-
-def _with_words(config: Config, found: weights.Weights) -> Config:
-    """The configuration with the words of the training: tables number theirs as it did.
-
-    Raises:
-        DataError: a partition that is there numbers them in another way.
-    """
-    if isinstance(config.graph, TablesGraph):
-        graph = config.graph.model_copy(update={"vocabulary": found.about})
-        return config.model_copy(update={"graph": graph})
-    if config.graph is None and not config.task.of_graphs:
-        assert found.words is not None
-        assert config.partition.path is not None
-        meta = read_meta(any_path(config.partition.path))
-        words.check(found.words, meta.names)
-    return config
-
-
-def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
-    """A section ``task`` that says what the training found, where other data would not show it."""
-    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"]}
-    if goal["etype"] is not None:
-        told["split"] = {"val": 0.0, "test": 0.0}  # by masks, or all of them are known
-    return told
-
-
-def _of_graphs(run: Run, found: weights.Weights, overrides: Sequence[str]) -> dict[str, Any]:
-    """The section for other graphs: text as GIN's numbers its words as that of the training."""
-    graph, words = run.config.get("graph"), found.words or {}
-    own = any(key.startswith(("graph.dataset", "graph=")) for key in overrides)
-    if not graph or own or graph.get("dataset") is not None:
-        return {}
-    numbers = {key: words.get(name) for key, name in (("tags", "tag"), ("labels", "label"))}
-    return {"graph": {**graph, **numbers}}
-
-
-def _check_scaling(run: Run, config: Config) -> None:
-    """That features of other data are scaled as those of the training were.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    if not run.config.get("graph") or config.graph is None:
-        return  # of partitions by others nobody knows
-    if getattr(config.graph, "dataset", None) is not None:
-        return  # which scales its features itself
-    before = scaling(run.config["graph"]["format"], run.config["graph"].get("normalize"))
-    now = scaling(config.graph.format, config.graph.normalize)
-    if now == before != "standard" or (before == "standard" and config.graph.normalize == "none"):
-        return
-    remedy = f"set graph.normalize={before}"
-    if before == "standard":
-        remedy = "scale them in the files as they were then, and set graph.normalize=none"
-    what = f"features were scaled by {before} when the model was trained, and by {now} here"
-    if now == before:
-        what = "standard takes mean and deviation from the data, which are others here"
-    raise ConfigError(what, where="graph.normalize", remedy=remedy)
-
-
-def config_of(run: Run, overrides: Sequence[str]) -> Config:
-    """The run's configuration, wherever its directory lies by now.
-
-    Raises:
-        ConfigError: an override is wrong, or changes what was trained; a value is needed that
-            the run does not keep.
-    """
-    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
-    if not any(key.startswith(("graph", "partition")) for key in overrides):
-        values |= _partition(run)
-    config = load_config(values, overrides)
-    remedy = "change keys of cluster, comm, staging, fault, partition, or graph.path"
-    return _unchanged(fixed(run.config), config, remedy)
-
-
-def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:
-    if changed := changes(before, config):
-        what = f"a trained model cannot be changed: {'; '.join(changed)}"
-        raise ConfigError(what, where="--set", remedy=remedy)
-    return config
-
-
-def _partition(run: Run) -> dict[str, Any]:
-    """Sections for the partition that the run was trained on: that one, or one like it if it is
-    gone, since another number of workers would ask for another.
-
-    The graph's files need not be there, or be read, where the partition is.
-    """
-    made = read_json(run.path / PARTITION)
-    place, parts = made.get("directory"), made.get("parts")
-    if not isinstance(place, str) or not isinstance(parts, list):
-        return {}  # one that others made, or graphs
-    if not is_vacant(Path(place)):
-        return {"graph": None, "partition": {"path": place}}
-    return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 
 def _watch(session: Session, launch: Launch) -> None:

@@ -32,9 +32,7 @@ from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.prediction import driver_side as driver
-from raygnn.prediction import merge as merging
 from raygnn.prediction import request as asking
-from raygnn.prediction.merge import merge
 from raygnn.prediction.worker_side import Predicting
 from raygnn.runs.run import Run, run_verb
 from raygnn.sampling.exchange import Exchange
@@ -83,7 +81,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
     with open(out, "wb") as file:
         key = (config.of(request.task) if request.task else config).task.unit
         files = sorted((aside / ROWS).iterdir())
-        assert merge(files, file, key) == result["rows"]
+        assert driver.merge_files(files, file, key) == result["rows"]
     return pq.read_table(out)
 
 
@@ -94,8 +92,8 @@ def test_what_the_whole_graph_at_once_gives(
     """By the ids of the graph that was given, whichever rank owns a node by now."""
     monkeypatch.setattr(prediction_rows, "_MOST", 100)  # many chunks on each rank
     monkeypatch.setattr(prediction_rows, "_FEWEST", 100)
-    monkeypatch.setattr(merging, "_ROWS", 300)
-    monkeypatch.setattr(merging, "_FEWEST", 70)
+    monkeypatch.setattr(driver, "_ROWS", 300)
+    monkeypatch.setattr(driver, "_FEWEST", 70)
     config = make_job(graph={"typed": typed})
     run = train_on_ranks(config)
     assert config.graph is not None
@@ -176,13 +174,13 @@ def test_numbers_of_graphs(tmp_path: Path) -> None:
 
 def test_merging_wide_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as take little memory, whatever their number; and of no files none."""
-    monkeypatch.setattr(merging, "_VALUES", 10_000)
-    monkeypatch.setattr(merging, "_FEWEST", 3)
+    monkeypatch.setattr(driver, "_VALUES", 10_000)
+    monkeypatch.setattr(driver, "_FEWEST", 3)
     scores = pa.array([[0.5] * 100] * 1000, pa.list_(pa.float32()))
     pq.write_table(pa.table({"id": pa.array(range(1000)), "scores": scores}), tmp_path / "wide")
     with open(tmp_path / "out", "wb") as out:
-        assert merge([tmp_path / "wide"], out, "id") == 1000
-        assert merge([], out, "id") == 0
+        assert driver.merge_files([tmp_path / "wide"], out, "id") == 1000
+        assert driver.merge_files([], out, "id") == 0
     made = pq.ParquetFile(tmp_path / "out").metadata
     assert {made.row_group(i).num_rows for i in range(made.num_row_groups)} <= {99, 10}
 
@@ -192,8 +190,8 @@ def test_merging(lists: list[list[int]]) -> None:
     """Whatever the files have, all of it is there, in order, with its row."""
     owner = {number: file for file, numbers in enumerate(lists) for number in numbers}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "_ROWS", 12)
-        patch.setattr(merging, "_FEWEST", 3)
+        patch.setattr(driver, "_ROWS", 12)
+        patch.setattr(driver, "_FEWEST", 3)
         files = []
         for file in range(len(lists)):
             own = sorted(number for number, each in owner.items() if each == file)
@@ -201,7 +199,9 @@ def test_merging(lists: list[list[int]]) -> None:
             files.append(pa.BufferOutputStream())
             pq.write_table(pa.table(columns, SCHEMA), files[-1])
         out = pa.BufferOutputStream()
-        assert merge([pa.BufferReader(f.getvalue()) for f in files], out, "id") == len(owner)
+        assert driver.merge_files([pa.BufferReader(f.getvalue()) for f in files], out, "id") == len(
+            owner
+        )
     if not lists:
         return
     found = pq.read_table(pa.BufferReader(out.getvalue())).to_pydict()
@@ -364,11 +364,11 @@ def test_nothing_half_written(error: Any, tmp_path: Path, monkeypatch: pytest.Mo
         out.flush()
         raise error
 
-    monkeypatch.setattr(merging, "merge", fails)
+    monkeypatch.setattr(driver, "merge_files", fails)
     found = {"rows": 1, "workers": 1}
     show = asking.display_of(False, False)
     with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else InputError):
-        driver._merge(tmp_path, found, "node", tmp_path / "out", False, show, {})
+        driver.merge_rows(tmp_path, found, "node", tmp_path / "out", False, show, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -380,7 +380,7 @@ def test_no_room(tmp_path: Path) -> None:
     found = {"rows": 200_000, "workers": 1}
     with mounted(tmp_path / "small", "size=100k") as disk:
         with pytest.raises(InputError, match="full") as caught:
-            driver._merge(tmp_path / "rows", found, "node", disk / "out", False, show, {})
+            driver.merge_rows(tmp_path / "rows", found, "node", disk / "out", False, show, {})
         assert "--out" in str(caught.value.remedy)
         assert list(disk.iterdir()) == []
 
