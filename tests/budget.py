@@ -67,12 +67,11 @@ IMPORTS = 15
 MEETING_POINTS = {
     # the sequences of the two programs
     "driver.train": 18,
-    "worker.rank": 29,
+    "worker.rank": 19,
     # a data plane joins the graph, sampling, the model and the task of one kind of seeds
     "worker.planes.partition_plane": 27,
     "worker.planes.edge_plane": 23,
     "worker.planes.graph_plane": 20,
-    "tuning.trials": 16,
 }
 PRIVATE_OF = ("ray", "torch", "lightning")
 PRIVATE_ONLY_IN = ("compat", "graph.dgl")  # the latter DGL's

@@ -27,11 +27,13 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import ensure_partition
 from raygnn.graph.remote import AnyPath
 from raygnn.preflight.partition_facts import edge_target, partition_facts, task_ntype
+from raygnn.runs.display import NullDisplay
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import RunDir
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Goal, Job
-from raygnn.worker.rank import Rank, Runtime
+from raygnn.worker.rank import Rank
+from raygnn.worker.rank_setup import Runtime
 from tests.ranks import run_ranks
 
 JobFactory = Callable[..., Config]
@@ -254,7 +256,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
     with RunDir.create(config.storage, config.name, mode=mode) as run, only_fetched(run):
         if not resume:
             check_mirror(config, run, overwrite=False)
-        start = find_start(config, run, workers, resume=resume)
+        start = find_start(config, run, workers, NullDisplay(), resume=resume)
         run.begin(config.to_dict())
         job = Job(
             config,

@@ -24,14 +24,11 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.tuning.search import Settings, Trial, apply, axes, is_exact, search
 from raygnn.util.files import Appender, plain
-from raygnn.worker.comm.reduction import Reduction
-from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import TRIALS, Job
 from raygnn.worker.planes import open_plane
 from raygnn.worker.planes.plane import Plane
-from raygnn.worker.rank import Rank, Runtime
-from raygnn.worker.records import Closing, Counters, Records
-from raygnn.worker.stragglers import Stragglers
+from raygnn.worker.rank_setup import RankSetup, Runtime
+from raygnn.worker.records import Closing
 
 _FIRST = 8  # steps of the trial that shows how long one takes
 _WINDOWS = 4  # that are measured, after one that is not
@@ -62,9 +59,10 @@ class Tuning:
                 "train.patience": None,
                 "sampling.prefetch": deepest,
                 "comm.powersgd_start": 0,
+                "fault.straggler": None,
             },
         )
-        rank = Rank(replace(job, config=self._base), runtime)
+        rank = RankSetup(replace(job, config=self._base), runtime)
         self._ranks, self._control = rank.ranks, rank.control
         self._plane: tuple[float | str, Plane, Maker[Share]] | None = None
         self._file = Appender(job.run_dir / TRIALS)
@@ -110,44 +108,31 @@ class Tuning:
     def _train(self, settings: Settings, window: int) -> dict[str, Any]:
         """Train for some windows of steps; what all but the first of them took."""
         steps = window * (_WINDOWS + 1)
-        config = apply(self._base, {**settings, "train.max_steps": steps})
+        limits = {"train.max_steps": steps, "train.log_every": window}
+        config = apply(self._base, {**settings, **limits})
         if "sampling.prefetch" not in settings:
             prefetch = self._job.config.sampling.prefetch
             config = apply(config, {"sampling.prefetch": prefetch})
         job = replace(self._job, config=config)
-        rank = Rank(job, self._runtime, self._ranks.for_config(config))
+        rank = RankSetup(job, self._runtime, self._ranks.for_config(config))
         plane, maker = self._data(config)
         maker = maker.accumulating(config.train.accumulate)
         task = plane.task()
         task.total_steps = steps
-        guard = Guard(self._control, config.guard)
-        reduction, means, ranks = Reduction(rank.ranks), _Kept(), _Kept()
-        records = Records(
-            self._control,
-            [means, ranks],
-            Stragglers(None, lambda text: None),
-            Counters(
-                lambda: reduction.bytes,
-                lambda: self._ranks.data.sent_bytes,
-                lambda: guard.skipped_steps,
-            ),
-            log_every=window,
-            accumulate=config.train.accumulate,
-            started=job.started,
-            cpus=config.cluster.cpus_per_worker,
-        )
+        means, ranks = _Kept(), _Kept()
+        records = rank.records([means, ranks])
         loader = rank.loader(maker)
-        trainer = rank.trainer([reduction, records, guard, Closing()], None)
+        trainer = rank.trainer([rank.reduction, records, rank.guard, Closing()], None)
         log.info("trial: %s", dict(settings))
         try:
-            guard.check_model(task, rank.options())
+            rank.guard.check_model(task, rank.options())
             rank.sharding.prepare(task)
             trainer.fit(task, train_dataloaders=loader)
         finally:
             loader.close()
             del trainer
             gc.collect()  # models and buckets, before the next ones
-        self._gradients = reduction.whole
+        self._gradients = rank.reduction.whole
         return _facts(means.records, ranks.records, window)
 
     def _data(self, config: Config) -> tuple[Plane, Maker[Share]]:

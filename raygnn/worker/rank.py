@@ -7,43 +7,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.environments import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 
-from raygnn import compat
 from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.checkpoint.mirror import Courier
 from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
 from raygnn.errors import ConfigError, TrainingError
-from raygnn.runs.metrics_files import RANKS, MetricsWriter
-from raygnn.runs.run_directory import EVENTS, METRICS, Events
-from raygnn.sampling.batch import Share
-from raygnn.sampling.exchange import World
-from raygnn.sampling.loader import BatchLoader, Maker
 from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.blackbox.phases import Phases, Waiting
 from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation
-from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.comm.reduction import Reduction
-from raygnn.worker.comm.sharding import Sharding
-from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
-from raygnn.worker.planes.plane import PRECISIONS, Plane
+from raygnn.worker.planes.plane import Plane
 from raygnn.worker.profiling import PROFILE, Profiling
-from raygnn.worker.records import Closing, Counters, Records
-from raygnn.worker.stragglers import Stragglers
+from raygnn.worker.rank_setup import RankSetup, Runtime
+from raygnn.worker.records import Closing, open_writers
 
 T = TypeVar("T")
 
@@ -52,39 +38,15 @@ _LAST_WORDS = 5.0  # seconds that a rank that failed waits for a checkpoint unde
 log = logging.getLogger("raygnn")
 
 
-@dataclass(frozen=True)
-class Runtime:
-    """Where a rank runs: what Ray Train, or a test, decides.
-
-    Attributes:
-        strategy: Lightning's data parallelism, as a class.
-        environment: tells Lightning about the ranks.
-    """
-
-    world: World
-    device: torch.device
-    strategy: type[DDPStrategy]
-    environment: ClusterEnvironment
-
-
-class Rank:
+class Rank(RankSetup):
     """One rank of a run; continues from the run's newest checkpoint, if there is one."""
 
-    def __init__(self, job: Job, runtime: Runtime, ranks: Ranks | None = None):
-        self.job = job
-        self.config = job.config
-        self.start = job.control.snapshot()
-        self.runtime = runtime
-        self.precision = PRECISIONS[job.config.precision]
-        torch.set_num_threads(self.config.cluster.cpus_per_worker)
-        self.ranks = ranks or Ranks.join(job.config, runtime.world, runtime.device)
-        self.control = self.ranks.control
-        self.sharding = Sharding(self.ranks)
+    def __init__(self, job: Job, runtime: Runtime):
+        super().__init__(job, runtime)
         self.directory = job.run_dir / "checkpoints"
         # of rank 0 with storage that is full or away, while the others wait in a collective
         self.storage_timeout = job.config.fault.storage_timeout.seconds
         self.patience = min(self.storage_timeout, job.config.comm.timeout.seconds / 2)
-        self.events = Events(job.run_dir / "logs" / EVENTS)
 
     def run(self) -> dict[str, Any]:
         """Train, then test; returns the summary's figures (the same on all ranks)."""
@@ -101,14 +63,12 @@ class Rank:
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
         rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state)
-        stragglers = self._stragglers()
-        reduction = Reduction(self.ranks)
-        guard = Guard(self.control, config.guard)
-        records = self._records(step, stragglers, reduction, guard)
+        guard, first = self.guard, self.ranks.first
+        records = self.records(open_writers(job.run_dir, step, self.patience) if first else [])
         evaluation = Evaluation(
             evaluate, records, loader, config.train, metric=config.metric, averaging=averaging
         )
-        saver = self._saver(maker)
+        saver = self._saver(maker.identity)
         checkpoints = Checkpoints(
             saver,
             self.directory,
@@ -121,7 +81,7 @@ class Rank:
         )
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
-        callbacks = [Phases(), reduction, records, guard]
+        callbacks = [Phases(), self.reduction, records, guard]
         callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []
         profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile, records)
@@ -191,17 +151,18 @@ class Rank:
         if records.first_step is not None:  # else the figures of an earlier start stay
             result |= {
                 **records.speed(),
-                **self._communication(plane, reduction, task),
-                "ranks": stragglers.summary(),
+                **self._communication(plane, task),
+                "ranks": self.stragglers.summary(),
             }
         skipped = {"steps": guard.skipped_steps, "samples": plane.traffic.skipped}
         saver.finish_sending(self.storage_timeout)
         counts = {"saved": saver.saved, "failed": saver.failed, "skipped": saver.skipped}
         return {**result, "skipped": skipped, "checkpoints": counts}
 
-    def _communication(self, plane: Plane, reduction: Reduction, task: Task) -> dict[str, Any]:
+    def _communication(self, plane: Plane, task: Task) -> dict[str, Any]:
         """The summary's figures of what went between ranks. Collective."""
         ranks, traffic, embeddings = self.ranks, plane.traffic, task.embeddings
+        reduction = self.reduction
         counts = torch.tensor([traffic.rows, traffic.hits, ranks.data.sent_bytes])
         rows, hits, sent = ranks.control.sum(counts).tolist()
         hit_rate = hits / rows if rows else None
@@ -216,10 +177,6 @@ class Rank:
             # None where DDP does not exchange them
             "gradients": {"bytes": reduction.whole or None, "buckets": reduction.buckets},
         }
-
-    def _stragglers(self) -> Stragglers:
-        tell = self.events.tell if self.ranks.first else lambda text: None
-        return Stragglers(self.config.fault.straggler, tell, self.start.host_of)
 
     def _retry(self, act: Callable[[], T]) -> T:
         """Do what the run cannot do without, though the storage is full or away for a while.
@@ -252,48 +209,6 @@ class Rank:
         step = self.control.max(step)
         return (store.state_at(directory, step), step) if step >= 0 else (None, None)
 
-    def _records(
-        self, keep: int | None, stragglers: Stragglers, reduction: Reduction, guard: Guard
-    ) -> Records:
-        """``keep``: the step up to which records of an earlier start stay."""
-        train = self.config.train
-        files = [self.job.run_dir / name for name in (METRICS, RANKS)]
-        writers = [MetricsWriter(file, keep, self.patience) for file in files if self.ranks.first]
-        return Records(
-            self.control,
-            writers,
-            stragglers,
-            Counters(
-                lambda: reduction.bytes,
-                lambda: self.ranks.sent_bytes,
-                lambda: guard.skipped_steps,
-            ),
-            log_every=train.log_every,
-            accumulate=train.accumulate,
-            started=self.job.started,
-            cpus=self.config.cluster.cpus_per_worker,
-        )
-
-    def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
-        train, plan = self.config.train, maker.plan
-        limit = train.epochs * plan.steps_per_epoch
-        if train.max_steps:
-            limit = min(limit, plan.batches_until(train.max_steps))
-        return BatchLoader(
-            maker,
-            prefetch=self.config.sampling.prefetch,
-            limit=limit,
-            across=train.patience is None,
-            alarm=self.ranks.alarm(),
-            note=blackbox.note,
-            pin=self._pin(),
-        )
-
-    def _pin(self) -> torch.device | None:
-        """The GPU for which batches are copied to page-locked memory, if they are."""
-        device, wanted = self.runtime.device, self.config.sampling.pin_memory
-        return device if wanted and device.type == "cuda" else None
-
     def _total_steps(self, steps_per_epoch: int) -> int:
         train = self.config.train
         steps = train.epochs * steps_per_epoch
@@ -316,7 +231,7 @@ class Rank:
         except EXITS as error:
             raise exit_error(error) from error
 
-    def _saver(self, maker: Maker[Share]) -> Saver:
+    def _saver(self, data: str) -> Saver:
         fault, control = self.config.fault, self.job.control
         return Saver(
             self.directory,
@@ -324,7 +239,7 @@ class Rank:
             keep=fault.keep,
             about={
                 "config": fixed(self.config.to_dict()),
-                "data": maker.identity,
+                "data": data,
                 "global_batch": self.job.global_batch,
                 "batch_size": self.config.sampling.batch_size,
                 "workers": self.ranks.world.size,
@@ -334,60 +249,3 @@ class Rank:
             courier=Courier.of(self.config, self.events, lambda busy: control.tell(sending=busy)),
             is_current=partial(control.is_current, self.start.attempt),
         )
-
-    def _ddp(self) -> dict[str, Any]:
-        """What `DistributedDataParallel` is told."""
-        comm = self.config.comm
-        return {
-            "bucket_cap_mb": comm.bucket_cap_mb,
-            "find_unused_parameters": comm.find_unused_parameters,
-            "static_graph": comm.static_graph,
-            "gradient_as_bucket_view": comm.gradient_as_bucket_view,
-        }
-
-    def options(self) -> dict[str, Any]:
-        """Whatever decides how steps are made, and must be alike on all ranks."""
-        config = self.config
-        sections = {"train": config.train, "guard": config.guard, "task": config.task}
-        sections |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
-        return {
-            **self._ddp(),
-            "compression": config.comm.compression,
-            "powersgd": [getattr(config.comm, f"powersgd_{key}", 0) for key in ("rank", "start")],
-            "overlap": config.comm.overlap,
-            "shard": config.comm.shard,
-            "compared": self.ranks.compared,
-            "precision": config.precision,
-            "batch_size": config.sampling.batch_size,
-            **{
-                f"{name}.{key}": value
-                for name, section in sections.items()
-                for key, value in section.model_dump().items()
-            },
-        }
-
-    def trainer(self, callbacks: list[pl.Callback], saver: Saver | None) -> pl.Trainer:
-        """Lightning's trainer for what the configuration says; ``saver`` None = no checkpoints."""
-        config = self.config
-        strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-        trainer = pl.Trainer(
-            accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
-            devices="auto" if self.runtime.device.type == "cuda" else 1,
-            strategy=strategy,
-            plugins=[self.runtime.environment, *([saver] if saver else [])],
-            precision=self.precision.autocast,
-            max_epochs=config.train.epochs,
-            max_steps=config.train.max_steps or -1,
-            accumulate_grad_batches=config.train.accumulate,
-            gradient_clip_val=config.train.clip,
-            callbacks=callbacks,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            num_sanity_val_steps=0,
-        )
-        compat.no_sigterm_broadcast(trainer)
-        return trainer

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -15,7 +16,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from raygnn.runs.metrics_files import COMPUTE, LOADER, STEP
+from raygnn.runs.metrics_files import COMPUTE, LOADER, RANKS, STEP, MetricsWriter
+from raygnn.runs.run_directory import METRICS
 from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.clock import LastGradient, StepClock
 from raygnn.tasks.lightning_modules import Task
@@ -53,6 +55,11 @@ class Writer(Protocol):
     def write(self, record: Mapping[str, Any]) -> None: ...
 
     def close(self, seconds: float = 0.0) -> None: ...
+
+
+def open_writers(run_dir: Path, keep: int | None, patience: float) -> list[MetricsWriter]:
+    """Those of `Records`; ``keep``: the step up to which records of an earlier start stay."""
+    return [MetricsWriter(run_dir / name, keep, patience) for name in (METRICS, RANKS)]
 
 
 class Records(pl.Callback):

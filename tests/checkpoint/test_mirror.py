@@ -19,6 +19,7 @@ from raygnn.config.places import Uri
 from raygnn.config.schema import Config
 from raygnn.driver.resume import find_start
 from raygnn.errors import ConfigError, DataError, InputError
+from raygnn.runs.display import NullDisplay
 from raygnn.runs.run_directory import EVENTS, Events, RunDir
 from raygnn.worker.control import Control, SaveRequest
 from tests.small_jobs import JobFactory, about, train_on_ranks
@@ -166,12 +167,12 @@ def test_a_machine_that_has_never_seen_the_run(make_job: JobFactory, tmp_path: P
     newest = tmp_path / "there" / "test" / "step-0000000006" / "state.ckpt"
     whole_one = newest.read_bytes()
     newest.write_bytes(whole_one[:-1])  # so that the one before is taken
-    older = find_start(make_job(**options), RunDir(part.path, "new"), 2, resume=True)
+    older = find_start(make_job(**options), RunDir(part.path, "new"), 2, NullDisplay(), resume=True)
     assert older.checkpoint is not None
     assert older.checkpoint.step == 4
     assert older.rejected[0].startswith("step-0000000006 in ")
     newest.write_bytes(whole_one)
-    newer = find_start(make_job(**options), RunDir(part.path, "new"), 2, resume=True)
+    newer = find_start(make_job(**options), RunDir(part.path, "new"), 2, NullDisplay(), resume=True)
     assert newer.checkpoint is not None
     assert newer.checkpoint.step == 6  # though that of step 4 is here by now
     shutil.rmtree(part.path)

@@ -16,7 +16,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job
-from raygnn.worker.rank import Rank, Runtime
+from raygnn.worker.rank import Rank
+from raygnn.worker.rank_setup import Runtime
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, train_on_ranks
 

@@ -1,0 +1,158 @@
+"""What a training on one rank is made of, be it a run or a trial of a sweep."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from raygnn import compat
+from raygnn.runs.run_directory import EVENTS, Events
+from raygnn.sampling.batch import Share
+from raygnn.sampling.exchange import World
+from raygnn.sampling.loader import BatchLoader, Maker
+from raygnn.worker import blackbox
+from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.comm.reduction import Reduction
+from raygnn.worker.comm.sharding import Sharding
+from raygnn.worker.guard.callback import Guard
+from raygnn.worker.job import Job
+from raygnn.worker.planes.plane import PRECISIONS
+from raygnn.worker.records import Counters, Records, Writer
+from raygnn.worker.stragglers import Stragglers
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where a rank runs: what Ray Train, or a test, decides.
+
+    Attributes:
+        strategy: Lightning's data parallelism, as a class.
+        environment: tells Lightning about the ranks.
+    """
+
+    world: World
+    device: torch.device
+    strategy: type[DDPStrategy]
+    environment: ClusterEnvironment
+
+
+class RankSetup:
+    """The parts of a training on one rank."""
+
+    def __init__(self, job: Job, runtime: Runtime, ranks: Ranks | None = None):
+        self.job = job
+        self.config = config = job.config
+        self.start = job.control.snapshot()
+        self.runtime = runtime
+        torch.set_num_threads(config.cluster.cpus_per_worker)
+        self.ranks = ranks or Ranks.join(config, runtime.world, runtime.device)
+        self.control = self.ranks.control
+        self.events = Events(job.run_dir / "logs" / EVENTS)
+        self.sharding = Sharding(self.ranks)
+        self.reduction = Reduction(self.ranks)
+        self.guard = Guard(self.control, config.guard)
+        tell = self.events.tell if self.ranks.first else lambda text: None
+        self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
+
+    def records(self, writers: Sequence[Writer]) -> Records:
+        """``writers``: see `Records`."""
+        train = self.config.train
+        return Records(
+            self.control,
+            writers,
+            self.stragglers,
+            Counters(
+                lambda: self.reduction.bytes,
+                lambda: self.ranks.sent_bytes,
+                lambda: self.guard.skipped_steps,
+            ),
+            log_every=train.log_every,
+            accumulate=train.accumulate,
+            started=self.job.started,
+            cpus=self.config.cluster.cpus_per_worker,
+        )
+
+    def loader(self, maker: Maker[Share]) -> BatchLoader[Share]:
+        train, plan = self.config.train, maker.plan
+        limit = train.epochs * plan.steps_per_epoch
+        if train.max_steps:
+            limit = min(limit, plan.batches_until(train.max_steps))
+        return BatchLoader(
+            maker,
+            prefetch=self.config.sampling.prefetch,
+            limit=limit,
+            across=train.patience is None,
+            alarm=self.ranks.alarm(),
+            note=blackbox.note,
+            pin=self._pin(),
+        )
+
+    def _pin(self) -> torch.device | None:
+        """The GPU for which batches are copied to page-locked memory, if they are."""
+        device, wanted = self.runtime.device, self.config.sampling.pin_memory
+        return device if wanted and device.type == "cuda" else None
+
+    def _ddp(self) -> dict[str, Any]:
+        """What `DistributedDataParallel` is told."""
+        comm = self.config.comm
+        return {
+            "bucket_cap_mb": comm.bucket_cap_mb,
+            "find_unused_parameters": comm.find_unused_parameters,
+            "static_graph": comm.static_graph,
+            "gradient_as_bucket_view": comm.gradient_as_bucket_view,
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Whatever decides how steps are made, and must be alike on all ranks."""
+        config = self.config
+        sections = {"train": config.train, "guard": config.guard, "task": config.task}
+        sections |= {f"task {name}": one for name, one in (config.tasks or {}).items()}
+        return {
+            **self._ddp(),
+            "compression": config.comm.compression,
+            "powersgd": [getattr(config.comm, f"powersgd_{key}", 0) for key in ("rank", "start")],
+            "overlap": config.comm.overlap,
+            "shard": config.comm.shard,
+            "compared": self.ranks.compared,
+            "precision": config.precision,
+            "batch_size": config.sampling.batch_size,
+            **{
+                f"{name}.{key}": value
+                for name, section in sections.items()
+                for key, value in section.model_dump().items()
+            },
+        }
+
+    def trainer(self, callbacks: list[pl.Callback], saver: CheckpointIO | None) -> pl.Trainer:
+        """Lightning's trainer for what the configuration says; ``saver`` None = no checkpoints."""
+        config = self.config
+        strategy = self.sharding.strategy(self.runtime.strategy, self._ddp())
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        trainer = pl.Trainer(
+            accelerator="gpu" if self.runtime.device.type == "cuda" else "cpu",
+            devices="auto" if self.runtime.device.type == "cuda" else 1,
+            strategy=strategy,
+            plugins=[self.runtime.environment, *([saver] if saver else [])],
+            precision=PRECISIONS[config.precision].autocast,
+            max_epochs=config.train.epochs,
+            max_steps=config.train.max_steps or -1,
+            accumulate_grad_batches=config.train.accumulate,
+            gradient_clip_val=config.train.clip,
+            callbacks=callbacks,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
+        compat.no_sigterm_broadcast(trainer)
+        return trainer
