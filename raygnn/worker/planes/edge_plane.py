@@ -12,12 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction
-from raygnn.errors import InputError
 from raygnn.graph.data import EdgeTarget, EdgeType, etype_str
-from raygnn.graph.partition.edges import NONE
-from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.staging.node_cache import Stage
-from raygnn.graph.staging.shard import NUMBER, SPLIT, load_shard
+from raygnn.graph.staging.shard import NUMBER, SPLIT
 from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel
 from raygnn.models.registry import build_edge_model
@@ -30,9 +26,17 @@ from raygnn.tasks.losses import make_link_loss, make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Ranking
 from raygnn.worker.job import SPLITS, Request
+from raygnn.worker.planes.model_inputs import map_shard
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
-from raygnn.worker.planes.prediction_rows import EdgePredictions, Embedded, chunk_rows
+from raygnn.worker.planes.prediction_rows import (
+    NO_SPLIT,
+    EdgePredictions,
+    Embedded,
+    chunk_rows,
+    embedded_nodes,
+    pick_ntype,
+)
 from raygnn.worker.planes.vocabulary import count_relations
 
 _ORIGINAL = "original"
@@ -66,18 +70,10 @@ class EdgePlane(PartitionPlane):
     @cached_property
     def edges(self) -> Edges:
         """All edges of the type. Collective."""
-        job, target, world = self.job, self.target, self.ranks.world
-        assert job.partition is not None
-        wanted = [target.relation, None if self.config.task.of_links else self.config.task.target]
-        shard = load_shard(
-            read_meta(job.partition),
-            world.rank,
-            world.size,
-            replicated=False,
-            stage=Stage.of(self.config.staging),
-            edge_arrays=[name for name in wanted if name is not None],
-            split=target.split,
-        )
+        target, task = self.target, self.config.task
+        arrays = [target.relation, None if task.of_links else task.target]
+        names = [name for name in arrays if name is not None]
+        shard = map_shard(self.job, self.ranks, names, replicated=False, split=target.split)
         return Edges(shard, self.control, self.etype)
 
     @cached_property
@@ -204,18 +200,11 @@ class EdgePlane(PartitionPlane):
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the decoder is given."""
-        model, there = task.model, self.ntypes
+        model = task.model
         assert isinstance(model, EdgeModel)
-        if request.ntype is None and len(there) > 1:
-            raise InputError(
-                f"the edges join nodes of two types: {' and '.join(there)}",
-                where="--ntype",
-                remedy="say which with --ntype",
-            )
-        ntype = request.ntype or there[0]
-        self.check_ntype(ntype, there)
+        ntype = pick_ntype(request.ntype, self.ntypes)
         rows = self.inference.represent(model.encoder, [ntype])[ntype]
-        yield from self.embedded(rows, ntype, request)
+        yield from embedded_nodes(self.job, self.shard, rows, ntype)
 
     def predict(self, task: Task, request: Request) -> Iterator[EdgePredictions]:
         """See `Plane`."""
@@ -238,7 +227,7 @@ class EdgePlane(PartitionPlane):
                 ids=edges.column(NUMBER)[some],
                 outputs=outputs[start : start + size],
                 targets=targets,
-                splits=np.full(len(some), NONE, np.int8)
+                splits=np.full(len(some), NO_SPLIT, np.int8)
                 if self._unsplit
                 else edges.column(SPLIT)[some],
                 sources=sources[start : start + size].numpy(),

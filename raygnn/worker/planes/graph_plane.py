@@ -32,7 +32,13 @@ from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
 from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, seed_plan
-from raygnn.worker.planes.prediction_rows import Embedded, Predictions, chunk_rows, numbers_of
+from raygnn.worker.planes.prediction_rows import (
+    NO_SPLIT,
+    Embedded,
+    Predictions,
+    chunk_rows,
+    numbers_of,
+)
 
 log = logging.getLogger("raygnn")
 
@@ -181,7 +187,7 @@ class GraphPlane:
         """Numbers of this rank's share of the graphs that are asked for, ascending, and of all
         graphs their splits; see `Predictions`."""
         world, samples, split = self.ranks.world, self.samples, request.split
-        splits = np.full(samples.num, -1, np.int8)
+        splits = np.full(samples.num, NO_SPLIT, np.int8)
         for number, name in enumerate(SPLITS):
             splits[samples.splits[name]] = number
         chosen = self._numbers(split)

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.available_memory import memory
+from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.mapped import large_pages
-from raygnn.graph.staging.shard import Shard
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.graph.validate import check_weights
 from raygnn.sampling.features import SCALE, Inputs, Learned, choose_inputs, row_width
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.job import Job
 from raygnn.worker.planes.plane import PRECISIONS
 
 _ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
 _PLACE = 48  # bytes of the table in which a cached row is found
+
+
+def map_shard(job: Job, ranks: Ranks, edge_arrays: Sequence[str], **options: Any) -> Shard:
+    """This rank's share of the partition; the options are those of `load_shard`."""
+    assert job.partition is not None
+    meta, world = read_meta(job.partition), ranks.world
+    stage = Stage.of(job.config.staging)
+    return load_shard(meta, world.rank, world.size, stage=stage, edge_arrays=edge_arrays, **options)
 
 
 def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.schema import metric_name
-from raygnn.errors import ConfigError, InputError
+from raygnn.errors import ConfigError
 from raygnn.models.heads import MultitaskModel
 from raygnn.models.registry import build_model
 from raygnn.sampling.loader import BatchMaker
@@ -22,7 +22,7 @@ from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
-from raygnn.worker.planes.prediction_rows import Embedded, Predictions
+from raygnn.worker.planes.prediction_rows import Embedded, Predictions, embedded_nodes, pick_ntype
 
 
 class MultitaskPlane(PartitionPlane):
@@ -110,17 +110,9 @@ class MultitaskPlane(PartitionPlane):
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the heads are given."""
         assert isinstance(task.model, MultitaskModel)
-        there = self.ntypes
-        if request.ntype is None and len(there) > 1:
-            raise InputError(
-                f"there are rows of several node types: {', '.join(there)}",
-                where="--ntype",
-                remedy="say which with --ntype",
-            )
-        ntype = request.ntype or there[0]
-        self.check_ntype(ntype, there)
+        ntype = pick_ntype(request.ntype, self.ntypes)
         rows = self.inference.represent(task.model.encoder, [ntype])[ntype]
-        yield from self.embedded(rows, ntype, request)
+        yield from embedded_nodes(self.job, self.shard, rows, ntype)
 
     def count(self, split: str) -> int:
         """See `Plane`: of all tasks, or of the one that is asked about."""

@@ -23,7 +23,15 @@ from raygnn.tasks.metrics import measure
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
-from raygnn.worker.planes.prediction_rows import Embedded, Predictions, chunk_rows
+from raygnn.worker.planes.prediction_rows import (
+    Embedded,
+    Predictions,
+    chosen_nodes,
+    chunk_rows,
+    embedded_nodes,
+    node_splits,
+    pick_ntype,
+)
 
 
 class NodePlane(PartitionPlane):
@@ -79,8 +87,8 @@ class NodePlane(PartitionPlane):
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
-        ntype, splits, fanouts = self.ntype, self.splits(self.ntype), None
-        chosen = self.chosen(ntype, request)
+        ntype, splits, fanouts = self.ntype, node_splits(self.shard, self.ntype), None
+        chosen = chosen_nodes(self.job, self.shard, ntype)
         if not self.control.max(len(chosen)):
             return
         original, ids = self.shard.original[ntype], chosen + self.shard.first(ntype)
@@ -102,7 +110,7 @@ class NodePlane(PartitionPlane):
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: what goes into the last layer, or into the only one where it is linear."""
-        model, ntype = task.model, request.ntype or self.ntype
+        model = task.model
         if isinstance(model, Direct):
             there = [self.ntype]
         elif isinstance(model, Network) and model.num_layers > 1:
@@ -113,12 +121,12 @@ class NodePlane(PartitionPlane):
                 where="model.layers" if isinstance(model, Network) else "model.kind",
                 remedy="embeddings are of built-in kinds with 2 layers or more",
             )
-        self.check_ntype(ntype, there)
+        ntype = pick_ntype(request.ntype or self.ntype, there)
         if isinstance(model, Network):
             rows = self.inference.hidden(model, ntype)
         else:
             rows = self.inference.represent(model, [ntype])[ntype]
-        yield from self.embedded(rows, ntype, request)
+        yield from embedded_nodes(self.job, self.shard, rows, ntype)
 
     @cached_property
     def labels(self) -> Tensor:

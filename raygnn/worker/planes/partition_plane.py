@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from raygnn.config.schema import Config
-from raygnn.errors import DataError, InputError
+from raygnn.errors import DataError
 from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.read import read_ids
-from raygnn.graph.staging.node_cache import Stage
-from raygnn.graph.staging.shard import Shard, describe_shard, load_shard
+from raygnn.graph.staging.shard import Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
@@ -36,14 +33,14 @@ from raygnn.tasks.inference import Inference
 from raygnn.tasks.lightning_modules import Task
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.job import SPLITS, Job, Request, Sizes
+from raygnn.worker.job import Job, Sizes
 from raygnn.worker.planes.model_inputs import (
     MemoryBudget,
     make_embeddings,
+    map_shard,
     read_inputs,
 )
 from raygnn.worker.planes.plane import PRECISIONS, Traffic, seed_plan
-from raygnn.worker.planes.prediction_rows import Embedded, chunk_rows, numbers_of
 from raygnn.worker.planes.vocabulary import edge_arrays, relation_array, relations
 
 if TYPE_CHECKING:
@@ -79,17 +76,10 @@ class PartitionPlane:
             DataError: the partition, or this node's copy of it, can not be read or written.
         """
         start = time.perf_counter()
-        config, world = job.config, ranks.world
-        assert job.partition is not None
+        config = job.config
         blackbox.note("staging")
-        shard = load_shard(
-            read_meta(job.partition),
-            world.rank,
-            world.size,
-            replicated=job.replicated,
-            stage=Stage.of(config.staging),
-            edge_arrays=edge_arrays(config),
-            hide=job.hidden,
+        shard = map_shard(
+            job, ranks, edge_arrays(config), replicated=job.replicated, hide=job.hidden
         )
         blackbox.note("setup")
         inputs = read_inputs(config, shard)
@@ -288,53 +278,6 @@ class PartitionPlane:
             note=blackbox.note,
             identity=self.identity,
         )
-
-    def chosen(self, ntype: str, request: Request) -> np.ndarray:
-        """Positions of the owned nodes that are asked for, ascending by their original ids.
-
-        Raises:
-            InputError: a wanted node is not there.
-        """
-        own = np.arange(self.shard.owned(ntype))
-        if request.split != "all":
-            own = own[self.splits(ntype) == SPLITS.index(request.split)]
-        original = self.shard.original[ntype]
-        if request.wanted is not None:
-            assert self.job.partition is not None
-            names = read_ids(read_meta(self.job.partition), ntype)
-            numbers = numbers_of(request.wanted, names, self.shard.num_nodes(ntype))
-            own = own[np.isin(original[own], numbers)]
-        return own[np.argsort(original[own])]
-
-    def splits(self, ntype: str) -> np.ndarray:
-        """See `Predictions.splits`, of the owned nodes."""
-        codes = np.full(self.shard.owned(ntype), -1, np.int8)
-        for number, split in enumerate(SPLITS):
-            mask = self.shard.node_data[ntype].get(f"{split}_mask")
-            if mask is not None:
-                codes[mask.bool().numpy()] = number
-        return codes
-
-    def embedded(self, rows: Tensor, ntype: str, request: Request) -> Iterator[Embedded]:
-        """The rows that are asked for of those of all owned nodes."""
-        chosen, splits = self.chosen(ntype, request), self.splits(ntype)
-        size = chunk_rows(rows.shape[1])
-        for start in range(0, len(chosen), size):
-            some = chosen[start : start + size]
-            ids = self.shard.original[ntype][some].astype(np.int64)
-            yield Embedded(ids, rows[torch.from_numpy(some)], splits[some])
-
-    @staticmethod
-    def check_ntype(ntype: str, there: Sequence[str]) -> None:
-        """Raises:
-        InputError: the model has no rows for the type.
-        """
-        if ntype not in there:
-            raise InputError(
-                f"the model makes no rows of nodes of type {ntype!r}, but of {', '.join(there)}",
-                where=f"--ntype {ntype}",
-                remedy="choose one of these",
-            )
 
     @property
     def identity(self) -> str:

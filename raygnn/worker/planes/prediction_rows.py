@@ -7,7 +7,7 @@ also ``probability`` and, if asked for, ``scores``; of links ``score`` and ``spl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,13 @@ import torch
 from torch import Tensor
 
 from raygnn.errors import InputError
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.read import read_ids
+from raygnn.graph.staging.shard import Shard
 from raygnn.util.files import replacing, storage_errors
-from raygnn.worker.job import SPLITS
+from raygnn.worker.job import SPLITS, Job
+
+NO_SPLIT = -1
 
 _REMEDY = "give ids that the graph has: numbers from 0, or of tables what they call the nodes"
 
@@ -176,6 +181,71 @@ class Embedded:
                 "embedding": _lists(self.rows),
             }
         )
+
+
+def node_splits(shard: Shard, ntype: str) -> np.ndarray:
+    """See `Predictions`, of the owned nodes."""
+    codes = np.full(shard.owned(ntype), NO_SPLIT, np.int8)
+    for number, split in enumerate(SPLITS):
+        mask = shard.node_data[ntype].get(f"{split}_mask")
+        if mask is not None:
+            codes[mask.bool().numpy()] = number
+    return codes
+
+
+def chosen_nodes(job: Job, shard: Shard, ntype: str) -> np.ndarray:
+    """Positions of the owned nodes that are asked for, ascending by their original ids.
+
+    Raises:
+        InputError: a wanted node is not there.
+    """
+    request = job.request
+    assert request is not None
+    own = np.arange(shard.owned(ntype))
+    if request.split != "all":
+        own = own[node_splits(shard, ntype) == SPLITS.index(request.split)]
+    original = shard.original[ntype]
+    if request.wanted is not None:
+        assert job.partition is not None
+        names = read_ids(read_meta(job.partition), ntype)
+        numbers = numbers_of(request.wanted, names, shard.num_nodes(ntype))
+        own = own[np.isin(original[own], numbers)]
+    return own[np.argsort(original[own])]
+
+
+def embedded_nodes(job: Job, shard: Shard, rows: Tensor, ntype: str) -> Iterator[Embedded]:
+    """The rows that are asked for of those of all owned nodes."""
+    chosen, splits = chosen_nodes(job, shard, ntype), node_splits(shard, ntype)
+    size = chunk_rows(rows.shape[1])
+    for start in range(0, len(chosen), size):
+        some = chosen[start : start + size]
+        ids = shard.original[ntype][some].astype(np.int64)
+        yield Embedded(ids, rows[torch.from_numpy(some)], splits[some])
+
+
+def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
+    """The node type whose rows are asked for.
+
+    Args:
+        there: those that the model makes rows of.
+
+    Raises:
+        InputError: it makes none of this type, or of several and none is named.
+    """
+    if ntype is None and len(there) > 1:
+        raise InputError(
+            f"there are rows of several node types: {', '.join(there)}",
+            where="--ntype",
+            remedy="say which with --ntype",
+        )
+    ntype = ntype or there[0]
+    if ntype not in there:
+        raise InputError(
+            f"the model makes no rows of nodes of type {ntype!r}, but of {', '.join(there)}",
+            where=f"--ntype {ntype}",
+            remedy="choose one of these",
+        )
+    return ntype
 
 
 def chunk_rows(width: int) -> int:
