@@ -35,7 +35,7 @@ from machine import load, setting, table  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.tasks.clock import LastGradient, StepClock  # noqa: E402
-from raygnn.worker.blackbox.phases import Phases, Waiting  # noqa: E402
+from raygnn.worker.callbacks import Phases, Waiting  # noqa: E402
 from raygnn.worker.comm.reduction import Reduction  # noqa: E402
 from raygnn.worker.guard.callback import Guard  # noqa: E402
 from raygnn.worker.records import Closing, Records  # noqa: E402

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -66,11 +66,6 @@ class Input(Protocol):
     @property
     def parts(self) -> int:
         """Into how many parts it is divided."""
-        ...
-
-    def part_records(self) -> list[dict[str, Any]] | None:
-        """For the run's report, how the parts divide the graph; None where nothing says so
-        without work."""
         ...
 
     def made(self, show: Display) -> Input:
@@ -192,10 +187,6 @@ class PartitionInput:
     def partitioning_bytes(self) -> int:
         """About what partitioning takes beside the graph."""
         return _PARTITIONING * sum(num for _, _, num in self.counts.values())
-
-    def part_records(self) -> list[dict[str, Any]] | None:
-        manifest = None if self.meta is None else self.meta.manifest
-        return None if manifest is None else [part.model_dump() for part in manifest.parts]
 
     def made(self, show: Display) -> PartitionInput:
         if not isinstance(self.found, Missing):
@@ -323,9 +314,6 @@ class CollectionInput:
         found = self.found
         return None if self.passing or isinstance(found, MissingCollection) else found
 
-    def part_records(self) -> None:
-        """See `Input`."""
-
     def made(self, show: Display) -> CollectionInput:
         if not isinstance(self.found, MissingCollection):
             return self
@@ -365,9 +353,6 @@ class DatasetInput:
     meta = None
     structure_bytes = 0
     parts = 1
-
-    def part_records(self) -> None:
-        """See `Input`."""
 
     def made(self, show: Display) -> DatasetInput:
         return self

@@ -16,7 +16,7 @@ from typing import Any
 
 from raygnn.config.graph import PlantedGraph
 from raygnn.config.schema import Config
-from raygnn.driver.inputs import Input, read_input
+from raygnn.driver.inputs import Input, PartitionInput, read_input
 from raygnn.driver.job_plan import (
     Nodes,
     Plan,
@@ -200,7 +200,8 @@ class Session:
     def _note_parts(self, made: Input) -> None:
         """Leave for the report how the partition divides the graph; what others wrote is not read
         for that."""
-        if (parts := made.part_records()) is not None:
+        if isinstance(made, PartitionInput) and made.meta and made.meta.manifest is not None:
+            parts = [part.model_dump() for part in made.meta.manifest.parts]
             with suppress(TrainingError):
                 self.run.write(PARTITION, {"directory": str(made.place), "parts": parts})
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
-from raygnn.config.schema import Config
 from raygnn.driver.health import FailureNotices, Heartbeat, Preemption
-from raygnn.driver.job_plan import Plan
 from raygnn.driver.launch import Launch
 from raygnn.driver.loggers import Loggers
+from raygnn.driver.session import Session
 from raygnn.driver.startup import Startup, startup_progress
 from raygnn.errors import TrainingError
 from raygnn.runs import interrupts
@@ -26,23 +24,10 @@ _LITTLE = 4096  # bytes
 _SAVES = 1.0  # seconds between looks for requests of others
 
 
-class Watched(Protocol):
-    """What a watch needs of the job's session."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def run(self) -> RunDir: ...
-    @property
-    def show(self) -> Display: ...
-    @property
-    def plan(self) -> Plan: ...
-
-
 class Watch:
     """What is looked at for any job while it runs; `look` is to be called often."""
 
-    def __init__(self, job: Watched, launch: Launch):
+    def __init__(self, job: Session, launch: Launch):
         self._launch = launch
         heartbeat = job.config.fault.heartbeat.seconds
         self._heartbeat = Heartbeat(job.run.path, heartbeat, job.show, launch)
@@ -76,7 +61,7 @@ class Watch:
             self._show.note(str(notice.get("text")))
 
 
-def watch_training(job: Watched, launch: Launch, loggers: Loggers, tail: MetricsTail) -> None:
+def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: MetricsTail) -> None:
     """Show the records of a training until it is over.
 
     Args:

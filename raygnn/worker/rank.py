@@ -22,8 +22,7 @@ from raygnn.errors import ConfigError, TrainingError
 from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
-from raygnn.worker.blackbox.phases import Phases, Waiting
-from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation
+from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Plane

@@ -29,8 +29,8 @@ from raygnn.runs.diagnose.state_file import Place, Start, State, file_of, read_s
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker import blackbox, failures, main
 from raygnn.worker.blackbox import flight
-from raygnn.worker.blackbox.phases import Phases, Waiting, describe
 from raygnn.worker.blackbox.recorder import PREFETCH_THREAD, Recorder, memory_usage, oom_kills
+from raygnn.worker.callbacks import Phases, Waiting, describe
 from raygnn.worker.control import Control, Progress, sign_of_life
 from tests.ranks import run_ranks
 from tests.small_jobs import job
