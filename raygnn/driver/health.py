@@ -16,11 +16,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from raygnn import compat
 from raygnn.checkpoint import store
 from raygnn.config.schema import Config
+from raygnn.driver.launch import Launch
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.preflight.findings import some
 from raygnn.runs.diagnose.causes import FROZEN, REMEDIES
@@ -37,15 +38,6 @@ _HURRIED = 10.0  # seconds of silence that are enough when another rank's wait h
 _ANSWER = 60.0  # seconds for another node to answer; sooner Ray may not know that it is lost
 _NOTICES = 2.0  # seconds between looks for nodes that are to go
 _LAST_CALL = 15.0  # seconds before a node's end that its ranks are asked for another checkpoint
-
-
-class Job(Protocol):
-    """What is to be known of a launch."""
-
-    @property
-    def snapshot(self) -> Snapshot: ...
-
-    def ask_save(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,7 @@ class Heartbeat:
         limit: seconds of silence that no rank may reach.
     """
 
-    def __init__(self, run_dir: Path, limit: float, show: Display, job: Job):
+    def __init__(self, run_dir: Path, limit: float, show: Display, job: Launch):
         self._run_dir = run_dir
         self._limit = limit
         self._show = show
@@ -169,7 +161,9 @@ class _Ending:
     Only a process that is still there is frozen: one that has gone is Ray's to tell of.
     """
 
-    def __init__(self, run_dir: Path, job: Job, progress: Progress, silent: float, show: Display):
+    def __init__(
+        self, run_dir: Path, job: Launch, progress: Progress, silent: float, show: Display
+    ):
         self._run_dir = run_dir
         self._job = job
         self._progress = progress
@@ -370,7 +364,7 @@ class Preemption:
         cluster: whose nodes; those of a Ray of our own are not preempted.
     """
 
-    def __init__(self, cluster: RayCluster, show: Display, job: Job):
+    def __init__(self, cluster: RayCluster, show: Display, job: Launch):
         self._cluster = cluster
         self._show = show
         self._job = job

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,32 +45,33 @@ if TYPE_CHECKING:
 _PARTITIONING = 56
 
 
-class Input(Protocol):
-    """What a job trains on, there already or yet to be made."""
+class Input:
+    """What a job trains on, there already or yet to be made; as it is here, a dataset of the user's
+    own, which only the ranks open."""
 
     @property
     def place(self) -> AnyPath | None:
         """The directory where it lies, or will; None where nothing is stored."""
-        ...
+        return None
 
     @property
     def meta(self) -> Stored | None:
         """What is stored there; None before it is made, or where nothing is stored."""
-        ...
+        return None
 
     @property
     def structure_bytes(self) -> int:
         """Size of all in-edge lists as a node maps them; 0 where they are not mapped."""
-        ...
+        return 0
 
     @property
     def parts(self) -> int:
         """Into how many parts it is divided."""
-        ...
+        return 1
 
     def made(self, show: Display) -> Input:
         """The same, there: made now, as a stage, if it was missing."""
-        ...
+        return self
 
     def facts(self, config: Config) -> PartitionFacts:
         """What preflight wants to know of it.
@@ -78,11 +79,11 @@ class Input(Protocol):
         Raises:
             InputError: it can not be read, or has not what the task predicts.
         """
-        ...
+        return dataset_facts()
 
     def known(self, config: Config) -> PartitionFacts:
         """As `facts`, but only what there is to know without work."""
-        ...
+        return self.facts(config)
 
     def check(self, config: Config) -> None:
         """Refuse what the config asks of the data and the data can not give.
@@ -90,7 +91,6 @@ class Input(Protocol):
         Raises:
             InputError: naming the key.
         """
-        ...
 
 
 def read_input(config: Config, workers: int, show: Display) -> Input:
@@ -104,7 +104,7 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
     """
     if config.task.of_graphs:
         if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
-            return DatasetInput()
+            return Input()
         with show.stage("graphs"):
             collection = find_collection(config)
             if isinstance(collection, MissingCollection):
@@ -143,7 +143,7 @@ def to_look_at(given: Input) -> Iterator[Input]:
 
 
 @dataclass(frozen=True)
-class PartitionInput:
+class PartitionInput(Input):
     """The partition of one graph: there, or to be made from a graph in memory, or from one that
     is yet to be generated, of which ``data`` has no more than the figures."""
 
@@ -204,8 +204,6 @@ class PartitionInput:
             assert self.data is not None
             return graph_facts(config, self.data, self.found.parts)
         return partition_facts(config, self.found)
-
-    known = facts
 
     def check(self, config: Config) -> None:
         """See `Input`: nodes to train on; fanouts and weights of edges that there are."""
@@ -295,14 +293,11 @@ def _no_array(name: str, arrays: set[str], key: str) -> ConfigError:
 
 
 @dataclass(frozen=True)
-class CollectionInput:
+class CollectionInput(Input):
     """Many graphs in one directory: there, or yet to be packed."""
 
     found: CollectionMeta | MissingCollection
     passing: bool = False  # packed to be looked at, in a directory that goes
-
-    structure_bytes = 0
-    parts = 1
 
     @property
     def place(self) -> Path:
@@ -330,9 +325,6 @@ class CollectionInput:
     def known(self, config: Config) -> PartitionFacts:
         return dataset_facts() if self.meta is None else self.facts(config)
 
-    def check(self, config: Config) -> None:
-        """See `Input`: nothing is sampled, and `facts` looks at the targets."""
-
 
 def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
     """How many graphs there are in each split."""
@@ -343,24 +335,3 @@ def _splits(meta: CollectionMeta, config: Config) -> dict[str, int]:
         classes = np.load(meta.directory / column.file).reshape(-1)
     splits = split_graphs(meta.num_graphs, classes, graph)
     return {name: len(numbers) for name, numbers in splits.items()}
-
-
-@dataclass(frozen=True)
-class DatasetInput:
-    """A dataset of the user's own, which only the ranks open."""
-
-    place = None
-    meta = None
-    structure_bytes = 0
-    parts = 1
-
-    def made(self, show: Display) -> DatasetInput:
-        return self
-
-    def facts(self, config: Config) -> PartitionFacts:
-        return dataset_facts()
-
-    known = facts
-
-    def check(self, config: Config) -> None:
-        """The ranks will see."""

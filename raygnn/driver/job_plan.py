@@ -71,21 +71,15 @@ def count_workers(config: Config, cluster: RayCluster) -> int:
     return resolve_workers(config, probe_resources(config, cluster.local))
 
 
-class Nodes:
+class Nodes(ExitStack):
     """Those that a job may use, looked at as often as there is something new to look for; a
     context manager."""
 
     def __init__(self, config: Config, cluster: RayCluster):
+        super().__init__()
         self._config = config
         self._cluster = cluster
         self._probes: Probes | None = None
-        self._open = ExitStack()
-
-    def __enter__(self) -> Nodes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
 
     def look(self, meta: Stored | None) -> Survey:
         """What they have, and what they see of the partition; ``meta`` is None before there is one.
@@ -98,7 +92,7 @@ class Nodes:
             return probe_local(self._config, meta)
         if self._probes is None:
             self._cluster.wait()
-            self._probes = self._open.enter_context(Probes())
+            self._probes = self.enter_context(Probes())
         return self._probes.about(self._config, meta)
 
 
