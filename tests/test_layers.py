@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "raygnn"
+from tests.budget import PACKAGE, module_name
 
 # Each layer may import itself and what is listed; "errors", "util", "compat" and the root, all may.
 ALLOWED = {
@@ -108,12 +108,6 @@ LIGHT = {
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def module_name(file: Path) -> str:
-    """``raygnn/graph/sources/npz.py`` → ``graph.sources.npz``; packages by their own name."""
-    parts = file.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
@@ -169,11 +163,6 @@ def test_light_modules_load_nothing_heavy(file: Path) -> None:
     forbidden = {name for place, names in LIGHT.items() if inside(module, place) for name in names}
     for target in imports(ast.parse(file.read_text()), at_load=True):
         assert target.split(".")[0] not in forbidden, f"{module} imports {target}"
-
-
-@pytest.mark.parametrize("file", MODULES, ids=module_name)
-def test_files_stay_short(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 600
 
 
 @pytest.mark.parametrize(

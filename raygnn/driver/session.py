@@ -1,7 +1,8 @@
 """One job from its configuration to its result: what `train`, `tune` and `predict` have in common.
 
 with Session(config, run, show, started) as session:
-    session.prepare(global_batch)     # inputs, plan, preflight; the run begins
+    session.make_plan(global_batch)   # inputs, plan, preflight
+    session.begin()                   # the run directory is written
     result = session.launch(watch)    # Ray, the ranks, what they leave
 """
 
@@ -53,7 +54,7 @@ class Session:
 
     Attributes:
         workers: how many ranks there are to be.
-        plan: as of `prepare`.
+        plan: as of `make_plan`.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class Session:
             what, remedy = self._interrupted(run)
             raise Interrupted(what, remedy=remedy) from None
 
-    def prepare(self, global_batch: int, place: Path | None = None) -> None:
-        """Decide what will run where, ask every node whether it can, and begin the run.
+    def make_plan(self, global_batch: int, place: Path | None = None) -> None:
+        """Decide what will run where, and ask every node whether it can; nothing is written but
+        what the job trains on.
 
         Args:
             global_batch: seeds of a batch, over all ranks.
@@ -111,11 +113,6 @@ class Session:
             InputError: bad input.
             PreflightError: the job cannot run here.
         """
-        self.make_plan(global_batch, place)
-        self.begin()
-
-    def make_plan(self, global_batch: int, place: Path | None = None) -> None:
-        """The first half of `prepare`: nothing is written but what the job trains on."""
         config, show, cluster = self.config, self.show, self.cluster
         place = place or config.run_dir
         show.header(header(config, self.workers, cluster, global_batch, place, self._purpose))
@@ -129,8 +126,7 @@ class Session:
         refuse(self.plan.report.findings, config)
 
     def begin(self) -> None:
-        """The second half: the run directory is this command's from here on; what preflight found
-        is in it."""
+        """The run directory is this command's from here on; what preflight found is in it."""
         self.run.begin(self.config.recorded())
         self.run.write(PREFLIGHT, self.plan.report.to_dict())
         if not self.cluster.local:
@@ -258,7 +254,7 @@ def session_beside(
     purpose: str | None = None,
     keep: bool = True,
 ) -> Iterator[Session]:
-    """A prepared session in ``<storage>/<place>/<name>``, which leaves the run of that name alone:
+    """A session that has begun in ``<storage>/<place>/<name>``, which leaves the run of that name alone:
     the sweep of `tune`, and predictions.
 
     Args:
@@ -283,7 +279,8 @@ def session_beside(
         ) as session,
     ):
         shown = run.path if keep else None  # what will be there afterwards
-        session.prepare(session.workers * config.sampling.batch_size, shown)
+        session.make_plan(session.workers * config.sampling.batch_size, shown)
+        session.begin()
         yield session
 
 
