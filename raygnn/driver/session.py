@@ -254,8 +254,8 @@ def session_beside(
     purpose: str | None = None,
     keep: bool = True,
 ) -> Iterator[Session]:
-    """A session that has begun in ``<storage>/<place>/<name>``, which leaves the run of that name alone:
-    the sweep of `tune`, and predictions.
+    """A session that has begun in ``<storage>/<place>/<name>``, and leaves the run of that name
+    alone: the sweep of `tune`, and predictions.
 
     Args:
         place: a name that no run can have.
