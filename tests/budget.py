@@ -108,7 +108,10 @@ def links() -> dict[str, set[str]]:
     """Module → the modules of the package that it imports, the package's root aside."""
     found, files = defaultdict(set), modules()
     for module, file in files.items():
-        for target, _ in imported(ast.parse(file.read_text())):
+        tree = ast.parse(file.read_text())
+        plain = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+        targets = [alias.name for node in plain for alias in node.names]
+        for target in (*targets, *(target for target, _ in imported(tree))):
             inner = target.removeprefix("raygnn.")
             if inner == target:
                 continue
@@ -196,7 +199,7 @@ def disorder() -> Iterator[str]:
         if count > 1:
             yield f"{count} modules are called {stem}.py"
     trees = {module: ast.parse(file.read_text()) for module, file in files.items()}
-    ours = {f".{name}" for tree in trees.values() for name in private_attributes(tree, own=True)}
+    ours = {module: set(private_attributes(tree, own=True)) for module, tree in trees.items()}
     imports = links()
     for group in cycles(imports):
         yield f"an import cycle: {', '.join(group)}"
@@ -211,7 +214,9 @@ def disorder() -> Iterator[str]:
             yield f"{module} imports {count} modules of the package, at most {most}"
         tree = trees[module]
         if module not in PRIVATE_ONLY_IN:
-            foreign = {f".{name}" for name in private_attributes(tree, own=False)} - ours
+            near = (module, *imports[module])  # whose objects it may have
+            known = set().union(*(ours.get(one, ()) for one in near))
+            foreign = set(private_attributes(tree, own=False)) - known
             for name in sorted({*private_names(tree), *foreign}):
                 yield f"{module} uses {name}, which is private: that belongs in compat.py"
 
