@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +126,11 @@ def test_check_is_told_of_the_cluster(driver: Driver) -> None:
         ["train", "job.yaml", "--over"],
         ["train", "job.yaml", "--set"],
         ["runs", "job.yaml"],
+        ["train", "job.yaml", "--profile", "0"],
+        ["tune", "job.yaml", "--seconds", "0"],
+        ["submit", "job.yaml", "--follow", "--detach"],
+        ["predict", "first"],
+        ["predict", "first", "--out", "a.parquet", "--fanout", "5;5"],
     ],
 )
 def test_bad_arguments(
@@ -151,6 +157,112 @@ def test_own_classes_are_found_where_the_user_stands(driver: Driver, tmp_path: P
     (tmp_path / "my_model_for_test.py").write_text("class Net: ...\n")
     assert main(["train", "job.yaml", "--set", "model.kind=my_model_for_test:Net"]) == 0
     assert sys.path[0] == str(tmp_path)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the functions behind `predict`, `embed`, `evaluate`, `export` and `tune` are given."""
+    calls: list[Any] = []
+
+    def note(name: str, result: Any) -> Any:
+        def call(what: Any, **options: Any) -> Any:
+            options.pop("started", None)
+            calls.append((name, what, options))
+            return result
+
+        return call
+
+    written = SimpleNamespace(path="a", target="item", out_features=4, to_dict=lambda: {"rows": 3})
+    for module, results in {
+        "raygnn.prediction.driver_side": {
+            **{"predict": written, "embed": written, "evaluate": {"val/loss": 0.5}}
+        },
+        "raygnn.prediction.export": {"export": written},
+        "raygnn.tuning.sweep": {"tune": written},
+    }.items():
+        functions = {name: note(name, result) for name, result in results.items()}
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**functions))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return calls
+
+
+def test_predictions_are_given_their_arguments(
+    calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = {"split": "all", "new_data": False, "storage": "runs", "verbose": False}
+    what |= {"overrides": [], "display": True}
+    file = {"out": "a.parquet", "overwrite": False}
+    every = {"task": None, "scores": False, "ids": None, "fanout": None}
+    assert main(["predict", "first", "--out", "a.parquet"]) == 0
+    assert calls.pop() == ("predict", "first", {**what, **file, **every})
+    argv = ["predict", "first", "--out", "a.parquet", "--overwrite", "--scores", "--task", "kind"]
+    argv += ["--ids", "ids.txt", "--fanout", "5,-1", "--split", "val", "--new-data", "-v"]
+    assert main([*argv, "--storage", "there", "--set", "graph.path=b", "--json"]) == 0
+    changed = {"overwrite": True, "scores": True, "task": "kind", "ids": "ids.txt"}
+    changed |= {"fanout": [5, -1], "split": "val", "new_data": True, "verbose": True}
+    changed |= {"storage": "there", "overrides": ["graph.path=b"], "display": False}
+    assert calls.pop() == ("predict", "first", {**what, **file, **every, **changed})
+    assert json.loads(capsys.readouterr().out) == {"rows": 3}
+    assert main(["embed", "first", "--out", "a.parquet", "--ntype", "item"]) == 0
+    assert calls.pop() == ("embed", "first", {**what, **file, "ntype": "item"})
+    assert main(["evaluate", "first", "--task", "kind", "--json"]) == 0
+    asked = {"split": None, "task": "kind", "display": False}
+    assert calls.pop() == ("evaluate", "first", {**what, **asked})
+    printed = {"split": "val", "metrics": {"val/loss": 0.5}}
+    assert json.loads(capsys.readouterr().out) == printed
+    assert main(["export", "first", "--out", "a.pt2", "--overwrite", "--storage", "there"]) == 0
+    given = {"out": "a.pt2", "overwrite": True, "storage": "there"}
+    assert calls == [("export", "first", given)]
+
+
+def test_tune_is_given_its_arguments(calls: list[Any], driver: Driver) -> None:
+    assert main(["tune", "job.yaml"]) == 0
+    assert main(["tune", "job.yaml", "--seconds", "0.5", "-v", "--set", "name=b", "--json"]) == 0
+    assert [(config.name, options) for _, config, options in calls] == [
+        ("small", {"seconds": 3.0, "verbose": False, "display": True}),
+        ("b", {"seconds": 0.5, "verbose": True, "display": False}),
+    ]
+
+
+def test_submit_passes_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+    contents = SimpleNamespace(files=["a"], size=10, directory="w", left_out=[], secrets=[".env"])
+    over = SimpleNamespace(state="failed", code=4)
+    job = SimpleNamespace(id="j-1", name="small", follow=lambda display: over)
+
+    def prepare(*given: Any) -> Any:
+        calls.append(given)
+        return SimpleNamespace(contents=contents)
+
+    def send(package: Any, server: Any, **options: Any) -> Any:
+        calls.append((server.address, options["overwrite"], options["resume"]))
+        return job
+
+    def connect(address: str | None) -> Any:
+        return SimpleNamespace(address=address, warnings=["others can read"])
+
+    modules: dict[str, Any] = {
+        "raygnn.jobs.submit": SimpleNamespace(prepare=prepare, send=send),
+        "raygnn.jobs.server": SimpleNamespace(JobServer=connect),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    argv = ["submit", "job.yaml", "--address", "http://h:1", "--set", "name=b"]
+    assert main([*argv, "--working-dir", "w", "--overwrite", "--detach"]) == 0
+    assert calls == [("job.yaml", ["name=b"], "w"), ("http://h:1", True, False)]
+    said = capsys.readouterr().out
+    for part in ("warning: others can read", "job j-1 on http://h:1", ".env", "logs j-1 --follow"):
+        assert part in said
+    assert main([*argv, "--resume", "--json"]) == 0
+    assert calls[2:] == [("job.yaml", ["name=b"], None), ("http://h:1", False, True)]
+    sent = {"job": "j-1", "run": "small", "address": "http://h:1"}
+    assert json.loads(capsys.readouterr().out) == sent
+    assert main([*argv, "--follow", "--json"]) == 4  # as the job does
+    ended = {"job": "j-1", "run": "small", "state": "failed", "code": 4}
+    assert json.loads(capsys.readouterr().out) == ended
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────
@@ -550,3 +662,26 @@ def test_a_run_that_is_over_is_not_stopped(
     said = capsys.readouterr().err
     assert "no command trains this run: done" in said
     assert str(tmp_path / "ended") in said
+
+
+def test_a_run_here_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill, sent = os.kill, list[int]()
+    with ExitStack() as command:
+        run = command.enter_context(RunDir.create(str(tmp_path), "going"))
+        run.begin({"name": "going"})
+
+        def end(process: int, number: int) -> None:
+            if not number:
+                return kill(process, number)
+            assert process == os.getpid()
+            sent.append(number)
+            run.update_summary(status="interrupted")
+            command.close()
+
+        monkeypatch.setattr("os.kill", end)
+        assert main(["stop", "going", "--storage", str(tmp_path), "--json"]) == 0
+    assert sent == [signal.SIGTERM]
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == {"run": "going", "path": str(tmp_path / "going"), "state": "interrupted"}

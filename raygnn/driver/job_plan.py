@@ -221,7 +221,7 @@ def stored_table(meta: Stored) -> list[dict[str, object]]:
 
     if isinstance(meta, CollectionMeta):
         size = {"graphs": meta.num_graphs, "nodes": meta.num_nodes, "edges": meta.num_edges}
-        return [{**size, "bytes": meta.bytes, "seconds": meta.manifest.seconds}]
+        return [{**size, "bytes": meta.bytes, "seconds": meta.seconds}]
     return [dict(row) for row in table(meta)]
 
 

@@ -49,8 +49,7 @@ _ADMIT = 30.0  # seconds for a process to import Ray and to be let in
 
 # HTTP/2, which gRPC speaks: the client's first words, and the type of the server's first frame
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-_HEADER = 9
-_SETTINGS = 4
+_HEADER, _SETTINGS = 9, 4
 
 _REFUSED = re.compile(r"AuthenticationError|InvalidAuthToken|authentication_token_loader")
 
@@ -80,8 +79,7 @@ _LOCAL = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # training is what this Ray is there for; its default is 15
-    "RAY_worker_niceness": "0",
+    "RAY_worker_niceness": "0",  # training is what it is there for; the default is 15
     # prestarted workers would not fit ours, which have an environment of their own
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -192,23 +190,17 @@ class RayCluster:
         if self._knock is not None:
             self._knock.close()
         began = time.monotonic()
-        while (
-            self._thread
-            and self._thread.is_alive()
-            and time.monotonic() - began < self._end_limit()
-        ):
+        while self._thread and self._thread.is_alive():
+            limit = _LEAVE if self.local else 0.0  # what tries to connect goes with the process
+            if self._up or self._ready.is_set():
+                # for the dead, Ray would wait until it ends this process
+                limit = _LEAVE if self._death and not self.local else _END
+            if time.monotonic() - began >= limit:
+                break
             with taken():
                 self._thread.join(1)
         if self._directory is not None and not (self._up or self._ready.is_set()):
             self._abandon()
-
-    def _end_limit(self) -> float:
-        """Seconds that the thread may take to end."""
-        if self._death is not None and not self.local:
-            return _LEAVE  # Ray would wait for the dead, and end this process
-        if self._up or self._ready.is_set():
-            return _END
-        return _LEAVE if self.local else 0.0  # what still tries to connect goes with the process
 
     def _abandon(self) -> None:
         """End a Ray of our own that has not come up by now: its start could take half a minute
@@ -251,7 +243,7 @@ class RayCluster:
             self._unpatch()
             if self._directory and not failed:  # of what failed, the logs stay
                 _remove(self._directory)
-            if self._owned is not None:
+            if self._owned:
                 self._owned.close()
         # what was set for Ray is not meant for another one, later in this process
         for name in os.environ.keys() - before.keys():
@@ -513,8 +505,8 @@ def _children(directory: str | None) -> list[psutil.Process]:
 
 
 def _kill_whole(directory: str) -> None:
-    """Kill a Ray that is still starting. Its processes are stopped first: a raylet could start an
-    agent after its children were listed, which would outlive it and write into the directory."""
+    """Kill a Ray that is still starting, stopped first: a raylet could start an agent after its
+    children were listed, which would outlive it and write into the directory."""
     for child in _children(directory):
         with contextlib.suppress(psutil.Error):
             child.suspend()

@@ -120,6 +120,20 @@ def test_all_is_logged_when_the_run_ends(tmp_path: Path) -> None:
     assert told == []
 
 
+def test_what_goes_wrong_in_a_thread_is_left_for_the_watch(tmp_path: Path) -> None:
+    config, run = make(tmp_path, loggers=["csv"])
+    with run:
+        (run.path / "loggers").mkdir(exist_ok=True)
+        (run.path / "loggers" / "csv").write_text("in its way")
+        write(run, records([1]))
+        told: list[str] = []
+        with Loggers(config, run.path, told.append) as loggers, loggers.ending():
+            loggers.start(1)
+        first, *_ = (run.path / "logs" / LOGGERS).read_text().splitlines()
+    assert json.loads(first)["text"].startswith("csv gets no records: ")
+    assert told == ["csv did not get all records; metrics.jsonl has them"]
+
+
 def test_files_are_written_without_lightning() -> None:
     """Whose import takes as long as a short run."""
     code = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from raygnn.driver import scaling as module
 from raygnn.driver.launch import explain
 from raygnn.driver.scaling import Group, Scaling
 from raygnn.errors import TrainingError
+from raygnn.runs.run_directory import SCALING
 from raygnn.tasks.optimizer import make_optimizer
 from raygnn.worker import ray_nodes
 from raygnn.worker.control import Control, SaveRequest
@@ -144,6 +146,7 @@ def test_a_range_starts_with_what_there_is(make: Any) -> None:
 
 def test_a_range_shrinks_and_grows(make: Any) -> None:
     policy = make(1, 2)
+    (policy.run_dir / "logs").mkdir()
     policy.room = 2
     assert policy.started() == 2
     policy.room = 1  # while they run, that is no reason for anything
@@ -160,6 +163,11 @@ def test_a_range_shrinks_and_grows(make: Any) -> None:
     assert policy.runs(3) == 2
     assert policy.started() == 2
     assert policy.runs(300) is None
+    told = (policy.run_dir / "logs" / SCALING).read_text().splitlines()
+    assert [json.loads(line)["text"] for line in told][-2:] == [
+        "there is room for 2 workers: first a checkpoint",
+        "a start of all with 2 workers, from step-0000000004",
+    ]
 
 
 def asking(make: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +15,13 @@ from typing import Any
 import pytest
 
 from raygnn.config.load import load_config
-from raygnn.driver import session
+from raygnn.driver import session, watch
+from raygnn.driver.launch import Launch
 from raygnn.driver.loggers import Loggers
 from raygnn.driver.startup import startup_progress
 from raygnn.driver.watch import SaveFile
 from raygnn.errors import Interrupted, TrainingError
+from raygnn.runs import interrupts
 from raygnn.runs.diagnose.state_file import Place, Start
 from raygnn.runs.display import NullDisplay
 from raygnn.runs.report import page
@@ -174,3 +178,62 @@ def test_a_file_is_a_request(run: RunDir, saved: bool) -> None:
     looks.look()
     assert not file.exists()
     assert not control.snapshot().answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "sending", "waits"),
+    [(None, False, True), (True, False, False), (False, False, False), (True, True, True)],
+)
+def test_a_last_checkpoint_is_waited_for_as_long_as_it_may_take(
+    answer: bool | None, sending: bool, waits: bool, tmp_path: Path
+) -> None:
+    control = Control()
+    control.tell(sending=sending)
+
+    class Ranks(Launch):
+        def __init__(self, config: Any):
+            self._job: Any = SimpleNamespace(config=config)
+            self._control: Any = control
+            self.snapshot = control.snapshot()
+
+        def running(self) -> bool:
+            if answer is not None:
+                control.answer_saves(control.pending_saves(), saved=answer)
+            self.snapshot = control.snapshot()
+            return True
+
+    launch = Ranks(load_config(job(tmp_path, fault={"save_timeout": "0.4s"})))
+    began = time.monotonic()
+    launch.save()
+    seconds = time.monotonic() - began
+    assert (seconds >= 0.4) is waits
+    assert seconds < 20
+
+
+def test_a_stop_ends_the_wait_for_the_workers(run: RunDir) -> None:
+    """Between two looks, none of which it tears."""
+    looks: list[str] = []
+    session_of: Any = SimpleNamespace(
+        config=load_config(job(run.path)),
+        run=run,
+        show=NullDisplay(),
+        plan=SimpleNamespace(workers=2),
+    )
+    launch: Any = SimpleNamespace(
+        running=lambda: True, snapshot=Control().snapshot(), cluster=SimpleNamespace(ready=False)
+    )
+    launch.cluster.local = True
+
+    def arrived() -> bool:
+        looks.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        looks.append("ended")
+        return False
+
+    with interrupts.stoppable():
+        try:
+            with interrupts.held():
+                watch.Watch(session_of, launch).start_up(lambda text: None, arrived)
+        except KeyboardInterrupt:
+            looks.append("stopped")
+    assert looks == ["begun", "ended", "stopped"]

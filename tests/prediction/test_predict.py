@@ -79,7 +79,8 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
         return result["metrics"]
     out = aside / "out.parquet"
     with open(out, "wb") as file:
-        key = (config.of(request.task) if request.task else config).task.unit
+        task = (config.of(request.task) if request.task else config).task
+        key = "node" if request.embeddings and task.of_edges else task.unit
         files = sorted((aside / ROWS).iterdir())
         assert driver.merge_files(files, file, key) == result["rows"]
     return pq.read_table(out)

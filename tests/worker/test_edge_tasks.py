@@ -347,3 +347,7 @@ def test_embeddings_of_two_types(tmp_path: Path) -> None:
     run = train_on_ranks(config)
     with pytest.raises(RuntimeError, match="two types: person and thing"):
         ask(run, config, 1, embeddings=True)
+    for ntype in ("person", "thing"):
+        rows = ask(run, config, 2, embeddings=True, ntype=ntype).to_pandas()
+        assert rows["node"].tolist() == list(range(shop().nodes[ntype].num))
+        assert len(rows["embedding"][0]) == config.model.hidden

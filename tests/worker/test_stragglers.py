@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from raygnn.runs.display import _slow
 from raygnn.runs.metrics_files import STEP
 from raygnn.runs.run_directory import EVENTS
+from raygnn.worker.control import Snapshot
 from raygnn.worker.guard.callback import Guard
+from raygnn.worker.rank import Rank
 from raygnn.worker.stragglers import Stragglers
 from tests.small_jobs import JobFactory, train_on_ranks
 
@@ -41,6 +44,23 @@ def test_noise_is_not_told(windows: list[list[float]]) -> None:
         stragglers.add(step, window(times))
     assert told == []
     assert all(rank["slow"] == 0 for rank in stragglers.summary())
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(1.5, True), (3, False), (None, False)])
+def test_the_factor_is_that_of_the_configuration(
+    factor: float | None, is_told: bool, make_job: JobFactory
+) -> None:
+    told: list[str] = []
+    rank: Any = SimpleNamespace(
+        config=make_job(fault={"straggler": factor}),
+        ranks=SimpleNamespace(first=True),
+        events=SimpleNamespace(tell=told.append),
+        start=Snapshot(),
+    )
+    stragglers = Rank._stragglers(rank)
+    for step in range(5):
+        stragglers.add(step, window([1.0, 1.0, 1.0, 2.0]))
+    assert bool(told) is is_told
 
 
 @given(

@@ -26,9 +26,8 @@ from raygnn.tasks.losses import make_link_loss, make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Ranking
 from raygnn.worker.job import SPLITS, Request
-from raygnn.worker.planes.model_inputs import map_shard
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import build
+from raygnn.worker.planes.plane import build, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,

@@ -16,13 +16,12 @@ from torch import Tensor
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError, InputError, RaygnnError
-from raygnn.graph.collection import open_samples
-from raygnn.graph.collection.collection_manifest import read_collection
+from raygnn.graph.collection import open_samples, read_collection
 from raygnn.graph.graph_sample import Sample, Samples
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
-from raygnn.models.registry import FAMILIES, build_graph_model
+from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import GraphBatch
-from raygnn.sampling.collate import Collate, GraphBatchMaker, find_pattern, get
+from raygnn.sampling.collate import GraphBatchMaker, find_pattern, get
 from raygnn.sampling.features import Inputs, choose_inputs
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import GraphTask, Task
@@ -31,7 +30,8 @@ from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, seed_plan
+from raygnn.worker.planes.model_inputs import make_collate
+from raygnn.worker.planes.plane import Traffic, build, seed_plan
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,
@@ -252,23 +252,14 @@ class GraphPlane:
     @cached_property
     def _maker(self) -> GraphBatchMaker:
         config, place = self.config, self.job.partition
-        train, precision = self.samples.splits["train"], PRECISIONS[config.precision]
+        train = self.samples.splits["train"]
         return GraphBatchMaker(
             plan=seed_plan(self.job, len(train)),
             samples=self.samples,
             numbers=train,
             exchange=self.ranks.data,
-            collate=Collate(
-                pattern=self.pattern,
-                inputs=self.inputs,
-                dtype=precision.dtype,
-                whole=config.model.kind not in FAMILIES,
-                classes=self.schema.out_features if config.task.classifies else None,
-                categories={
-                    t: {name: count for name, (count, _) in named.items()}
-                    for t, named in self.schema.categories.items()
-                },
-                asked=self.job.others is not None,
+            collate=make_collate(
+                config, self.pattern, self.inputs, self.schema, asked=self.job.others is not None
             ),
             data=read_collection(Path(str(place))).digest if place is not None else "",
             skip=config.guard.on_bad_sample == "skip",

@@ -1,9 +1,10 @@
-"""The rows that a model reads: checked, learned if the config says so, in memory where they fit."""
+"""What a model reads: its rows checked, learned if the config says so, in the dtype that the config
+says, in memory where they fit."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -13,27 +14,29 @@ import torch
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.available_memory import memory
-from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.graph_sample import Sample
 from raygnn.graph.staging.mapped import large_pages
-from raygnn.graph.staging.node_cache import Stage
-from raygnn.graph.staging.shard import Shard, load_shard
+from raygnn.graph.staging.shard import Shard
 from raygnn.graph.validate import check_weights
-from raygnn.sampling.features import SCALE, Inputs, Learned, choose_inputs, row_width
+from raygnn.models.graph_network import GraphSchema
+from raygnn.models.registry import FAMILIES, needs_degree
+from raygnn.sampling.collate import Collate
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.features import (
+    SCALE,
+    FeatureStore,
+    Inputs,
+    Learned,
+    build_store,
+    choose_inputs,
+    row_width,
+)
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.worker.comm.process_groups import Ranks
-from raygnn.worker.job import Job
 from raygnn.worker.planes.plane import PRECISIONS
 
 _ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
 _PLACE = 48  # bytes of the table in which a cached row is found
-
-
-def map_shard(job: Job, ranks: Ranks, edge_arrays: Sequence[str], **options: Any) -> Shard:
-    """This rank's share of the partition; the options are those of `load_shard`."""
-    assert job.partition is not None
-    meta, world = read_meta(job.partition), ranks.world
-    stage = Stage.of(job.config.staging)
-    return load_shard(meta, world.rank, world.size, stage=stage, edge_arrays=edge_arrays, **options)
 
 
 def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
@@ -114,6 +117,49 @@ def make_embeddings(
         dtype=PRECISIONS[config.precision].dtype,
         rate=(embedding.lr or config.train.lr) / config.train.lr,
         seed=config.train.seed,
+    )
+
+
+def make_store(
+    config: Config,
+    shard: Shard,
+    inputs: Mapping[str, Inputs],
+    exchange: Exchange,
+    device: torch.device,
+    **options: Any,
+) -> FeatureStore:
+    """The store of what a model on ``device`` reads; for the options see `build_store`."""
+    return build_store(
+        shard,
+        exchange,
+        inputs,
+        dtype=PRECISIONS[config.precision].dtype,
+        degree_etypes=shard.etypes if needs_degree(config.model) else (),
+        beside=device.type == "cpu",
+        **options,
+    )
+
+
+def make_collate(
+    config: Config,
+    pattern: Sample,
+    inputs: Mapping[str, Inputs],
+    schema: GraphSchema,
+    *,
+    asked: bool,
+) -> Collate:
+    """What joins graphs like ``pattern`` to what the model reads; for ``asked`` see `Collate`."""
+    return Collate(
+        pattern=pattern,
+        inputs=inputs,
+        dtype=PRECISIONS[config.precision].dtype,
+        whole=config.model.kind not in FAMILIES,
+        classes=schema.out_features if config.task.classifies else None,
+        categories={
+            ntype: {name: count for name, (count, _) in named.items()}
+            for ntype, named in schema.categories.items()
+        },
+        asked=asked,
     )
 
 

@@ -23,7 +23,7 @@ from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
 from raygnn.sampling.cache import choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.features import FeatureStore, Inputs, build_store
+from raygnn.sampling.features import FeatureStore, Inputs
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
@@ -37,10 +37,10 @@ from raygnn.worker.job import Job, Sizes
 from raygnn.worker.planes.model_inputs import (
     MemoryBudget,
     make_embeddings,
-    map_shard,
+    make_store,
     read_inputs,
 )
-from raygnn.worker.planes.plane import PRECISIONS, Traffic, seed_plan
+from raygnn.worker.planes.plane import Traffic, map_shard, seed_plan
 from raygnn.worker.planes.vocabulary import edge_arrays, relation_array, relations
 
 if TYPE_CHECKING:
@@ -126,7 +126,14 @@ class PartitionPlane:
         return Inference(
             self.shard,
             self.control,
-            self.store(self.control, learned=rows.tables if rows else None),
+            make_store(
+                self.config,
+                self.shard,
+                self.inputs,
+                self.control,
+                self.ranks.device,
+                learned=rows.tables if rows else None,
+            ),
             self.inputs,
             num_layers=self.config.model.depth,
             batch_size=self.config.sampling.eval_batch_size,
@@ -190,29 +197,6 @@ class PartitionPlane:
         request = self.job.request
         return Sizes(None if request is None else request.sizes)
 
-    def store(
-        self,
-        exchange: Exchange,
-        *,
-        weighted: bool = False,
-        resident: bool = False,
-        ring: int = 0,
-        learned: Mapping[str, Tensor] | None = None,
-    ) -> FeatureStore:
-        """A store of the model's inputs that fetches over ``exchange``: see `build_store`."""
-        return build_store(
-            self.shard,
-            exchange,
-            self.inputs,
-            dtype=PRECISIONS[self.config.precision].dtype,
-            degree_etypes=self.shard.etypes if needs_degree(self.config.model) else (),
-            weighted=weighted,
-            resident=resident,
-            ring=ring,
-            beside=self.ranks.device.type == "cpu",
-            learned=learned,
-        )
-
     def assigned(self, seeds: Seeds) -> TaskSeeds:
         """The seeds of this task, as ranks are assigned them.
 
@@ -244,8 +228,15 @@ class PartitionPlane:
             how = model.first_combine
         budget = MemoryBudget(config, self.shard, self.inputs, world.size)
         ring = config.sampling.prefetch + 3  # queued, being made, being trained on
-        store = self._store = self.store(
-            self.ranks.data, weighted=how == "gcn", resident=budget.holds_rows, ring=ring
+        store = self._store = make_store(
+            config,
+            self.shard,
+            self.inputs,
+            self.ranks.data,
+            self.ranks.device,
+            weighted=how == "gcn",
+            resident=budget.holds_rows,
+            ring=ring,
         )
         fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)[: config.model.depth]
         if config.sampling.cache != 0 and world.size > 1:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
 from raygnn.config.schema import Config
 from raygnn.graph.dgl import dgl
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.staging.node_cache import Stage
+from raygnn.graph.staging.shard import Shard, load_shard
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.lightning_modules import Task
+from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
 
@@ -37,6 +41,14 @@ PRECISIONS: dict[str, Precision] = {
     "bf16-mixed": Precision(torch.float32, "bf16-mixed"),
     "fp16-mixed": Precision(torch.float32, "16-mixed"),
 }
+
+
+def map_shard(job: Job, ranks: Ranks, edge_arrays: Sequence[str], **options: Any) -> Shard:
+    """This rank's share of the partition; the options are those of `load_shard`."""
+    assert job.partition is not None
+    meta, world = read_meta(job.partition), ranks.world
+    stage = Stage.of(job.config.staging)
+    return load_shard(meta, world.rank, world.size, stage=stage, edge_arrays=edge_arrays, **options)
 
 
 @dataclass(frozen=True)
