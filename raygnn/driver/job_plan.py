@@ -215,7 +215,7 @@ def _fanout(hop: int | dict[str, int]) -> str:
 
 
 def stored_table(meta: Stored) -> list[dict[str, object]]:
-    """What is stored, as rows to show: see `raygnn.graph.partition.manifest.table`."""
+    """What is stored, as rows to show: see `raygnn.graph.partition.read.table`."""
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.partition.read import table
 

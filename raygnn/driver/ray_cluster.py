@@ -117,6 +117,7 @@ class RayCluster:
         self._ready = threading.Event()  # Ray is there, or will not come
         self._done = threading.Event()
         self._error: BaseException | None = None
+        self._failed = False  # the logs stay
         self._knock: Knock | None = None
         self._directory: str | None = None  # for a local Ray's sockets and logs
         self._owned: IO[str] | None = None  # what says that it is still in use
@@ -174,7 +175,7 @@ class RayCluster:
         """
         self.start()
         if not self._ready.wait(_START):
-            self._error = TimeoutError(f"nothing within {_START:g} s")
+            self._error, self._failed = TimeoutError(f"nothing within {_START:g} s"), True
         if self._error is not None:
             raise self._as_preflight_error(self._error)
 
@@ -199,7 +200,7 @@ class RayCluster:
                 break
             with taken():
                 self._thread.join(1)
-        if self._directory is not None and not (self._up or self._ready.is_set()):
+        if self._directory is not None and not self._ready.is_set():
             self._abandon()
 
     def _abandon(self) -> None:
@@ -219,12 +220,11 @@ class RayCluster:
         # The thread stays until the end: Ray's processes are killed when the thread that
         # started them ends (PR_SET_PDEATHSIG).
         before = dict(os.environ)
-        failed = False
         try:
             self._start()
         except BaseException as error:
             self._error = error
-            failed = not self._done.is_set()  # else it was stopped
+            self._failed = not self._done.is_set()  # else it was stopped
         self._ready.set()
         self._done.wait()
         try:
@@ -241,7 +241,7 @@ class RayCluster:
                         thread.join(_LEAVE)
         finally:
             self._unpatch()
-            if self._directory and not failed:  # of what failed, the logs stay
+            if self._directory and not self._failed:
                 _remove(self._directory)
             if self._owned:
                 self._owned.close()

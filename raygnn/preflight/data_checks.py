@@ -56,8 +56,7 @@ def parts_agree(job: Job) -> Iterator[Finding]:
             kinds = sorted(set(columns))
             if len(kinds) < 2 and len(columns) in (0, job.partition.num_parts):
                 continue
-            where = {str(kind): [p for p, c in enumerate(columns) if c == kind] for kind in kinds}
-            listed = ", ".join(f"{kind} in part {parts[0]}" for kind, parts in where.items())
+            listed = ", ".join(f"{kind} in part {columns.index(kind)}" for kind in kinds)
             absent = len(columns) < job.partition.num_parts
             yield error(
                 f"array {name!r} of node type {ntype!r} is not the same in every part: "

@@ -36,6 +36,7 @@ from raygnn.preflight.partition_facts import StoredFiles, stored_files
 if TYPE_CHECKING:
     from raygnn.preflight.partition_facts import Stored
 
+_SHM = Path("/dev/shm")
 PACKAGES = ("torch", "dgl", "ray", "lightning", "torchmetrics")
 
 _FIRST = 30.0  # seconds for any node to answer: Python starts slowly on busy or remote disks
@@ -385,7 +386,7 @@ def node_facts(
         open_files=machine.open_files(),
         network=machine.network(address),
         environment=machine.environment(),
-        shm_free=machine.free_space(Path("/dev/shm")),
+        shm_free=machine.free_space(_SHM) if _SHM.is_dir() else None,
         cache=_unusable(cache),
         cache_free=machine.free_space(cache),
         disk_free=machine.free_space(storage) if storage else None,

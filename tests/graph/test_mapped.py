@@ -193,9 +193,15 @@ def test_rows_that_are_not_there(resident: bool, tmp_path: Path) -> None:
     for first, rows, spare in ((0, 101, 0), (100, 1, 0), (-1, 1, 0), (0, -1, 0), (0, 0, -1)):
         with pytest.raises(ValueError, match="rows"):
             map_rows(file, array, first, rows, spare, resident=resident)
-    with pytest.raises(DataError, match="cut short") as error:
-        map_rows(file, array.model_copy(update={"shape": (101, 4)}), 0, 101, 1, resident=resident)
-    assert error.value.where == str(file)
+    for damage, message in ((_cut, "cut short"), (Path.unlink, "cannot be read: No such file")):
+        damage(file)
+        with pytest.raises(DataError, match=message) as error:
+            map_rows(file, array, 0, 100, 1, resident=resident)
+        assert error.value.where == str(file)
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
 
 
 def test_no_address_space(tmp_path: Path) -> None:

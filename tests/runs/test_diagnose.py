@@ -465,7 +465,7 @@ OURS = '  File "/x/raygnn/tasks/lightning_modules.py", line 9, in shaped\n'
     [
         (OURS, None, (), "error", "lightning_modules.py:9 in shaped"),  # not the user's
         # the user's class is the user's wherever it lies
-        (INSTALLED, None, (), "error", ""),
+        (INSTALLED, None, (), "error", "net.py:1 in f"),
         (INSTALLED, None, ("/mine/net.py",), "model", "net.py:1"),
         # our own frame says less than the key, and that less than the user's frame
         (OURS, "model.kind", (), "error", "model.kind"),

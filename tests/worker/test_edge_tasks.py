@@ -345,7 +345,7 @@ def test_embeddings_of_two_types(tmp_path: Path) -> None:
     """Which is to be said, since the ends are of different types."""
     config = config_of(tmp_path, "two", task=LINKS, train={"epochs": 1})
     run = train_on_ranks(config)
-    with pytest.raises(RuntimeError, match="two types: person and thing"):
+    with pytest.raises(RuntimeError, match="several node types: person, thing"):
         ask(run, config, 1, embeddings=True)
     for ntype in ("person", "thing"):
         rows = ask(run, config, 2, embeddings=True, ntype=ntype).to_pandas()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raygnn.driver import plan
+from raygnn.driver import job_plan
 from raygnn.sampling.features import Inputs
 from raygnn.worker.planes import model_inputs
 from raygnn.worker.planes.model_inputs import MemoryBudget
@@ -105,4 +105,4 @@ def test_every_node_has_the_structure_where_it_fits(
 ) -> None:
     report: Any = SimpleNamespace(nodes=[SimpleNamespace(memory_available=n) for n in free])
     config = make_job(sampling={"topology": topology})
-    assert plan._replicated(config, 10_000, report) is replicated
+    assert job_plan._replicated(config, 10_000, report) is replicated

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,13 @@ from hypothesis import strategies as st
 from raygnn.runs.display import _slow
 from raygnn.runs.metrics_files import STEP
 from raygnn.runs.run_directory import EVENTS
-from raygnn.worker.control import Snapshot
+from raygnn.sampling.exchange import Exchange
 from raygnn.worker.guard.callback import Guard
-from raygnn.worker.rank import Rank
+from raygnn.worker.job import Job
+from raygnn.worker.rank_setup import RankSetup
 from raygnn.worker.stragglers import Stragglers
-from tests.small_jobs import JobFactory, train_on_ranks
+from tests.ranks import run_ranks
+from tests.small_jobs import JobFactory, job_of, runtime, train_on_ranks
 
 WORLD = 4
 
@@ -50,17 +51,16 @@ def test_noise_is_not_told(windows: list[list[float]]) -> None:
 def test_the_factor_is_that_of_the_configuration(
     factor: float | None, is_told: bool, make_job: JobFactory
 ) -> None:
-    told: list[str] = []
-    rank: Any = SimpleNamespace(
-        config=make_job(fault={"straggler": factor}),
-        ranks=SimpleNamespace(first=True),
-        events=SimpleNamespace(tell=told.append),
-        start=Snapshot(),
-    )
-    stragglers = Rank._stragglers(rank)
+    config = make_job(cluster={"workers": 1}, fault={"straggler": factor})
+    run_ranks(1, _slow_fourth_rank, job_of(config))
+    events = config.run_dir / "logs" / EVENTS
+    assert (events.exists() and "rank 3" in events.read_text()) is is_told
+
+
+def _slow_fourth_rank(exchange: Exchange, job: Job) -> None:
+    stragglers = RankSetup(job, runtime(exchange)).stragglers
     for step in range(5):
         stragglers.add(step, window([1.0, 1.0, 1.0, 2.0]))
-    assert bool(told) is is_told
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError
-from raygnn.graph.collection.collection_manifest import CollectionMeta, read_collection, verify
+from raygnn.graph.collection.collection_manifest import CollectionMeta, read_collection
 from raygnn.graph.collection.collection_store import (
     MissingCollection,
     ensure_collection,
@@ -31,7 +31,6 @@ __all__ = [
     "open_samples",
     "read_collection",
     "split_graphs",
-    "verify",
 ]
 
 

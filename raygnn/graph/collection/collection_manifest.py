@@ -19,7 +19,7 @@ from raygnn.config.task import TaskConfig
 from raygnn.config.values import Section
 from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import EdgeType
-from raygnn.graph.partition.manifest import FileFacts, file_facts
+from raygnn.graph.partition.manifest import FileFacts
 from raygnn.util.files import read_json
 
 MANIFEST = "collection.json"
@@ -195,6 +195,8 @@ def read_collection(directory: Path) -> CollectionMeta:
     try:
         content = read_json(path)
     except DataError as error:
+        if isinstance(error.__cause__, OSError):
+            raise damaged(path, f"cannot be read: {error.__cause__.strerror}") from None
         raise damaged(path, f"it is damaged: {error.what}") from None
     if not content and not path.exists():
         raise DataError(
@@ -214,15 +216,6 @@ def read_collection(directory: Path) -> CollectionMeta:
     for name, file in meta.files.items():
         check_size(directory / name, file.bytes)
     return meta
-
-
-def verify(meta: CollectionMeta) -> None:
-    """Compare every file's SHA-256; raises DataError naming the first that has changed."""
-    for name, file in meta.files.items():
-        path = meta.directory / name
-        check_size(path, file.bytes)
-        if file_facts(path) != file:
-            raise damaged(path, "has changed since it was written")
 
 
 def damaged(path: Path, message: str) -> DataError:

@@ -218,7 +218,7 @@ def _theirs(
 def _signature(made: Callable[..., Any]) -> str:
     try:
         return str(inspect.signature(made))
-    except (TypeError, ValueError):
+    except Exception:  # of a default's repr, too
         return "not known"
 
 

@@ -70,10 +70,16 @@ def map_rows(
     if width * (rows + spare) == 0:
         return torch.empty(shape, dtype=dtype)
     begin, size = array.offset + first * width, rows * width
-    if begin + size > array.bytes:
-        raise _cut_short(file)
     total = size + spare * width
-    memory = _copy(file, begin, size, total) if resident else _map(file, begin, size, total, keep)
+    try:
+        if begin + size > file.stat().st_size:
+            raise _not_whole(file, "is cut short")
+        if resident:
+            memory = _copy(file, begin, size, total)
+        else:
+            memory = _map(file, begin, size, total, keep)
+    except OSError as error:
+        raise _not_whole(file, f"cannot be read: {error.strerror or error}") from error
     return torch.from_numpy(np.frombuffer(memory, array.stored).reshape(shape)).view(dtype)
 
 
@@ -130,13 +136,13 @@ def _copy(file: Path, begin: int, size: int, total: int) -> Any:
         while at < size:
             read = stream.readinto(rows[at : min(size, at + _CHUNK)].data)
             if not read:
-                raise _cut_short(file)
+                raise _not_whole(file, "is cut short")
             at += read
     return rows
 
 
-def _cut_short(file: Path) -> DataError:
-    return DataError("is cut short", where=str(file), remedy="delete it: it is made again")
+def _not_whole(file: Path, what: str) -> DataError:
+    return DataError(what, where=str(file), remedy="delete it: it is made again")
 
 
 def large_pages() -> bool:

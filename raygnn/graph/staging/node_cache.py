@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, element_bytes
-from raygnn.util.files import new_directory, publish, remove, storage_errors, sync_file
+from raygnn.util.files import new_directory, publish, remove, sync_file
 from raygnn.util.locks import try_flock, try_lock
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ _ENTRY = re.compile(r"[a-z]+-\d+-\d+-[0-9a-f]{32}")
 _TEMPORARY = re.compile(rf"\.({_ENTRY.pattern})\.tmp-.*")
 _POLL = 0.05  # seconds between looks whether another worker has finished
 _GB = 10**9
-_INSTEAD = "set staging.path to a larger disk of this node"
 _LARGEST = 64 * 2**20  # bytes of what is said about arrays
 # nothing but a file of the entry's own: a link could lead anywhere, a FIFO is waited for
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -219,7 +218,7 @@ class Stage:
         facts = {"version": VERSION, "what": kind, "span": list(span), **made_from}
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         path = self.root / f"{kind}-{span[0]}-{span[1]}-{digest[:32]}"
-        with storage_errors(self.root, DataError, _INSTEAD):
+        with self._storage_errors():
             self._prepare()
             entry = _open_entry(path)
             if isinstance(entry, Entry):
@@ -315,6 +314,21 @@ class Stage:
                     return False
             self._remove(path)
         return True
+
+    @contextlib.contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        """Turn errors of the file system into ours."""
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            raise DataError(
+                f"staging.path cannot be written: {error.strerror or error}",
+                where=str(self.root),
+                remedy="free some space there, or set staging.path to a larger disk of this node"
+                if full
+                else "make it writable, or set staging.path to a directory on a disk of this node",
+            ) from error
 
 
 class _Busy(DataError):

@@ -203,7 +203,7 @@ class EdgePlane(PartitionPlane):
         assert isinstance(model, EdgeModel)
         ntype = pick_ntype(request.ntype, self.ntypes)
         rows = self.inference.represent(model.encoder, [ntype])[ntype]
-        yield from embedded_nodes(self.job, self.shard, rows, ntype)
+        yield from embedded_nodes(self.job, request, self.shard, rows, ntype)
 
     def predict(self, task: Task, request: Request) -> Iterator[EdgePredictions]:
         """See `Plane`."""

@@ -112,7 +112,7 @@ class MultitaskPlane(PartitionPlane):
         assert isinstance(task.model, MultitaskModel)
         ntype = pick_ntype(request.ntype, self.ntypes)
         rows = self.inference.represent(task.model.encoder, [ntype])[ntype]
-        yield from embedded_nodes(self.job, self.shard, rows, ntype)
+        yield from embedded_nodes(self.job, request, self.shard, rows, ntype)
 
     def count(self, split: str) -> int:
         """See `Plane`: of all tasks, or of the one that is asked about."""

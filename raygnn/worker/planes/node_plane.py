@@ -88,7 +88,7 @@ class NodePlane(PartitionPlane):
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
         ntype, splits, fanouts = self.ntype, node_splits(self.shard, self.ntype), None
-        chosen = chosen_nodes(self.job, self.shard, ntype)
+        chosen = chosen_nodes(self.job, request, self.shard, ntype)
         if not self.control.max(len(chosen)):
             return
         original, ids = self.shard.original[ntype], chosen + self.shard.first(ntype)
@@ -126,7 +126,7 @@ class NodePlane(PartitionPlane):
             rows = self.inference.hidden(model, ntype)
         else:
             rows = self.inference.represent(model, [ntype])[ntype]
-        yield from embedded_nodes(self.job, self.shard, rows, ntype)
+        yield from embedded_nodes(self.job, request, self.shard, rows, ntype)
 
     @cached_property
     def labels(self) -> Tensor:

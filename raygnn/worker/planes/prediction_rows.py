@@ -24,7 +24,7 @@ from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.staging.shard import Shard
 from raygnn.util.files import replacing, storage_errors
-from raygnn.worker.job import SPLITS, Job
+from raygnn.worker.job import SPLITS, Job, Request
 
 NO_SPLIT = -1
 
@@ -193,14 +193,12 @@ def node_splits(shard: Shard, ntype: str) -> np.ndarray:
     return codes
 
 
-def chosen_nodes(job: Job, shard: Shard, ntype: str) -> np.ndarray:
+def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.ndarray:
     """Positions of the owned nodes that are asked for, ascending by their original ids.
 
     Raises:
         InputError: a wanted node is not there.
     """
-    request = job.request
-    assert request is not None
     own = np.arange(shard.owned(ntype))
     if request.split != "all":
         own = own[node_splits(shard, ntype) == SPLITS.index(request.split)]
@@ -213,9 +211,11 @@ def chosen_nodes(job: Job, shard: Shard, ntype: str) -> np.ndarray:
     return own[np.argsort(original[own])]
 
 
-def embedded_nodes(job: Job, shard: Shard, rows: Tensor, ntype: str) -> Iterator[Embedded]:
+def embedded_nodes(
+    job: Job, request: Request, shard: Shard, rows: Tensor, ntype: str
+) -> Iterator[Embedded]:
     """The rows that are asked for of those of all owned nodes."""
-    chosen, splits = chosen_nodes(job, shard, ntype), node_splits(shard, ntype)
+    chosen, splits = chosen_nodes(job, request, shard, ntype), node_splits(shard, ntype)
     size = chunk_rows(rows.shape[1])
     for start in range(0, len(chosen), size):
         some = chosen[start : start + size]
