@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -145,7 +146,8 @@ class _Process:
             answer: tuple[bool, Any] = pickle.loads(self._pipe.recv_bytes())
             return answer
         except (EOFError, ConnectionError):
-            return False, "a rank died without a word"
+            self._process.join(5)
+            return False, f"a rank died without a word, exit code {self._process.exitcode}"
 
     def close(self) -> None:
         self._pipe.close()
@@ -181,6 +183,7 @@ def _pickled(value: Any) -> bytes | None:
 
 def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
     gc.freeze()  # see above
+    faulthandler.enable()  # where the test's output goes
     for other in others:
         other.close()
     call: bytes | None = b""
