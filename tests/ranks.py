@@ -183,7 +183,7 @@ def _pickled(value: Any) -> bytes | None:
 
 def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
     gc.freeze()  # see above
-    faulthandler.enable()  # where the test's output goes
+    faulthandler.enable(2)  # where the output of the test goes
     for other in others:
         other.close()
     call: bytes | None = b""

@@ -325,7 +325,7 @@ def test_a_disk_that_is_full_for_a_while(
         assert new.to_dict() == old.to_dict()
         assert run.summary["metrics"] == whole.summary["metrics"]
         counts = run.summary["checkpoints"]
-        assert 3 <= counts["failed"] <= 5
+        assert 3 <= counts["failed"] <= 6  # step 3's may be under way when the disk is filled
         assert counts["failed"] + counts["saved"] == 12
         steps = {int(p.name[-2:]) for p in run.path.glob("checkpoints/step-*")}
         assert {1, 2, 12} <= steps
