@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import psutil
+
 from raygnn import compat
 from raygnn.config.schema import Config
 from raygnn.driver.launch import CONTROLLER
@@ -176,10 +178,9 @@ def _stillborn(logs: Path) -> int:
 
 def _runs(pid: str) -> bool:
     try:
-        stat = Path("/proc", pid, "stat").read_text(errors="replace")
-    except OSError:
+        return psutil.Process(int(pid)).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def _end_of(path: Path) -> str:

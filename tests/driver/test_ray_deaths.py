@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,10 @@ import pytest
 import yaml
 
 import raygnn
+from raygnn import compat
+from raygnn.config.load import load_config
 from raygnn.driver import ray_cluster
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.runs.run import Run
 from raygnn.worker.job import attempts
 from tests.commands import ROOT, Command
@@ -216,3 +221,30 @@ def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (after(5), after(15), after(4)) == (None, None, None)
     assert "the head node's GCS at" in str(after(2))
     raylet.close()
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_stop_while_the_rest_of_ray_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has longer than a Ray that does not run yet; what fails meanwhile is nobody's concern."""
+    comes = threading.Event()
+
+    def fail_late() -> None:
+        comes.set()
+        time.sleep(4)
+        raise RuntimeError("the coordinator's process was ended")
+
+    place = tempfile.mkdtemp(prefix="t-")  # short: sockets are in it
+    monkeypatch.setattr(tempfile, "tempdir", place)
+    monkeypatch.setattr(ray_cluster, "_LEAVE", 1.0)
+    monkeypatch.setattr(compat, "start_coordinator", fail_late)
+    messages: list[str] = []
+    with RayCluster(load_config(job(tmp_path)), tell=messages.append) as cluster:
+        cluster.start()
+        assert comes.wait(120)
+        processes = ray_cluster.processes_of(str(next(Path(place).iterdir())))
+        assert processes
+    assert messages == []  # none of a Ray that was just starting
+    assert not [process for process in processes if process.is_running()]
+    os.rmdir(place)  # it is empty

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from raygnn.config.load import load_config
 from raygnn.driver import ray_cluster
-from raygnn.driver import ray_cluster as cluster_module
 from raygnn.driver import startup as module
 from raygnn.driver.launch import explain
 from raygnn.driver.ray_cluster import RayCluster
@@ -233,7 +232,7 @@ def test_directories_of_commands_that_were_killed_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    mine, owned = cluster_module._own_directory()
+    mine, owned = ray_cluster._own_directory()
     stale, other = tmp_path / "raygnn-stale", tmp_path / "raygnn-0"
     for directory in (stale, other):
         (directory / "logs").mkdir(parents=True)
@@ -245,14 +244,14 @@ def test_directories_of_commands_that_were_killed_go(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / ".owner").touch()
     leads.symlink_to(tmp_path / "elsewhere")
-    cluster_module._sweep()
+    ray_cluster._sweep()
     assert (tmp_path / "elsewhere" / ".owner").exists()
     shutil.rmtree(waits)
     leads.unlink()
     shutil.rmtree(tmp_path / "elsewhere")
     assert sorted(tmp_path.iterdir()) == sorted([Path(mine), other])
     owned.close()
-    cluster_module._sweep()
+    ray_cluster._sweep()
     assert list(tmp_path.iterdir()) == [other]
 
 
