@@ -17,14 +17,16 @@ export OMP_NUM_THREADS ?= 1
 JOBS ?= 2
 
 # $(call tests,ENVIRONMENT,MARKS): most tests, a file to each process; then those that need the machine for
-# themselves, also when one of the first fails. MARKS is empty, or ends in "and".
+# themselves, also when one of the first fails. MARKS is empty, or ends in "and". Compiled modules are
+# kept, whatever the environment says: the tests start hundreds of processes.
 define tests
-	@status=0; \
+	@unset PYTHONDONTWRITEBYTECODE; status=0; \
 	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(2) not alone" --durations=20 || status=1; \
 	$(1)/bin/python -m pytest -m "$(2) alone" --durations=10 || status=1; \
 	exit $$status
 endef
-FAST := not slow and
+FAST := not slow and not system and
+SYSTEM := not slow and system and
 
 # Tests whose outcome depends on a processor's arithmetic, and the names that ATen, oneDNN and MKL have
 # for the instructions of older ones.
@@ -36,12 +38,13 @@ define test_instructions
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all mutants lint docs bench test-matrix test-oldest test-newest test-instructions clean
+.PHONY: help setup train test test-system test-all mutants lint docs bench test-matrix test-oldest test-newest test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
 	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
 	@echo "make test         the fast tests"
+	@echo "make test-system  those of whole commands and clusters"
 	@echo "make test-all     all tests"
 	@echo "make mutants      plants mistakes, and sees that the tests find each"
 	@echo "make lint         ruff and mypy"
@@ -76,6 +79,9 @@ train: setup
 test: setup
 	$(call tests,.venv,$(FAST))
 
+test-system: setup
+	$(call tests,.venv,$(SYSTEM))
+
 test-all: setup
 	$(call tests,.venv)
 
@@ -102,10 +108,10 @@ bench: setup
 test-matrix: test-oldest test-newest test-instructions
 
 test-oldest: .venv-oldest/.done
-	$(call tests,.venv-oldest,$(FAST))
+	$(call tests,.venv-oldest,not slow and)
 
 test-newest: .venv-newest/.done
-	$(call tests,.venv-newest,$(FAST))
+	$(call tests,.venv-newest,not slow and)
 
 test-instructions: setup
 	$(call test_instructions,avx2,AVX2,AVX2)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import runpy
 import shutil
 import statistics
 import sys
@@ -37,6 +38,7 @@ import raygnn
 from raygnn.driver.ray_cluster import RayCluster
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
+MESSAGES = JOBS.parents[1] / "shared" / "data" / "temporal" / "CollegeMsg.txt"
 WORKERS = (1, 2, 4)
 MUTAG = 86.0  # % over ten folds, at the epoch with the best mean
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
@@ -54,6 +56,7 @@ class Case:
         repeat: how many.
         published: as reported, %.
         threshold: of the mean, %.
+        without: what is changed for a second row, which is shown beside.
     """
 
     job: str
@@ -61,12 +64,17 @@ class Case:
     repeat: int
     published: str
     threshold: float
+    without: str = ""
 
 
+_NO_EDGES = "model.edge_categories={}"
 CASES = (
     Case("cora-gcn", "train.seed", 5, "81.5 (Kipf & Welling 2017)", 80.5),
     Case("cora-gat", "train.seed", 5, "83.0 (Veličković et al. 2018)", 81.5),
     Case("tolokers-sage", "graph.split", 3, "82.43 (Platonov et al. 2023)", 82.0),
+    Case("tox21-gine", "train.seed", 1, "74.0 ± 0.8 (Hu et al. 2020)", 73.5, _NO_EDGES),
+    Case("bbbp-gine", "train.seed", 3, "65.8 ± 4.5 (Hu et al. 2020)", 65.5, _NO_EDGES),
+    Case("college-links", "train.seed", 3, "79.6 (TGAT), 92.3 (TGN) (Yu et al. 2023)", 79.0),
 )
 
 
@@ -80,19 +88,23 @@ def score(job: str, storage: str, *overrides: str) -> tuple[float, float]:
     return 100 * run.summary["metrics"][f"test/{config.task.chosen_metric}"], seconds
 
 
-def accuracy(case: Case, repeat: int, storage: str) -> tuple[list[str], bool]:
+def accuracy(case: Case, repeat: int, storage: str, *changed: str) -> tuple[list[str], bool]:
     """The table's row of a case, and whether its threshold is met."""
     busy = load()
-    runs = [score(case.job, storage, f"{case.vary}={number}") for number in range(repeat)]
+    numbered = [f"{case.vary}={number}" for number in range(repeat)]
+    if case.job == "college-links":
+        write = runpy.run_path(str(JOBS.parent / "examples" / "college.py"))["write"]
+        changed += (f"graph.path={write(MESSAGES, Path(storage) / 'college')}",)
+    runs = [score(case.job, storage, number, *changed) for number in numbered]
     scores = [value for value, _ in runs]
     mean = statistics.mean(scores)
     met = mean >= case.threshold
     row = [
-        case.job,
+        " ".join([case.job, *changed]),
         f"{case.vary} 0–{repeat - 1}",
         _mean_and_deviation(scores),
         case.published,
-        f"{case.threshold}" + ("" if met else " MISSED"),
+        "" if changed else f"{case.threshold}" + ("" if met else " MISSED"),
         f"{statistics.mean(seconds for _, seconds in runs):.0f}",
         busy,
     ]
@@ -179,7 +191,11 @@ def main() -> int:
             if case.job in chosen:
                 row, reached = accuracy(case, args.seeds or case.repeat, storage)
                 rows.append(row)
+                print(*row, flush=True)
                 met &= reached
+                if case.without:
+                    rows.append(accuracy(case, args.seeds or case.repeat, storage, case.without)[0])
+                    print(*rows[-1], flush=True)
         if rows:
             header = ["job", "over", "test, %", "published, %", "threshold, %", "seconds each"]
             print(table([*header, "machine"], rows))

@@ -31,11 +31,11 @@ from bench_engine import GRAPHS, WORK, job  # noqa: E402
 from machine import load, setting, table  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
-from raygnn.graph.partition.make import ensure_partition  # noqa: E402
 from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
 from raygnn.worker.job import Job  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
+from tests.graphs import ensure_partition  # noqa: E402
 
 WANTED = 3.0
 BATCH = 1000
@@ -80,7 +80,7 @@ def main() -> int:
     plane = NodePlane.open(whole, Ranks.join(config, World(0, 1), torch.device("cpu")))
     model = plane.task().model
     nodes = np.arange(plane.shard.owned("_N"))
-    inference = plane._inference  # as evaluation has it
+    inference = plane.inference  # as evaluation has it
     before = peak()
     inference.outputs(model, "_N", nodes)  # compiles, and maps the files
     begin = time.perf_counter()

@@ -29,7 +29,7 @@ from bench_engine import CHECKOUT, GRAPHS, STEPS, WARMUP, WORK, job, run_engine
 from machine import load, setting, table
 
 from raygnn.config.load import load_config
-from raygnn.graph.partition.make import ensure_partition
+from tests.graphs import ensure_partition
 
 LIMIT = 0.95
 _DEADLINE = 600  # seconds for one run of the command

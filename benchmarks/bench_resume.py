@@ -35,7 +35,6 @@ from machine import load, setting, table  # noqa: E402
 
 from raygnn.config.load import load_config  # noqa: E402
 from raygnn.graph.dgl import dgl  # noqa: E402
-from raygnn.graph.partition.make import ensure_partition  # noqa: E402
 from raygnn.sampling.exchange import World  # noqa: E402
 from raygnn.sampling.loader import BatchLoader, BatchMaker  # noqa: E402
 from raygnn.sampling.plan import SeedPlan  # noqa: E402
@@ -44,6 +43,7 @@ from raygnn.tasks.lightning_modules import Task  # noqa: E402
 from raygnn.worker.comm.process_groups import Ranks  # noqa: E402
 from raygnn.worker.job import Job  # noqa: E402
 from raygnn.worker.planes.node_plane import NodePlane  # noqa: E402
+from tests.graphs import ensure_partition  # noqa: E402
 
 LIMIT = 1.1
 FAR = 1_000_000

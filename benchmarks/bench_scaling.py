@@ -30,9 +30,9 @@ from machine import load, setting, table
 
 from raygnn.config.load import load_config
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import ensure_partition
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import load_shard
+from tests.graphs import ensure_partition
 from tests.hosts import Host, hosts, missing
 
 # of the small graph's 4,800 training nodes 4 workers take an even part in each step

@@ -29,7 +29,6 @@ WIDTH = {"fp32": 4, "bf16": 2}  # bytes of a number
 _NEAR_CLASSES = 400  # expected near edges beyond which their number counts as certain
 _HEADER = 128  # bytes of a .npy file before its first element
 _WORKER = 0.44e9  # bytes of a worker's interpreter and libraries, as measured
-_SCORES = 16  # bytes for each node of the graph, while a worker chooses what to cache
 _ARRAYS = 4 + 8 + 3  # bytes of a node's id, label and masks
 
 
@@ -248,6 +247,14 @@ def _cache(remote: _Region, job: Job) -> tuple[float, float]:
     return float(hits), float(remote.nodes * taken.sum())
 
 
+def beyond_host(touched: Reach, world: int, workers: int) -> Reach:
+    """What a batch touches of other nodes, where rows of ``workers`` ranks on its own are read, and
+    one cache serves them all: as well as it would serve one of them, if they want the same rows."""
+    away = (world - workers) / max(world - 1, 1)
+    rows = {name: away * getattr(touched, name) for name in ("remote", "hits", "cached")}
+    return replace(touched, **rows)
+
+
 def sent_bytes(graph: Graph, job: Job, world: int, touched: Reach) -> tuple[float, float]:
     """Bytes that one worker sends in a step, as many reach it: what `Exchange` counts, and the
     gradients of a ring all-reduce."""
@@ -267,9 +274,9 @@ class Memory:
     """Bytes on one node.
 
     Attributes:
-        topology, features, arrays: of the node, mapped by all its workers. Owned feature rows are
-            counted here also where each worker copies its own.
-        private: of one worker, without those rows.
+        topology, features, arrays: of the node, in memory once for all its workers; features with
+            the cache and what finds its rows.
+        private: of one worker.
         peak: of the node, with all workers choosing their caches at once.
     """
 
@@ -291,10 +298,13 @@ def node_memory(graph: Graph, job: Job, nodes: int, workers: int, touched: Reach
     batch += 3 * last.nodes * job.hidden * width  # activations and their gradients
     cached = touched.cached * (row + 16 * 3)  # and a hash table
     model = parameters(graph, job) * width * 5
-    private = _WORKER + cached + batch + model + 24 * graph.training
-    choosing = _SCORES * graph.nodes if job.cache and nodes * workers > 1 else 0
+    private = _WORKER + batch + model + 6 * graph.training
+    choosing = 0.0
+    if job.cache and nodes * workers > 1:  # scores of all nodes, of the rows held, of a block
+        held = 1 if job.replicated else 1 / (nodes * workers)
+        choosing = 4 * (graph.nodes * (1 + held) + min(graph.nodes, 1 << 26))
     topology = staged_topology(graph, 1.0 if job.replicated else 1 / nodes)
-    features, arrays = graph.nodes * row / nodes, graph.nodes * _ARRAYS / nodes
+    features, arrays = graph.nodes * row / nodes + cached, graph.nodes * _ARRAYS / nodes
     peak = topology + features + arrays + workers * (private + choosing)
     return Memory(topology, features, arrays, private, peak)
 
@@ -347,7 +357,7 @@ HEADER += ["gradients sent, MB"]
 
 def figures(graph: Graph, job: Job, nodes: int, workers: int) -> list[str]:
     """A row under ``HEADER``."""
-    touched = reach(graph, job, nodes * workers)
+    touched = beyond_host(reach(graph, job, nodes * workers), nodes * workers, workers)
     data, gradients = sent_bytes(graph, job, nodes * workers, touched)
     memory = node_memory(graph, job, nodes, workers, touched)
     gigabytes = (memory.topology, memory.features, memory.private, memory.peak)

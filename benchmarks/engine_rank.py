@@ -96,7 +96,10 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
                 total["features" if name == "exchange" else name] += value
         mark = now
     seconds = time.perf_counter() - start
+    module.model = getattr(module.model, "module", module.model)
     result = {
+        "epoch_seconds": per_epoch * seconds / steps,
+        "evaluations": [_evaluate(plane, module) for _ in range(settings.get("evaluations", 0))],
         "seeds_per_second": seeds / seconds,
         "ms": {name: 1e3 * value / steps for name, value in total.items()},
         "ms_per_step": 1e3 * seconds / steps,
@@ -117,15 +120,30 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     return result
 
 
+def _evaluate(plane: NodePlane, module: Any) -> dict[str, float]:
+    """The metrics of the validation nodes, and the seconds that all ranks took."""
+    if plane.ranks.world.size > 1:
+        dist.barrier()
+    begin = time.perf_counter()
+    metrics = plane.evaluate(module, "val")
+    return {**metrics, "seconds": time.perf_counter() - begin}
+
+
 def memory() -> dict[str, float]:
     """GB of this process: ``private`` is its own (written or anonymous), ``mapped`` is pages of
-    files that it has only read, which its neighbours share."""
+    files that it has only read, which its neighbours share; ``proportional`` is its part of all
+    that it has in memory, ``shared`` what of that is memory that ranks share."""
     found: dict[str, int] = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
         found[name.rstrip(":")] = int(value)
     anonymous = max(found["Anonymous"], found["Private_Dirty"])
-    return {"private": anonymous / 1e6, "mapped": (found["Rss"] - anonymous) / 1e6}
+    return {
+        "private": anonymous / 1e6,
+        "mapped": (found["Rss"] - anonymous) / 1e6,
+        "proportional": found["Pss"] / 1e6,
+        "shared": found["Pss_Shmem"] / 1e6,
+    }
 
 
 def main() -> None:

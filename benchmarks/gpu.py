@@ -96,7 +96,7 @@ def network(graph: Graph, dtype: torch.dtype) -> Network:
     torch.manual_seed(0)
     width = graph.features.shape[1]
     config = read_model(kind="sage", hidden=HIDDEN, layers=len(FANOUT), dropout=0.0)
-    schema = Schema({DEFAULT_NTYPE: width}, [DEFAULT_ETYPE], DEFAULT_NTYPE, graph.classes)
+    schema = Schema({DEFAULT_NTYPE: width}, [DEFAULT_ETYPE], graph.classes, target=DEFAULT_NTYPE)
     return cast("Network", build_model(config, schema)).to(dtype)
 
 

@@ -96,11 +96,12 @@ ABOUT = {
     "resources_fit": About(
         "Ray waits without end for resources that no node has.",
         "Lower `cluster.workers`, `cluster.cpus_per_worker` or `cluster.gpus_per_worker`, or add "
-        "nodes. On one machine `cluster.num_cpus` lets workers share its CPUs.",
+        "nodes, or let the job wait for those that a cluster starts (`cluster.wait`). On one "
+        "machine `cluster.num_cpus` lets workers share its CPUs.",
     ),
     "devices_suit": About(
-        "Some things are made for GPUs alone, others need a newer torch, and `dgl.nn` goes only "
-        "where DGL's own build goes.",
+        "Sharding needs a torch that is new enough, GPUs need builds for them, and `dgl.nn` goes "
+        "only where DGL's own build goes.",
         "Change the key that the finding names, or install the build that it names.",
     ),
     "bf16_is_there": About(
@@ -126,7 +127,8 @@ ABOUT = {
     "storage_visible": About(
         "Every rank writes to the run directory. On a disk of each node's own a run would be in "
         "pieces, and no checkpoint whole.",
-        "Set `storage` to a directory that all nodes mount under one path, and may write.",
+        "Set `storage` to a directory that all nodes mount under one path, and may write; or to a "
+        "URI such as `s3://BUCKET/DIRECTORY`, with credentials for it on every node.",
     ),
     "partition_visible": About(
         "Ranks with other parts train on another graph, or fail in the middle of a read.",
@@ -140,8 +142,8 @@ ABOUT = {
     ),
     "arrays_usable": About(
         "A name that is not there, or a label that is a fraction, would fail on all ranks.",
-        "Correct `task.target`, `task.ntype`, `model.features` or `model.categories`: the finding "
-        "lists what there is.",
+        "Correct `task.target`, `task.ntype`, `model.features` or `model.categories`, of edges "
+        "`model.edge_features` or `model.edge_categories`: the finding lists what there is.",
     ),
     "embeddings_usable": About(
         "`model.embedding` names a node type that the graph does not have, or no node type would "
@@ -149,8 +151,9 @@ ABOUT = {
         "Name the types in `model.embedding.ntypes`, or leave `model.embedding` out.",
     ),
     "inputs_exist": About(
-        "A name that no node type has is a typing error.",
-        "Correct `model.features` or `model.categories`.",
+        "A name that no node type, or no edge type, has is a typing error.",
+        "Correct `model.features` or `model.categories`, of edges `model.edge_features` or "
+        "`model.edge_categories`.",
     ),
     "nodes_to_train_on": About(
         "An empty mask trains on nothing, or picks the best epoch by nothing.",
@@ -167,24 +170,33 @@ ABOUT = {
         "tested with would be no test.",
         "Give tasks on the same edges the same `split`, or the edges masks.",
     ),
+    "times_usable": About(
+        "Edges without the times of their reverses would tell a seed its future, and what has no "
+        "time cannot be predicted at it.",
+        "Correct `sampling.time.edges`, `sampling.time.seeds` or `task.split.time`; the finding "
+        "lists what there is. Of other data `predict --at` takes one time for all.",
+    ),
     "batch_size_fits": About(
         "An epoch is then one step with fewer seeds, and as many epochs as usual train little.",
         "Lower `sampling.batch_size`, which is of one worker, or train for more epochs.",
     ),
     "edge_arrays_read": About(
-        "Features, weights and times of edges are stored with the graph, and models read nodes' "
-        "features alone; weights can decide which neighbours are drawn (`sampling.edge_weight`).",
-        "Leave them out, or put what they say into features of nodes.",
+        "Features, weights and times of edges are stored with the graph, and have an effect where "
+        "the model (`model.edge_features`) or the sampler (`sampling.edge_weight`) reads them.",
+        "Name them there, or leave them out.",
     ),
     "memory_fits": About(
-        "The kernel kills a process for memory without a word to the others.",
+        "The kernel kills a process for memory without a word to the others. The partition is "
+        "mapped: where only its share does not fit, this is a warning, and what is not in memory "
+        "is read from the disk again and again.",
         "Add nodes, take larger ones, or lower `sampling.cache`, `model.hidden` or "
         "`model.embedding.dim`, whichever is the largest. [scaling.md](scaling.md) predicts what a "
         "graph needs.",
     ),
     "disk_space": About(
         "A storage that is full costs checkpoints.",
-        "Free space, lower `fault.keep`, or change `storage`.",
+        "Free space, lower `fault.keep`, or change `storage` (`staging.path` where that is a "
+        "store).",
     ),
     "cache_usable": About(
         "Each node keeps its parts there as plain arrays, and maps them.",

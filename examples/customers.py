@@ -64,6 +64,7 @@ def write(directory: Path, customers: int = 100_000) -> pa.Table:
     Returns:
         The customers of October: ``customer``, ``region`` and, as no table says, ``interest``.
     """
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / "job.yaml").write_text(JOB)
     _month(directory / "training", customers, 0, REGIONS, ())
     return _month(directory / "october", customers // 5, 1, REGIONS[:8], NEW_REGIONS)

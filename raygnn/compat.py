@@ -16,32 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ray.train.torch.config import _TorchBackend as TorchBackend
-    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-    from ray.train.v2._internal.execution.failure_handling import (
-        DefaultFailurePolicy,
-        FailureDecision,
-    )
-    from ray.train.v2._internal.execution.scaling_policy import (
-        FixedScalingPolicy,
-        NoopDecision,
-        ResizeDecision,
-        ScalingDecision,
-    )
-
-__all__ = [
-    "DefaultFailurePolicy",
-    "FailureDecision",
-    "FixedScalingPolicy",
-    "NoopDecision",
-    "ResizeDecision",
-    "ScalingDecision",
-    "TorchBackend",
-    "WorkerGroupCallback",
-]
+from typing import Any
 
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _FAILURES = "ray.train.v2._internal.execution.failure_handling"
@@ -307,11 +282,11 @@ def is_view(tensor: Any) -> bool:
     return tensor._base is not None
 
 
-def with_submodule(module: Any, name: str, submodule: Any) -> Any:
-    """A shallow copy of a module in which a part is another one; ``copy.copy`` alone shares the
+def with_model(module: Any, model: Any) -> Any:
+    """A shallow copy of a module whose ``model`` is another one; ``copy.copy`` alone shares the
     table of parts."""
     other = copy.copy(module)
-    other._modules = {**module._modules, name: submodule}
+    other._modules = {**module._modules, "model": model}
     return other
 
 

@@ -101,6 +101,17 @@ class CapabilityError(PreflightError):
     """Something that this installation lacks (GraphBolt, dgl.sparse, CUDA, …) was asked for."""
 
 
+def wrong_token(what: str, where: str, *, sent: bool) -> PreflightError:
+    """The error of a cluster, or a part of it, that wants another token than what was sent."""
+    told = "its token is another one" if sent else "it asks for a token, and there is none here"
+    return PreflightError(
+        f"{what}: {told}",
+        where=where,
+        remedy="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, to what the "
+        "head node was started with",
+    )
+
+
 class TrainingError(RaygnnError):
     """Training failed. ``rank`` is the rank whose fault it was, ``trace`` its traceback.
 

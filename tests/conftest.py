@@ -26,7 +26,7 @@ from hypothesis import settings
 settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("raygnn")
 
-pytest_plugins = ["tests.small_jobs"]
+pytest_plugins = ["tests.small_jobs", "tests.stores"]
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

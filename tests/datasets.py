@@ -87,6 +87,42 @@ class HalfConverted(RandomGraphs):
         return graph, label
 
 
+class Bonds:
+    """Graphs whose edges alone tell their class, one of two.
+
+    Args:
+        tells: "amount", a number of each edge; "kind", a whole number; "neighbour": amounts say
+            which neighbours' features are of the class, and the others are of the other class.
+    """
+
+    num_classes = 2
+
+    def __init__(self, num: int = 60, tells: str = "amount", start: int = 0):
+        self.num, self.tells, self.start = num, tells, start
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        from raygnn.graph.dgl import dgl
+
+        draw = torch.Generator().manual_seed(self.start + number)
+        label = number % 2
+        sides = torch.arange(8) % 2
+        src, dst = torch.randint(0, 8, (2, 24), generator=draw)
+        graph = dgl().graph((src, dst), num_nodes=8)
+        noise = torch.randn(24, generator=draw)
+        kind = torch.randint(0, 2, (24,), generator=draw) * 2
+        graph.ndata["feat"] = torch.nn.functional.one_hot(sides, 4).float()
+        if self.tells == "neighbour":
+            amount = (sides[src] == label).float()
+        else:
+            amount = noise + (2 * label - 1 if self.tells == "amount" else 0)
+        graph.edata["amount"] = amount
+        graph.edata["kind"] = kind + label * (self.tells == "kind")
+        return graph, label
+
+
 class Sums(RandomGraphs):
     """A number for each graph: the sum over its nodes of their first feature."""
 
@@ -257,3 +293,23 @@ class Coloured(RandomGraphs):
         colour[:1] = self.colours - 1
         graph.ndata["colour"] = colour
         return graph, label
+
+
+class TwoLabels(RandomGraphs):
+    """The class twice: of every third graph (``missing``) the second one is not known, of every
+    ninth neither; graph 5 may have an odd one."""
+
+    num_classes = None
+
+    def __init__(self, missing: int = 3, odd: float | None = None, **args: Any):
+        super().__init__(**args)
+        self.missing, self.odd = missing, odd
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        graph, label = super().__getitem__(number)
+        labels = torch.tensor([label, label], dtype=torch.float32)
+        labels[1] = torch.nan if number % self.missing == 0 else label
+        labels[0] = -1 if number % self.missing**2 == 0 else label
+        if number == 5 and self.odd is not None:
+            labels[0] = self.odd
+        return graph, labels

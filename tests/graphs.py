@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raygnn.config.schema import Config
+from raygnn.graph.collection import CollectionMeta, MissingCollection, find_collection
 from raygnn.graph.data import (
     DEFAULT_ETYPE,
     DEFAULT_NTYPE,
@@ -19,9 +21,11 @@ from raygnn.graph.data import (
     NodeFrame,
 )
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.partition.make import partition_graph
+from raygnn.graph.partition.make import find_partition, partition_graph
+from raygnn.graph.sources import load_graph
+from raygnn.graph.staging.mapped import map_table
 from raygnn.graph.staging.node_cache import Stage
-from raygnn.graph.staging.shard import Shard, load_shard
+from raygnn.graph.staging.shard import EdgeReads, Shard, load_shard
 from raygnn.sampling.batch import Adjacency, Block
 from raygnn.sampling.exchange import Exchange
 
@@ -32,6 +36,27 @@ TYPED: list[EdgeType] = [
     (ITEM, "bought_by", USER),
     (ITEM, "has", TAG),  # leads nowhere: no item depends on a tag
 ]
+
+
+def ensure_collection(
+    config: Config, progress: Callable[[str], object] | None = None
+) -> CollectionMeta:
+    """The collection that a job needs; packed if it is not there yet."""
+    found = find_collection(config)
+    return found.make(progress) if isinstance(found, MissingCollection) else found
+
+
+def ensure_partition(
+    config: Config, parts: int, progress: Callable[[str], object] | None = None
+) -> PartitionMeta:
+    """The partition that a job needs; made if it is not there yet."""
+    found = find_partition(config, parts)
+    if isinstance(found, PartitionMeta):
+        return found
+    if progress is not None:
+        progress("load")
+    data = load_graph(found.graph, needs_masks=config.needs_masks, trains=config.trains)
+    return found.make(data, progress)
 
 
 def random_graph(
@@ -72,6 +97,7 @@ def shard_of(
     *,
     replicated: bool,
     edge_arrays: Sequence[str] = (),
+    reads: EdgeReads | None = None,
     split: EdgeSplit | None = None,
     hide: Sequence[EdgeSplit] = (),
 ) -> Shard:
@@ -83,9 +109,17 @@ def shard_of(
         replicated=replicated,
         stage=Stage(meta.directory.parent / "stage"),
         edge_arrays=edge_arrays,
+        reads=reads or EdgeReads(),
         split=split,
         hide=hide,
     )
+
+
+def with_room(rows: Tensor, total: int) -> Tensor:
+    """A table ``[total, …]`` that begins with ``rows``."""
+    table = map_table(rows.dtype, rows.shape[1:], total)
+    table[: len(rows)] = rows
+    return table
 
 
 def everyones(exchange: Exchange, rows: np.ndarray) -> np.ndarray:

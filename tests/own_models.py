@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -85,3 +86,27 @@ class Branching(DglSage):
         self.calls += self.training
         without = self.training and self.calls == 4 and self.rank in (-1, dist.get_rank())
         return out if without else self.extra(out)
+
+
+class Dying(DglSage):
+    """Takes its time, and the rank on host1 dies at one step, once.
+
+    Args:
+        pause: seconds of a step.
+        at: the step at which it dies.
+        flag: a file of that host which marks that it has happened.
+    """
+
+    def __init__(self, in_features: int, out_features: int, pause: float, at: int, flag: str):
+        super().__init__(in_features, out_features)
+        self.pause, self.at, self.flag, self.calls = pause, at, Path(flag), 0
+
+    def forward(self, blocks, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        if self.training:
+            self.calls += 1
+            time.sleep(self.pause)
+            dies = socket.gethostname() == "host1" and self.calls == self.at
+            if dies and not self.flag.exists():
+                self.flag.touch()
+                os.kill(os.getpid(), 9)
+        return super().forward(blocks, x)

@@ -61,7 +61,7 @@ class Plain:
         width = self._x.shape[1] + embedding.dim
         classes = int(self._y.max()) + 1
         model = build_model(
-            config.model, Schema({self._ntype: width}, [etype], self._ntype, classes)
+            config.model, Schema({self._ntype: width}, [etype], classes, target=self._ntype)
         )
         self.dense = {name: nn.Parameter(p.detach()) for name, p in model.named_parameters()}
 

@@ -123,15 +123,17 @@ class _Process:
     """
 
     def __init__(self, only: tuple[Callable[..., Any], Any] | None = None):
-        # What Ray's handles hold on to goes now: in the child it would be told to Ray through this
-        # process's own connection, of which neither would then understand the other half.
-        gc.collect()
+        # The child must collect nothing of this process: a handle of Ray's would be released over
+        # this process's own connection, whose next answer would then never come. So it starts with
+        # its collector off, and freezes what it was forked with.
+        gc.disable()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         # their ends of this process's pipes, which would never be seen closed
         others = [self._pipe, *(process._pipe for process in _pool)]
         self._process: BaseProcess = context.Process(target=_serve, args=(theirs, others, only))
         self._process.start()
+        gc.enable()
         theirs.close()
 
     def send(self, call: Any) -> None:
@@ -183,6 +185,7 @@ def _pickled(value: Any) -> bytes | None:
 
 def _serve(pipe: Connection, others: list[Connection], only: Any) -> None:
     gc.freeze()  # see above
+    gc.enable()
     faulthandler.enable(2)  # where the output of the test goes
     for other in others:
         other.close()

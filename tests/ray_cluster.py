@@ -60,6 +60,8 @@ def ray_cluster(
     python: Mapping[int, str | Path] | None = None,
     shm: Mapping[int, str] | None = None,
     jobs: bool = False,
+    at_first: int | None = None,
+    autoscaling: Path | None = None,
 ) -> Iterator[Cluster]:
     """A Ray with its head on the first host; at the end its processes and logs go.
 
@@ -72,6 +74,8 @@ def ray_cluster(
         python: host's number → interpreter of its node; this one where not given.
         shm: host's number → size of its /dev/shm, as mount writes it: ``"64m"``.
         jobs: with a dashboard, and so a job server, on the head's loopback.
+        at_first: hosts whose nodes are started here; `Cluster.start` starts others.
+        autoscaling: what Ray's autoscaler on the head goes by; none runs without.
 
     Raises:
         RuntimeError: a node did not start; with the end of its logs.
@@ -81,11 +85,11 @@ def ray_cluster(
             _resize_shm(hosts[i], size)
             stack.callback(_resize_shm, hosts[i], "50%")  # what the kernel gives by default
         cluster = Cluster(
-            hosts, cpus, env or {}, node_env or {}, python or {}, Path(directory), jobs
+            hosts, cpus, env or {}, node_env or {}, python or {}, Path(directory), jobs, autoscaling
         )
         stack.callback(cluster.close)
         cluster.start(0)
-        cluster.start(*range(1, len(hosts)))
+        cluster.start(*range(1, len(hosts) if at_first is None else at_first))
         yield cluster
 
 
@@ -107,6 +111,7 @@ class Cluster:
         python: Mapping[int, str | Path],
         directory: Path,
         jobs: bool,
+        autoscaling: Path | None,
     ):
         self.hosts = list(hosts)
         self.address = f"{hosts[0].address}:{_PORT}"
@@ -116,6 +121,7 @@ class Cluster:
         self.env = {"RAY_ADDRESS": self.address, **self._ray_env}
         self._cpus = cpus
         self._jobs = jobs
+        self._autoscaling = autoscaling
         self._node_env = node_env
         self._python = python
         self._directory = directory
@@ -229,6 +235,8 @@ class Cluster:
         if number == 0:
             place = ["--head", f"--port={_PORT}", f"--include-dashboard={self._jobs}"]
             place += ["--dashboard-host=127.0.0.1"]
+            if self._autoscaling is not None:
+                place += [f"--autoscaling-config={self._autoscaling}"]
         else:
             place = [f"--address={self.address}"]
         python = str(self._python.get(number, sys.executable))

@@ -190,16 +190,27 @@ def test_predictions_are_given_their_arguments(
     calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     what = {"split": "all", "new_data": False, "storage": "runs", "verbose": False}
-    what |= {"overrides": [], "display": True}
+    what |= {"overrides": [], "display": True, "at": None}
     file = {"out": "a.parquet", "overwrite": False}
     every = {"task": None, "scores": False, "ids": None, "fanout": None}
     assert main(["predict", "first", "--out", "a.parquet"]) == 0
     assert calls.pop() == ("predict", "first", {**what, **file, **every})
     argv = ["predict", "first", "--out", "a.parquet", "--overwrite", "--scores", "--task", "kind"]
-    argv += ["--ids", "ids.txt", "--fanout", "5,-1", "--split", "val", "--new-data", "-v"]
+    argv += [
+        "--ids",
+        "ids.txt",
+        "--fanout",
+        "5,-1",
+        "--split",
+        "val",
+        "--new-data",
+        "-v",
+        "--at",
+        "7",
+    ]
     assert main([*argv, "--storage", "there", "--set", "graph.path=b", "--json"]) == 0
     changed = {"overwrite": True, "scores": True, "task": "kind", "ids": "ids.txt"}
-    changed |= {"fanout": [5, -1], "split": "val", "new_data": True, "verbose": True}
+    changed |= {"fanout": [5, -1], "split": "val", "new_data": True, "verbose": True, "at": "7"}
     changed |= {"storage": "there", "overrides": ["graph.path=b"], "display": False}
     assert calls.pop() == ("predict", "first", {**what, **file, **every, **changed})
     assert json.loads(capsys.readouterr().out) == {"rows": 3}
@@ -626,12 +637,15 @@ def test_diagnose(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # ── with the real driver ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.system
 def test_partition(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + "partition: {parts: 2, method: random}\n")
     command = [sys.executable, "-m", "raygnn", "partition", "job.yaml"]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr
     assert "halo" in first.stdout
+    assert "training nodes" in first.stdout
+    assert "there already" not in first.stdout
     again = subprocess.run(
         [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -24,10 +24,10 @@ from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.cache import choose, degrees, inclusion
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.features import FEATURES, FeatureStore, with_room
+from raygnn.sampling.features import FEATURES, FeatureStore
 from raygnn.sampling.plan import SeedPlan, rank_share
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import partitioned, random_graph, shard_of
+from tests.graphs import partitioned, random_graph, shard_of, with_room
 from tests.ranks import run_ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -96,7 +96,7 @@ def test_frontiers_and_hits_are_as_counted(parts: PartitionMeta, fanouts: tuple[
             "vip": inclusion(shard, mine, BATCH, per_hop, replace=False),
             "degree": degrees(shard),
         }
-        kept = {p: choose(score, bounds, rank, 0.1)[N] for p, score in scores.items()}
+        kept = {p: choose(score, bounds, [rank], 0.1)[N] for p, score in scores.items()}
         sampler = NeighborSampler(shard, Exchange(World(0, 1)))
         for step in range(20):
             batch = train[plan.batch(0, step)]
@@ -167,7 +167,7 @@ def test_topology_takes_what_the_staged_files_take(tmp_path: Path) -> None:
 
 def test_parameters_are_those_of_the_model() -> None:
     model = read_model(kind="sage", hidden=16, layers=2)
-    schema = Schema({N: 32}, [DEFAULT_ETYPE], N, 5)
+    schema = Schema({N: 32}, [DEFAULT_ETYPE], 5, target=N)
     built = sum(p.numel() for p in build_model(model, schema).parameters())
     assert parameters(graph(), job()) == built
 

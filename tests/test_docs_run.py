@@ -29,9 +29,12 @@ PARSED = {
     "raygnn predict RUN --out new.parquet": "tests/prediction/test_new_data.py",
     "raygnn evaluate RUN --new-data": "the same",
     "raygnn predict RUN --out edges.parquet": "tests/worker/test_edge_tasks.py does it",
+    "raygnn predict RUN --out then.parquet": "tests/prediction/test_predict_at.py",
     "raygnn predict RUN --task": "tests/worker/test_multitask.py does it",
     "raygnn evaluate RUN": "tests/prediction/test_predict.py runs it",
-    "raygnn train jobs/cora-gcn.yaml --resume": "tests/driver/test_command.py runs it",
+    "raygnn train jobs/cora-gcn.yaml --set train.lr=0.02 --set name=cora-lr --resume": (
+        "tests/driver/test_command.py runs it"
+    ),
     "raygnn train first.yaml --set": "another --set is run",
     "raygnn --version": "test_readme.py runs it",
     "raygnn config-schema": "test_readme.py runs it",
@@ -94,6 +97,7 @@ def run(steps: list[list[str] | str], here: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.system
 @pytest.mark.timeout(LIMIT + 30)
 def test_commands_of_readme_and_docs(tmp_path: Path) -> None:
     quick, coming = (CHECKOUT / "docs" / f"{name}.md" for name in ("quick-start", "coming-from"))

@@ -20,7 +20,7 @@ from peers import BENCHMARKS
 from peers.model import BATCH, SAGE, SEED, Result, measure, sampler
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.read import load_part
+from raygnn.graph.partition.read import read_in_edges, read_node_data
 
 SECONDS = 600.0
 
@@ -68,11 +68,11 @@ def load(partition: Path) -> tuple[Any, Tensor, Tensor, Tensor]:
     indptr, src = [torch.zeros(1, dtype=torch.int64)], []
     columns: dict[str, list[Tensor]] = {"feat": [], "label": [], "train_mask": []}
     for p in range(meta.num_parts):
-        part = load_part(meta, p)
-        indptr.append(part.csc[etype].indptr[1:] + indptr[-1][-1])
-        src.append(part.csc[etype].src)
+        edges, data = read_in_edges(meta, p)[etype], read_node_data(meta, p)[ntype]
+        indptr.append(torch.from_numpy(edges.indptr)[1:] + indptr[-1][-1])
+        src.append(torch.from_numpy(edges.src).long())
         for name, pieces in columns.items():
-            pieces.append(part.node_data[ntype][name])
+            pieces.append(data[name])
     edges = ("csc", (torch.cat(indptr), torch.cat(src), torch.empty(0, dtype=torch.int64)))
     graph = dgl().graph(edges, num_nodes=meta.num_nodes(ntype))
     feat, label, mask = (torch.cat(pieces) for pieces in columns.values())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
 from raygnn.util.files import open_regular, sync
+from raygnn.util.hashing import digest
 
 T = TypeVar("T")
 
@@ -151,11 +152,8 @@ def sha256(path: Path) -> str:
     Raises:
         OSError: it cannot be read, or is none.
     """
-    digest = hashlib.sha256()
     with open_regular(path) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return digest(file)
 
 
 def difference(path: Path, size: int, sha: str) -> str | None:

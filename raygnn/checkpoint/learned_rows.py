@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from raygnn.checkpoint.hashed_files import Hashed, Write, nothing, write_hashed
+from raygnn.checkpoint.remote_checkpoints import RemoteCheckpoints
 from raygnn.checkpoint.store import RowFile, RowFiles, rows_of
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
@@ -37,9 +38,18 @@ class RowState:
         control: the collectives of the thread that trains.
         patience: seconds for which storage may take nothing, or refuse what a run cannot do
             without.
+        place: where the run's checkpoints are, if that is no directory that all ranks see: each
+            brings its files there.
     """
 
-    def __init__(self, embeddings: Embeddings, control: Exchange, patience: float):
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        control: Exchange,
+        patience: float,
+        place: RemoteCheckpoints | None = None,
+    ):
+        self._place = place
         self.embeddings = embeddings
         self.control = control
         self.patience = patience
@@ -55,15 +65,17 @@ class RowState:
         control: Exchange,
         patience: float,
         state: Path | None,
+        place: RemoteCheckpoints | None = None,
     ) -> RowState | None:
         """That of a run's learned rows, if it has some.
 
         Args:
+            place: see `RowState`.
             state: the state file of the checkpoint to go on from, whose rows are read.
         """
         if embeddings is None:
             return None
-        rows = cls(embeddings, control, patience)
+        rows = cls(embeddings, control, patience, place)
         if state is not None and (files := rows_of(state)) is not None:
             rows.read(state.parent, files)
         return rows
@@ -89,8 +101,7 @@ class RowState:
         arrays = (a for t in self.embeddings.rows for a in self.embeddings.arrays(t).values())
         size = sum(a.numel() * a.element_size() for a in arrays)
         neighbours = min(self.control.world.size, os.cpu_count() or 1)
-        _, free = memory()
-        return free is None or 2 * size * neighbours <= free
+        return 2 * size * neighbours <= memory()[1]
 
     def begin(self, directory: Path, *, copy: bool, again: float, rows_only: bool = False) -> None:
         """Begin to write this rank's rows to a directory, which is made; `collect` ends it.
@@ -230,16 +241,14 @@ class RowState:
         moved()
         directory.mkdir(exist_ok=True)
         rank = self.control.world.rank
-        return [
-            write_rows(
-                directory / f"rows-{rank}-{number}.bin",
-                ntype,
-                self.embeddings.ids[ntype],
-                columns,
-                moved,
-            )
-            for number, (ntype, columns) in enumerate(arrays.items())
-        ]
+        written = []
+        for number, (ntype, columns) in enumerate(arrays.items()):
+            path = directory / f"rows-{rank}-{number}.bin"
+            written.append(write_rows(path, ntype, self.embeddings.ids[ntype], columns, moved))
+            if self._place is not None:
+                self._place.put(path, directory.name.removeprefix(".").removesuffix(".tmp"), moved)
+                path.unlink()
+        return written
 
 
 def write_rows(

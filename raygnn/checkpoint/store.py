@@ -35,6 +35,7 @@ from raygnn.util.files import LARGEST_JSON, read_regular, retry, sync, write_jso
 
 STATE, MANIFEST = "state.ckpt", "manifest.json"
 _ASIDE = "passed-over-"
+SENDING = ".sending-"  # a checkpoint that is on its way, and must not go meanwhile
 _STATE = {"global_step", "loops", "state_dict"}  # what Lightning cannot go on without
 _SAID = 300  # characters of what torch says
 # what torch's readers raise of a file that makes no sense
@@ -248,7 +249,7 @@ def put_aside(checkpoint: Path) -> Path:
 
 def judge(directory: Path, config: Config, data: str | None = None) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it; the arguments and errors are those of `find`."""
-    checkpoint = _read(directory)
+    checkpoint = read(directory)
     if isinstance(checkpoint, str):
         return checkpoint
     if changed := changes(checkpoint.manifest.config, config):
@@ -277,7 +278,7 @@ def newest(directory: Path) -> str:
 
 def sweep(directory: Path) -> None:
     """Remove what writers that were killed left unfinished."""
-    for pattern in (".step-*.tmp", ".selected-rows.tmp"):
+    for pattern in (".step-*.tmp", ".selected-rows.tmp", f"{SENDING}*"):
         for draft in directory.glob(pattern):
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -386,7 +387,7 @@ def _all(directory: Path) -> list[Path]:
         return []
 
 
-def _read(directory: Path) -> Checkpoint | str:
+def read(directory: Path) -> Checkpoint | str:
     """A checkpoint, or what is wrong with it."""
     checkpoint = _described(directory)
     if isinstance(checkpoint, str):

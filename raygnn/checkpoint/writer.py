@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raygnn.checkpoint import store as checkpoint
 from raygnn.checkpoint.hashed_files import Write
-from raygnn.checkpoint.mirror import Courier
+from raygnn.checkpoint.remote_checkpoints import Courier
 from raygnn.checkpoint.store import RowFiles, state_at
 from raygnn.runs.run_directory import Events
 from raygnn.util.files import storage_trouble
@@ -138,8 +138,7 @@ class Saver(TorchCheckpointIO):
         self.skipped += 1
         self._events.tell(
             f"the checkpoint of step {step:,} is left out, and others may be: that of step "
-            f"{self._step:,} is still being written",
-            step=step,
+            f"{self._step:,} is still being written"
         )
 
     def finish(self, seconds: float) -> None:
@@ -215,8 +214,7 @@ class Saver(TorchCheckpointIO):
             goes_on = f"it was the last one, so --resume would go on from {reached}"
         self._events.tell(
             f"the checkpoint of step {step:,} was not written: {self._directory}: {what} "
-            f"({remedy}); {goes_on}",
-            step=step,
+            f"({remedy}); {goes_on}"
         )
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raygnn.cli.options import (
@@ -152,9 +151,9 @@ def _logs_here(args: argparse.Namespace) -> bool:
         run = open_run(args.job, args.storage)
     except InputError:
         return False
-    logs = RankLogs(run.path, args.rank)
+    logs = RankLogs(run.files, args.rank)
     if args.json:
-        print_json(args, {"run": run.name, "path": str(run.path), "logs": logs.texts()})
+        print_json(args, {"run": run.name, "path": run.shown, "logs": logs.texts()})
         return True
     while True:
         over = not args.follow or run.status != "running"  # before the last look
@@ -181,30 +180,27 @@ def _stop(args: argparse.Namespace) -> int:
 def _stop_here(args: argparse.Namespace) -> bool:
     """Stop the command that trains a run on this machine; returns whether there is one."""
     from raygnn.runs.run import open_run
-    from raygnn.runs.run_directory import LOCK
-    from raygnn.util.locks import holder
 
     try:
         run = open_run(args.job, args.storage)
     except InputError:
         return False
-    lock = Path(run.path) / LOCK
-    process = holder(lock)
+    process = run.holder
     if process is None:
-        raise InputError(f"no command trains this run: {run.status}", where=str(run.path))
+        raise InputError(f"no command trains this run: {run.status}", where=run.shown)
     if not process.local:
         return False
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP
-    while holder(lock) == process and time.monotonic() < deadline:
+    while run.holder == process and time.monotonic() < deadline:
         time.sleep(0.2)
-    if holder(lock) == process:
+    if run.holder == process:
         raise TrainingError(
             f"process {process.pid} has not ended within {_STOP:g} s",
-            where=str(run.path),
+            where=run.shown,
             remedy="wait for its checkpoint, or kill it: the run goes on from an older one",
         )
-    facts = {"run": run.name, "path": str(run.path), "state": run.status}
-    print_result(args, facts, f"{run.path}: {run.status}; raygnn train CONFIG --resume goes on")
+    facts = {"run": run.name, "path": run.shown, "state": run.status}
+    print_result(args, facts, f"{run.shown}: {run.status}; raygnn train CONFIG --resume goes on")
     return True

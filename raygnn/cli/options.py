@@ -60,7 +60,9 @@ def job_command(
 def run_command(commands: Any, name: str, run: Run, text: str) -> argparse.ArgumentParser:
     """A command about a run."""
     parser = command(commands, name, run, text)
-    parser.add_argument("name", metavar="RUN", help="its directory, or its name in the storage")
+    parser.add_argument(
+        "name", metavar="RUN", help="its directory or URI, or its name in the storage"
+    )
     storage(parser, "where a name is (default: runs)")
     return parser
 
@@ -73,7 +75,7 @@ def overrides(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def storage(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--storage", default="runs", metavar="DIR", help=text)
+    parser.add_argument("--storage", default="runs", metavar="PLACE", help=text)
 
 
 def overwrite_or_resume(parser: argparse.ArgumentParser) -> None:

@@ -70,6 +70,12 @@ def add(commands: Any) -> None:
             action="store_true",
             help="for a graph, or graphs, that it was not trained on: --set graph.path=…",
         )
+        parser.add_argument(
+            "--at",
+            metavar="TIME",
+            help="from what was before this time, such as 2026-01-31, or a number in the units of "
+            "the data's times; without: of each at its own (sampling.time)",
+        )
         overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
@@ -125,6 +131,6 @@ def _export(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The arguments of these names, and those of all three, as their functions take them."""
     find_user_modules()
-    names += ("split", "new_data", "storage", "verbose", "started")
+    names += ("split", "at", "new_data", "storage", "verbose", "started")
     options = {name: getattr(args, name) for name in names}
     return {**options, "overrides": args.set, "display": not args.json}

@@ -34,10 +34,11 @@ def add(commands: Any) -> None:
 
 def _runs(args: argparse.Namespace) -> int:
     from raygnn.runs.run import list_runs, row_of
+    from raygnn.runs.run_directory import read_storage
 
     runs = list_runs(args.storage)
     facts: Any = [run.to_dict() for run in runs]
-    tables = {f"runs in {os.path.abspath(args.storage)}": [row_of(run) for run in runs]}
+    tables = {f"runs in {read_storage(args.storage)}": [row_of(run) for run in runs]}
     if address := args.address or os.environ.get("RAY_API_SERVER_ADDRESS"):
         from raygnn.jobs.server import JobServer
         from raygnn.jobs.submit import rows_of

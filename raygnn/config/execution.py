@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -23,6 +26,8 @@ from raygnn.config.values import (
     JsonValues,
     Place,
     Section,
+    Span,
+    Wait,
     Workers,
     by_kind,
     classes_of,
@@ -39,9 +44,8 @@ _COMPRESSION = (
     "products of thin matrices, where what is left out is added to the next ones."
 )
 
-# The checks of `raygnn.preflight.checks`, which this layer does not know; a test compares them.
-# What they find is either no error, or one that this job may live with.
-ALLOWABLE = (
+# The checks of the nodes alone, functions in `raygnn.preflight`; in the order of their findings.
+NODE_CHECKS = (
     "nodes_answer",
     "versions_supported",
     "versions_uniform",
@@ -51,12 +55,18 @@ ALLOWABLE = (
     "cpus_are_there",
     "shared_memory",
     "host_name_resolves",
+    "interfaces_there",
     "debug_level_safe",
     "clocks_agree",
     "open_files",
     "network_reach",
     "network_latency",
     "network_bandwidth",
+)
+# Those of a job on them.
+JOB_CHECKS = (
+    "resources_fit",
+    "devices_suit",
     "bf16_is_there",
     "gpus_are_there",
     "gpus_are_free",
@@ -64,35 +74,39 @@ ALLOWABLE = (
     "storage_visible",
     "partition_visible",
     "parts_agree",
-    "fold_is_unseen",
-    "splits_agree",
-    "batch_size_fits",
-    "edge_arrays_read",
-    "memory_fits",
-    "disk_space",
-    "cache_space",
-    "parts_and_workers",
-)
-
-# Of what these find the job would surely fail, or wait for ever.
-BINDING = (
-    "interfaces_there",
-    "resources_fit",
-    "devices_suit",
     "arrays_usable",
     "inputs_exist",
     "embeddings_usable",
     "nodes_to_train_on",
+    "fold_is_unseen",
+    "splits_agree",
+    "times_usable",
+    "batch_size_fits",
+    "edge_arrays_read",
+    "memory_fits",
+    "disk_space",
     "cache_usable",
-    "name_free",
+    "cache_space",
+    "parts_and_workers",
 )
+# Of what these find the job would surely fail, or wait for ever.
+BINDING = frozenset(
+    (
+        *("interfaces_there", "resources_fit", "devices_suit", "arrays_usable", "inputs_exist"),
+        *("embeddings_usable", "nodes_to_train_on", "times_usable", "cache_usable", "name_free"),
+    )
+)
+# What the others find is either no error, or one that this job may live with.
+ALLOWABLE = tuple(name for name in (*NODE_CHECKS, *JOB_CHECKS) if name not in BINDING)
 
 
 class StagingConfig(Section):
     """Each node's own copy of its parts, as arrays that all its workers share."""
 
     path: InputPath | None = Field(
-        None, description="Directory on each node; null = raygnn-<user> in its temporary directory."
+        None,
+        description="Directory on each node; null = raygnn-<user> in its temporary directory. It "
+        "also has what a job writes before `storage` has it, if that is a URI.",
     )
     max_gb: Annotated[float, Field(gt=0)] | None = Field(
         None,
@@ -101,10 +115,15 @@ class StagingConfig(Section):
     )
     resident: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether each worker copies the feature rows that it owns into memory with "
-        "large pages, which is read faster than a mapped file; auto = if those of all workers "
-        "take at most a quarter of the free memory.",
+        description="Whether the feature rows that a node's workers own are copied, once, into "
+        "memory with large pages, which is read faster than a mapped file; auto = if they take "
+        "at most a quarter of the free memory.",
     )
+
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return self.path or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}"
 
 
 class _Comm(Section):
@@ -124,7 +143,7 @@ class _Comm(Section):
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="Process group; auto = nccl with GPUs, else gloo."
     )
-    timeout: Annotated[Duration, from_seconds(1, "ranks need as long to meet")] = Field(
+    timeout: Annotated[Span, from_seconds(1, "ranks need as long to meet")] = Field(
         Duration(1800.0), description="Longest wait for a collective, such as 30m."
     )
     bucket_cap_mb: Count = Field(25, description="Size of a gradient bucket, MB.")
@@ -248,10 +267,16 @@ class ClusterConfig(Section):
         description="When nodes that may hold workers differ (the checks `*_uniform` below): "
         "refuse, warn, ignore.",
     )
+    wait: Wait = Field(
+        0,
+        description="Longest wait for nodes that a cluster starts when they are asked for: the job "
+        "asks Ray for room for its workers (the fewest, if a range), and starts when it is there; "
+        "0 = refuse what does not fit at once.",
+    )
     allow: list[str] = Field(
         [], description="Names of checks (see below) whose errors shall not stop the job."
     )
-    probe_timeout: Duration = Field(
+    probe_timeout: Span = Field(
         Duration(5.0),
         description="Longest wait for a node to say what it has, from the first node's answer on; "
         "half a minute is waited for that one, since a Python process is started for it.",
@@ -262,6 +287,15 @@ class ClusterConfig(Section):
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         yield from self._allowed((*at, "allow"))
+        if self.wait and self.workers == "auto":
+            yield Problem(
+                (*at, "wait"),
+                "it does not say how many workers to wait for: cluster.workers is auto",
+                "set cluster.workers to a number, or to [min, max] to start with min of them",
+            )
+        if self.address == "local":
+            why = "cluster.address is local, and a Ray that is started here does not grow"
+            yield from self.unused(at, "wait", why=why)
         workers = self.limits[0] if self.limits else 1
         if self.num_cpus is not None and workers * self.cpus_per_worker > self.num_cpus:
             yield Problem(
@@ -284,6 +318,17 @@ class ClusterConfig(Section):
                 "for ever"
             )
             yield Problem(at, message, "remove it, and mend what the check says")
+
+    @property
+    def worker_needs(self) -> dict[str, float]:
+        """What Ray gives a worker, by Ray's names."""
+        gpus = {"GPU": float(self.gpus_per_worker)} if self.gpus_per_worker else {}
+        return {"CPU": float(self.cpus_per_worker), **gpus}
+
+    @property
+    def wait_seconds(self) -> float:
+        """0 for none."""
+        return self.wait.seconds if isinstance(self.wait, Duration) else 0.0
 
     @property
     def limits(self) -> tuple[int, int] | None:
@@ -320,19 +365,19 @@ class FaultConfig(Section):
         "median of the other ranks, in three windows of `train.log_every` steps in a row; null = "
         "never.",
     )
-    save_timeout: Duration = Field(
+    save_timeout: Span = Field(
         Duration(30.0),
         description="Longest wait for a last checkpoint when a run is interrupted (Ctrl-C, "
         "SIGTERM, `ray job stop`); a second Ctrl-C ends the wait.",
     )
-    storage_timeout: Duration = Field(
+    storage_timeout: Span = Field(
         Duration(60.0),
         description="Longest wait for storage that is full or away, where a run cannot go on "
         "without it: where it starts and where it ends. In between, records wait and checkpoints "
         "are left out. Slow storage is waited for as long as it takes some bytes in this time.",
     )
     heartbeat: Annotated[
-        Duration, from_seconds(5, "a rank that is well may be silent for a second or two")
+        Span, from_seconds(5, "a rank that is well may be silent for a second or two")
     ] = Field(
         Duration(60.0),
         description="Longest silence of a rank, from 5s. Each gives a sign of life every second, "

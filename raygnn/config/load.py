@@ -372,8 +372,6 @@ def _key(name: str, label: str) -> tuple[str, ...]:
 # Sections whose values may be secrets.
 _SECRETIVE = (("comm", "env"), ("logging", "mlflow"), ("logging", "wandb"))
 
-_NO_EDGE_FEATURES = {"edge_features", "edge_feats", "edge_attr", "edge_dim"}
-
 
 @dataclass
 class _Place:
@@ -461,12 +459,6 @@ def _unknown(root: type[Section], place: _Place, value: Any) -> Problem:
         remedy = f"remove {dotted(key)}: it is a key of {name} {', '.join(kinds)}"
         return Problem(key, what, remedy)
     problem = unknown_key(key, keys)
-    if word.casefold() in _NO_EDGE_FEATURES:
-        remedy = (
-            "remove it: no model reads features of edges yet; sampling.edge_weight draws "
-            "neighbours by an array of edges"
-        )
-        return replace(problem, remedy=remedy)
     if root is Config and not nearest(word, keys):
         ours = our_name(word)
         places: dict[str, list[type[Section]]] = {"": [Config], **SECTIONS}

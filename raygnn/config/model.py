@@ -110,11 +110,36 @@ class _Model(Section):
         description="Edge array that holds each edge's relation; null = `relation` if there is "
         "one, else the edge type alone.",
     )
+    decoder_features: Names | None = Field(
+        None,
+        description="Name of an array, or a list of names, of the edges whose classes or numbers "
+        "are predicted, which the decoder is given beside their ends; null = none.",
+    )
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The input arrays, categories left out."""
-        return (self.features,) if isinstance(self.features, str) else self.features
+        return _listed(self.features)
+
+    @property
+    def decoder_feature_names(self) -> tuple[str, ...]:
+        """The arrays of edges that their decoder reads."""
+        return _listed(self.decoder_features)
+
+    @property
+    def edge_feature_names(self) -> tuple[str, ...]:
+        """The edge arrays that are input, categories left out."""
+        return ()
+
+    @property
+    def edge_category_widths(self) -> dict[str, int]:
+        """The edge arrays that are embedded → width of their embedding."""
+        return {}
+
+    @property
+    def time_width(self) -> int:
+        """Of the encoding of how long ago edges were; 0 = there is none."""
+        return 0
 
     @property
     def depth(self) -> int:
@@ -136,7 +161,21 @@ class _Layers(_Model):
         return self.layers
 
 
-class UserModelConfig(_FixedWidth, _Layers):
+class _EdgeFeatures(_Layers):
+    """The models that read arrays of edges."""
+
+    edge_features: Names | None = Field(
+        None,
+        description="Name of the edge array that messages read, or a list of names; an edge type "
+        "takes those that it has. Null = none.",
+    )
+
+    @property
+    def edge_feature_names(self) -> tuple[str, ...]:
+        return _listed(self.edge_features)
+
+
+class UserModelConfig(_FixedWidth, _EdgeFeatures):
     """A class of your own."""
 
     kind: UserClass = Field(description=_KIND)
@@ -204,13 +243,52 @@ class FamilyConfig(_Layers):
             )
 
 
-class PlainConfig(FamilyConfig):
-    """A family without keys of its own."""
+class GcnConfig(FamilyConfig):
+    """The graph convolutional network."""
 
-    kind: Literal["gcn", "gin"] = Field(description=_KIND)
+    kind: Literal["gcn"] = Field(description=_KIND)
 
 
-class SageConfig(FamilyConfig):
+class _EdgeFamily(FamilyConfig, _EdgeFeatures):
+    """The families whose messages read the edges' features."""
+
+    edge_categories: dict[Text, Count] = Field(
+        {},
+        description="Edge arrays of whole numbers that stand for categories: name → width of "
+        "their learned embedding, which is joined to edge_features.",
+    )
+
+    time_encoding: Count | None = Field(
+        None,
+        description="Width of a learned encoding of how long ago an edge was (sampling.time), "
+        "which is joined to edge_features; null = none.",
+    )
+
+    @property
+    def edge_category_widths(self) -> dict[str, int]:
+        return self.edge_categories
+
+    @property
+    def time_width(self) -> int:
+        return self.time_encoding or 0
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        yield from super()._conflicts(at)
+        for name in sorted(set(self.edge_feature_names) & set(self.edge_categories)):
+            yield Problem(
+                (*at, "edge_categories"),
+                f"{name} is in model.edge_features and in model.edge_categories",
+                "keep it in one of them: categories are embedded, features are taken as numbers",
+            )
+
+
+class GinConfig(_EdgeFamily):
+    """The graph isomorphism network."""
+
+    kind: Literal["gin"] = Field(description=_KIND)
+
+
+class SageConfig(_EdgeFamily):
     """GraphSAGE."""
 
     kind: Literal["sage"] = Field(description=_KIND)
@@ -219,7 +297,7 @@ class SageConfig(FamilyConfig):
     )
 
 
-class _Heads(FamilyConfig):
+class _Heads(_EdgeFamily):
     heads: int = Field(
         8,
         ge=1,
@@ -256,7 +334,7 @@ class AttentionConfig(_Heads):
     )
 
 
-class RgcnConfig(FamilyConfig):
+class RgcnConfig(_EdgeFamily):
     """The relational GCN."""
 
     read_if: ClassVar[Conditions] = {"bases": ("regularizer", "basis", "block")}
@@ -277,11 +355,11 @@ class RgcnConfig(FamilyConfig):
 
 
 ModelConfig: TypeAlias = Annotated[
-    Annotated[PlainConfig, Tag("gcn")]
+    Annotated[GcnConfig, Tag("gcn")]
     | Annotated[SageConfig, Tag("sage")]
     | Annotated[AttentionConfig, Tag("gat")]
     | Annotated[AttentionConfig, Tag("gatv2")]
-    | Annotated[PlainConfig, Tag("gin")]
+    | Annotated[GinConfig, Tag("gin")]
     | Annotated[RgcnConfig, Tag("rgcn")]
     | Annotated[HgtConfig, Tag("hgt")]
     | Annotated[AttentionConfig, Tag("han")]
@@ -304,6 +382,10 @@ def read_model(**keys: Any) -> ModelConfig:
     """
     model: ModelConfig = TypeAdapter(ModelConfig).validate_python(keys)
     return model
+
+
+def _listed(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names or ()
 
 
 def _tag(value: Any) -> str | None:

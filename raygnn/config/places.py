@@ -8,7 +8,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 
 def size(count: float | None) -> str:
@@ -60,6 +60,29 @@ class Uri:
 
     def __str__(self) -> str:
         return self._shown(urlsplit(self.text).path)
+
+    @property
+    def shared(self) -> str:
+        """The text without user and secret options: what may be written down, and opened again."""
+        uri = urlsplit(self.text)
+        query = "&".join(
+            f"{k}={quote(v, safe=':/')}" for k, v in parse_qsl(uri.query) if k in _PUBLIC
+        )
+        host = uri.netloc.rpartition("@")[2]
+        return f"{uri.scheme}://{host}{uri.path}{'?' if query else ''}{query}"
+
+    def __truediv__(self, name: str) -> Uri:
+        base, mark, options = self.text.partition("?")
+        return Uri(f"{base.rstrip('/')}/{name}{mark}{options}")
+
+    @property
+    def parent(self) -> Uri:
+        base, mark, options = self.text.partition("?")
+        return Uri(f"{base.rstrip('/').rpartition('/')[0]}{mark}{options}")
+
+    @property
+    def name(self) -> str:
+        return self.text.partition("?")[0].rstrip("/").rpartition("/")[2]
 
     def with_path(self, path: str) -> str:
         """How another place of the same file system is shown; ``path`` as pyarrow.fs has it."""

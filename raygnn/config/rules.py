@@ -22,10 +22,16 @@ from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig
 from raygnn.config.places import unreachable
 from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.schema import Config
-from raygnn.config.task import DISTANCES, RELATIONAL, LinkPrediction, NodeClassification
+from raygnn.config.task import (
+    COMPLEX,
+    DISTANCES,
+    RELATIONAL,
+    EdgeTaskConfig,
+    LinkPrediction,
+    NodeClassification,
+    NodeTaskConfig,
+)
 from raygnn.config.yaml_text import KeyPath
-
-COMPLEX = ("complex", "rotate")  # decoders whose vectors are of complex numbers
 
 
 def contradictions(config: Config) -> list[Problem]:
@@ -36,9 +42,17 @@ def contradictions(config: Config) -> list[Problem]:
         *_graph(config),
         *(_task(config) if config.tasks is None else _tasks(config)),
         *_network(config),
+        *_time(config),
         *_embedding(config),
         *_resources(config),
+        *_places(config),
     ]
+
+
+def _places(config: Config) -> Iterator[Problem]:
+    if config.store is not None and config.fault.mirror is not None:
+        message = f"checkpoints lie in storage, {config.store}, which is no disk of a machine"
+        yield Problem(("fault", "mirror"), message, "leave out fault.mirror")
 
 
 def _graph(config: Config) -> Iterator[Problem]:
@@ -157,6 +171,10 @@ def _network(config: Config) -> Iterator[Problem]:
     """What of ``model`` only some tasks read."""
     model, task, at = config.model, config.task, ("model",)
     kinds = {c.task.unit for c in config.by_task.values()}
+    predicted = [c.task for c in config.by_task.values()]
+    if model.decoder_features and not any(t.of_edges and not t.of_links for t in predicted):
+        message = "decoder_features would be ignored: no task is of classes or numbers of edges"
+        yield Problem(("model", "decoder_features"), message, "remove model.decoder_features")
     if isinstance(model, NoLayersConfig) and task.of_graphs:
         message = f"none is of nodes, and task.kind is {task.kind}"
         yield Problem(("model", "kind"), message, "choose another model.kind, or another task.kind")
@@ -172,6 +190,62 @@ def _network(config: Config) -> Iterator[Problem]:
     elif model.kind != "rgcn" and kinds == {"node"}:
         why = f"only rgcn weighs edges by it, and model.kind is {model.kind}"
         yield from model.unused(at, "relation", why=why, instead="choose another model.kind")
+
+
+def _time(config: Config) -> Iterator[Problem]:
+    """What does not agree with ``sampling.time``, or with its absence."""
+    time, model, at = config.sampling.time, config.model, ("sampling", "time")
+    if model.time_width and time is None:
+        message = "time_encoding would be ignored: edges have no times"
+        yield Problem(("model", "time_encoding"), message, "set sampling.time, or remove it")
+    if time is not None and (config.task.of_graphs or not model.depth):
+        what = "whole graphs are" if config.task.of_graphs else "a model without layers is"
+        yield Problem(at, f"time would be ignored: {what} not sampled", "remove sampling.time")
+    if time is not None and model.kind == "gcn":
+        message = "gcn divides by the edges of the whole graph, later ones included"
+        yield Problem(("model", "kind"), message, "choose another model.kind, such as sage")
+    if time is not None and isinstance(model, FamilyConfig) and model.norm == "batch":
+        message = "batch normalises by nodes of other times"
+        yield Problem(("model", "norm"), message, "set model.norm to layer")
+    splits: dict[str, str] = {}
+    for name, one in config.by_task.items():
+        yield from _task_time(one, ("tasks", name) if name else ("task",))
+        if isinstance(one.task, NodeTaskConfig):
+            splits.setdefault(str(one.task.split), name)
+    if len(splits) > 1:
+        names = " and ".join(splits.values())
+        message = f"tasks {names} divide nodes differently: one would be trained on what is tested"
+        yield Problem(("tasks", list(splits.values())[1], "split"), message, "give them one split")
+
+
+def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
+    """The same of one task; ``at``: where it stands."""
+    task, time = config.task, config.sampling.time
+    split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
+    if isinstance(task, NodeTaskConfig):
+        if time is not None and time.seeds is None:
+            message = "it is not said when nodes are predicted"
+            yield Problem(("sampling", "time"), message, "set sampling.time.seeds to their array")
+        if split is not None and split.by == "random":
+            message = "nodes are split at random by the graph: see graph.format and its masks"
+            yield Problem((*at, "split"), message, "set by to time, or remove split")
+    if split is not None and split.by == "time" and config.split_time is None:
+        message = "it is not said which array the split is by"
+        yield Problem((*at, "split", "time"), message, "set it, or sampling.time")
+    if not isinstance(task, LinkPrediction):
+        return
+    if time is not None and task.negatives.kind in ("in_batch", "degree"):
+        message = f"{task.negatives.kind} draws nodes by edges of all times"
+        yield Problem((*at, "negatives", "kind"), message, "set it to uniform or local")
+    drawn = {
+        ("ranking", "candidates"): task.ranking.candidates,
+        ("metric",): task.metric == "average_precision",
+        ("negatives", "each"): task.negatives.each > 1,
+    }
+    for key, value in drawn.items():
+        if value and time is None:
+            message = "without sampling.time no nodes are drawn for each edge, and all are ranked"
+            yield Problem((*at, *key), message, "remove it, or set sampling.time")
 
 
 def _embedding(config: Config) -> Iterator[Problem]:
@@ -232,7 +306,9 @@ def _resources(config: Config) -> Iterator[Problem]:
 
 def missing_paths(config: Config) -> list[Problem]:
     """Inputs that are not there or not of the right kind, and a storage that is not a directory."""
-    return [*_input_paths(config), *_storage(Path(config.storage))]
+    storage = config.storage
+    there = _storage(storage) if isinstance(storage, Path) else ()
+    return [*_input_paths(config), *there]
 
 
 def garbled_paths(config: Config) -> Iterator[Problem]:
@@ -377,7 +453,8 @@ _MAY_CHANGE = (
     "logging",
 )
 
-_WHOLE = ("graph.args", "model.args", "model.categories")  # the user's own keys are in them
+# the user's own keys are in them
+_WHOLE = ("graph.args", "model.args", "model.categories", "model.edge_categories")
 
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:

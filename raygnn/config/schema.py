@@ -7,6 +7,7 @@ strict: neither ``"3"`` nor ``3.0`` nor ``true`` is a whole number, while ``3`` 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -24,9 +25,16 @@ from raygnn.config.execution import (
 )
 from raygnn.config.graph import GraphConfig
 from raygnn.config.model import ModelConfig
-from raygnn.config.places import HIDDEN, is_secret
+from raygnn.config.places import HIDDEN, Uri, is_secret
 from raygnn.config.problems import Problem, show
-from raygnn.config.task import EdgesOfTasks, NodeClassification, TaskConfig, Tasks
+from raygnn.config.task import (
+    EdgesOfTasks,
+    EdgeTaskConfig,
+    NodeClassification,
+    NodeTaskConfig,
+    TaskConfig,
+    Tasks,
+)
 from raygnn.config.values import (
     LARGEST,
     AutoFlag,
@@ -44,6 +52,7 @@ from raygnn.config.values import (
     Storage,
     Stretch,
     Text,
+    TimeSpan,
     must,
     or_say,
     sections_in,
@@ -74,14 +83,50 @@ class PartitionConfig(Section):
     """How the graph is divided between the workers."""
 
     parts: AutoParts = Field("auto", description="Number of parts; auto = one for each worker.")
-    method: Literal["metis", "random"] = Field(
-        "metis", description="metis keeps neighbours together; random is quick."
+    method: Literal["metis", "stream", "random"] = Field(
+        "metis",
+        description="metis keeps neighbours together; stream, too, with a fraction of its memory; "
+        "random is quick.",
+    )
+    engine: Literal["auto", "local", "ray"] = Field(
+        "auto",
+        description="Where a partition is made: local, in memory; ray, out of core, by tasks on "
+        "all nodes; auto = ray for tables and OGB's archives that are too large for memory.",
     )
     path: Place | None = Field(
         None,
         description="Directory of a partition to reuse, or to write; null = "
         "<storage>/partitions/<digest>. One to reuse may be a URI that pyarrow.fs opens, such as "
         "s3://BUCKET/DIRECTORY.",
+    )
+
+    @property
+    def used_method(self) -> str:
+        """``method``, but ``stream`` for METIS where all is made out of core."""
+        return "stream" if (self.engine, self.method) == ("ray", "metis") else self.method
+
+
+class TimeConfig(Section):
+    """When edges and seeds are: of the edges around a seed only earlier ones are drawn."""
+
+    edges: Text = Field(
+        description="Edge array of whole numbers that says when an edge is: `time` of tables. Edge "
+        "types without it have no time, and are always drawn.",
+    )
+    seeds: Text | None = Field(
+        None,
+        description="Array that says when a node, or an edge, is predicted; null = edges, of "
+        "tasks on edges.",
+    )
+    strategy: Literal["uniform", "latest"] = Field(
+        "uniform",
+        description="Which of a node's earlier edges are drawn: uniform = any, latest = the last "
+        "ones.",
+    )
+    window: TimeSpan | None = Field(
+        None,
+        description="How long before the seed an edge may be at most, such as 30d, or a number in "
+        "the units of the times; null = any time.",
     )
 
 
@@ -108,6 +153,9 @@ class SamplingConfig(Section):
         description="Edge array that neighbours are drawn in proportion to; null = alike. Edge "
         "types without it draw alike.",
     )
+    time: TimeConfig | None = Field(
+        None, description="Draw edges before their seed's time alone, see below; null = all edges."
+    )
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
         description="replicated: each node holds the whole structure; partitioned: its own parts "
@@ -115,8 +163,8 @@ class SamplingConfig(Section):
     )
     cache: AutoFraction = Field(
         "auto",
-        description="Share of the remote feature rows that each worker keeps; auto = all that "
-        "a sixteenth of its node's free memory holds for all workers there.",
+        description="Share of the feature rows of other nodes that each node keeps, once for all "
+        "workers there; auto = all that a sixteenth of its free memory holds.",
     )
     cache_policy: Literal["vip", "degree"] = Field(
         "vip",
@@ -138,6 +186,12 @@ class SamplingConfig(Section):
                 f"replace is true, but sampling.fanout {show(self.fanout)} takes all (-1) once",
                 "set sampling.replace to false, or give every layer a number of neighbours",
             )
+        if self.time is not None and self.time.strategy == "latest":
+            for key, value in (("replace", self.replace), ("edge_weight", self.edge_weight)):
+                if value:
+                    message = f"{key} would be ignored: the latest edges are drawn"
+                    remedy = f"remove sampling.{key}, or set sampling.time.strategy to uniform"
+                    yield Problem((*at, key), message, remedy)
 
 
 class ScheduleConfig(Section):
@@ -272,7 +326,9 @@ class Config(Section):
 
     name: RunName = Field(description="Name of the run and of its directory in storage.")
     storage: Storage = Field(
-        "runs", description="Directory that every node sees, relative to where the command runs."
+        Path("runs"),
+        description="Directory that every node sees, relative to where the command runs; or a URI "
+        "that pyarrow.fs opens, such as s3://BUCKET/DIRECTORY, which every node can reach.",
     )
     graph: GraphConfig | None = Field(
         None, description="The input graph; may be left out when partition.path exists."
@@ -314,6 +370,7 @@ class Config(Section):
 
     _file: Path | None = PrivateAttr(default=None)
     _trains: bool = PrivateAttr(default=True)
+    _at_once: bool = PrivateAttr(default=False)
 
     @property
     def file(self) -> Path | None:
@@ -383,10 +440,10 @@ class Config(Section):
                 "set precision to bf16-mixed or bf16, or comm.shard to optimizer or none",
             )
 
-    def asking(self) -> Config:
-        """The same, for a job that asks a trained model."""
+    def asking(self, *, at_once: bool = False) -> Config:
+        """The same, for a job that asks a trained model; ``at_once``: of all seeds at one time."""
         found = self.model_copy()
-        found._trains = False
+        found._trains, found._at_once = False, at_once
         return found
 
     @property
@@ -401,15 +458,40 @@ class Config(Section):
             return self
         task = self.tasks[name]
         decoder = task.decoder if isinstance(task, EdgesOfTasks) else None
+        features = None
         if task.of_edges:
             decoder = decoder or self.model.decoder
-        model = self.model.model_copy(update={"decoder": decoder})
+            features = None if task.of_links else self.model.decoder_features
+        model = self.model.model_copy(update={"decoder": decoder, "decoder_features": features})
         return self.model_copy(update={"task": task, "tasks": None, "model": model})
 
     @property
     def needs_masks(self) -> bool:
         """Whether the graph must say which of its nodes are for training."""
-        return self.trains and any(c.task.seeds == "nodes" for c in self.by_task.values())
+        tasks = [c.task for c in self.by_task.values()]
+        nodes = [task for task in tasks if isinstance(task, NodeTaskConfig)]
+        return self.trains and any(task.split is None for task in nodes)
+
+    @property
+    def seed_time(self) -> str | None:
+        """The array that says when seeds are; None = they have no times, or are seen at one."""
+        time = self.sampling.time
+        return None if time is None or self._at_once else time.seeds or time.edges
+
+    @property
+    def ordered(self) -> bool:
+        """Whether seeds see what was before them, and edges as seeds not themselves."""
+        time = self.sampling.time
+        return time is not None and time.seeds in (None, time.edges)
+
+    @property
+    def split_time(self) -> str | None:
+        """The array that the seeds of the task are split by; None where they are not, by time."""
+        task, time = self.task, self.sampling.time
+        split = task.split if isinstance(task, (NodeTaskConfig, EdgeTaskConfig)) else None
+        if split is None or split.by != "time":
+            return None
+        return split.time or (None if time is None else time.seeds or time.edges)
 
     @property
     def metric(self) -> str:
@@ -422,9 +504,22 @@ class Config(Section):
         return f"{self._file}: {key}" if self._file else key
 
     @property
+    def store(self) -> Uri | None:
+        """``storage``, where that is no directory."""
+        return self.storage if isinstance(self.storage, Uri) else None
+
+    @property
+    def local_storage(self) -> Path:
+        """``storage``, or else the directory on each node that stands for it while jobs run."""
+        if isinstance(self.storage, Path):
+            return self.storage
+        digest = hashlib.sha256(self.storage.shared.encode()).hexdigest()
+        return self.staging.root / "work" / digest[:16]
+
+    @property
     def run_dir(self) -> Path:
-        """``<storage>/<name>``."""
-        return Path(self.storage) / self.name
+        """``<storage>/<name>``, or what stands for it on each node."""
+        return self.local_storage / self.name
 
     def sections(self) -> Iterator[tuple[KeyPath, Section]]:
         """All sections, each with its place."""

@@ -12,8 +12,8 @@ from raygnn.config.problems import Problem, dotted
 from raygnn.config.values import (
     Conditions,
     Count,
-    Fraction,
     Section,
+    ShareOrMoment,
     TaskName,
     Text,
     by_kind,
@@ -21,12 +21,13 @@ from raygnn.config.values import (
 )
 from raygnn.config.yaml_text import KeyPath
 
+COMPLEX = ("complex", "rotate")  # decoders whose vectors are of complex numbers
 DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
 RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
 
-ClassMetric: TypeAlias = Literal["accuracy", "f1", "roc_auc"]
+ClassMetric: TypeAlias = Literal["accuracy", "f1", "roc_auc", "average_precision"]
 NumberMetric: TypeAlias = Literal["mae", "rmse", "r2"]
-RankMetric: TypeAlias = Literal["mrr", "hits@1", "hits@3", "hits@10"]
+RankMetric: TypeAlias = Literal["mrr", "hits@1", "hits@3", "hits@10", "average_precision"]
 
 _KIND = (
     "What is predicted: classes or numbers of nodes, of edges, or of whole graphs (graph.format: "
@@ -34,17 +35,44 @@ _KIND = (
 )
 
 
-class SplitConfig(Section):
-    """Which edges are for validation and for test, of a graph that does not say so."""
+_SPLIT = (
+    "Which seeds are for validation and test, where no masks say so; null = of edges a tenth each, "
+    "at random: those between the same two nodes fall into the same split. Nodes are split by time "
+    "alone."
+)
 
-    val: Fraction = Field(0.1, lt=1, description="Share of the edges to validate on.")
-    test: Fraction = Field(0.1, lt=1, description="Share of the edges to test on.")
+
+class SplitConfig(Section):
+    """Which seeds are for validation and for test, of a graph that does not say so."""
+
+    read_if: ClassVar[Conditions] = {"seed": ("by", "random"), "time": ("by", "time")}
+
+    by: Literal["random", "time"] = Field(
+        "random",
+        description="random = any (of edges alone); time = the earliest train, the latest test.",
+    )
+    val: ShareOrMoment = Field(
+        0.1, description="Share to validate on; by time also from when on (2026-01-31)."
+    )
+    test: ShareOrMoment = Field(
+        0.1, description="Share to test on; by time also from when on (2026-02-28)."
+    )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of the split.")
+    time: Text | None = Field(
+        None, description="Array that says when seeds are; null = that of sampling.time."
+    )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        if self.val + self.test >= 1:
-            name = dotted(at)
-            message = f"val {self.val:g} + test {self.test:g} leaves no edges to train on"
+        name, val, test = dotted(at), self.val, self.test
+        moments = [not isinstance(value, float) for value in (val, test)]
+        if any(moments) and (self.by == "random" or not all(moments)):
+            message = f"val {val} and test {test} are not two shares, or by time two times"
+            yield Problem((*at, "val"), message, "give both as shares from 0.0 to 1.0, or as times")
+        elif type(val) is type(test) and not isinstance(val, float) and val > test:  # type: ignore[operator]
+            message = f"val begins at {val}, after test at {test}"
+            yield Problem((*at, "val"), message, f"let {name}.val begin before {name}.test")
+        elif isinstance(val, float) and isinstance(test, float) and val + test >= 1:
+            message = f"val {val:g} + test {test:g} leaves nothing to train on"
             remedy = f"lower {name}.val or {name}.test until they sum to less than 1"
             yield Problem((*at, "val"), message, remedy)
 
@@ -65,8 +93,23 @@ class NegativesConfig(Section):
         description="How many nodes are drawn for a step and end; all edges of a step are told "
         "from the same (uniform, degree, local).",
     )
+    each: Count = Field(
+        1,
+        description="With sampling.time: how many nodes are drawn for each edge and end, at its "
+        "time, in place of number.",
+    )
     ends: Literal["both", "source", "target"] = Field(
         "both", description="Which ends of an edge are replaced."
+    )
+
+
+class RankingConfig(Section):
+    """What an edge is ranked among when links are evaluated."""
+
+    candidates: Count | None = Field(
+        None,
+        description="How many nodes are drawn for each edge and end, uniformly, among which the "
+        "right one is ranked; null = all nodes, exactly, and with sampling.time 1.",
     )
 
 
@@ -99,8 +142,13 @@ class _Task(Section):
 
     @property
     def classifies(self) -> bool:
-        """Whether classes are predicted, rather than numbers or links."""
-        return self.kind.endswith("_classification")
+        """Whether one class of each seed is predicted, rather than labels, numbers or links."""
+        return self.kind.endswith("_classification") and not self.several_labels
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether labels are predicted, of which each holds or not."""
+        return False
 
     @property
     def chosen_metric(self) -> str:
@@ -110,11 +158,32 @@ class _Task(Section):
 
 class _Classes(_Task):
     target: Text = Field("label", description="Name of the array that holds the labels.")
+    labels: Literal["one", "several"] = Field(
+        "one",
+        description="one = a class number for each; several = a row of labels for each, of which "
+        "each is 0, 1, or -1 or NaN where it is not known.",
+    )
     metric: ClassMetric | None = Field(
-        None, description="Metric that selects the best weights; null = accuracy."
+        None,
+        description="Metric that selects the best weights; null = accuracy, of several labels "
+        "roc_auc. accuracy and f1 are of one label, average_precision is of several.",
     )
 
     metrics = get_args(ClassMetric)
+
+    @property
+    def several_labels(self) -> bool:
+        return self.labels == "several"
+
+    @property
+    def chosen_metric(self) -> str:
+        return self.metric or ("roc_auc" if self.several_labels else "accuracy")
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        fitting = self.metrics[2:] if self.several_labels else self.metrics[:3]
+        if self.chosen_metric not in fitting:
+            message = f"there is no {self.metric} where task.labels is {self.labels}"
+            yield Problem((*at, "metric"), message, f"set it to {' or '.join(fitting)}")
 
 
 class _Numbers(_Task):
@@ -137,6 +206,7 @@ class _Nodes(_Task):
     ntype: Text | None = Field(
         None, description="Node type to predict for; null = the only one that has the target."
     )
+    split: SplitConfig | None = Field(None, description=_SPLIT)
 
 
 class _Edges(_Task):
@@ -147,11 +217,7 @@ class _Edges(_Task):
         description="Edge type to predict for, by its relation or as source:relation:target; "
         "null = the only one, or the only one that has the target or, of links, masks.",
     )
-    split: SplitConfig | None = Field(
-        None,
-        description="Which edges are for validation and test where the edges have no masks; null = "
-        "a tenth each. Edges between the same two nodes fall into the same split.",
-    )
+    split: SplitConfig | None = Field(None, description=_SPLIT)
     exclude: Literal["reverse", "self", "none"] = Field(
         "reverse",
         description="Which edges messages do not pass along: reverse = those to be predicted (all "
@@ -205,6 +271,9 @@ class LinkPrediction(_Edges):
     negatives: NegativesConfig = Field(
         NegativesConfig(),
         description="The edges that are not there, which those that are must be told from.",
+    )
+    ranking: RankingConfig = Field(
+        RankingConfig(), description="What an edge is ranked among when links are evaluated."
     )
     margin: Annotated[float, Field(ge=0, le=10**6)] | None = Field(
         None,

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -23,8 +23,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PlainSerializer,
     PlainValidator,
     ValidationError,
@@ -32,7 +30,7 @@ from pydantic import (
     WithJsonSchema,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
 from raygnn.config.places import SCHEMES, Uri
 from raygnn.config.problems import Problem, dotted, nearest, show
@@ -152,7 +150,10 @@ def by_kind(
 
 
 def _same(value: Any, default: Any) -> bool:
-    return value == (default.model_dump(mode="json") if isinstance(default, Section) else default)
+    if isinstance(default, Section) and isinstance(value, dict):  # later versions have more keys
+        default = default.model_dump(mode="json")
+        return {**default, **value} == default
+    return value == default
 
 
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -197,25 +198,63 @@ class Duration:
 
     __repr__ = __str__
 
-    @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls.parse, serialization=core_schema.to_string_ser_schema()
-        )
 
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {
+Span: TypeAlias = Annotated[
+    Duration,
+    PlainValidator(Duration.parse),
+    PlainSerializer(str, return_type=str, when_used="json"),
+    WithJsonSchema(
+        {
             "anyOf": [
                 {"type": "string", "pattern": r"^\s*[0-9]{1,9}(\.[0-9]{1,24})?\s*[dhms]\s*$"},
                 {"type": "number", "minimum": _SHORTEST, "maximum": _LONGEST},
             ]
         }
+    ),
+]
 
+
+def parse_moment(value: Any) -> int | str:
+    """A time: a whole number, as the data's are, or a date or a point in time, as ISO text."""
+    if isinstance(value, date):
+        value = value.isoformat()
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value.strip().replace("Z", "+00:00")).isoformat()
+        except ValueError:
+            value = None
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**62:
+        raise expected("a time, such as 2026-01-31, or a whole number as the data's times are")
+    return value
+
+
+def _stretch(value: Any) -> int | Duration:
+    """A length of time: a whole number, as the data's times are, or a duration."""
+    if isinstance(value, (str, timedelta, Duration)):
+        return Duration.parse(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**62:
+        raise expected("a duration such as 30d, or a whole number as the data's times are")
+    return value
+
+
+def _share_or_moment(value: Any) -> float | int | str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    return parse_moment(value)
+
+
+_MOMENTS: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "number"}]}
+ShareOrMoment: TypeAlias = Annotated[
+    float | int | str, PlainValidator(_share_or_moment), WithJsonSchema(_MOMENTS)
+]
+TimeSpan: TypeAlias = Annotated[
+    int | Duration,
+    PlainValidator(_stretch),
+    PlainSerializer(
+        lambda value: value if isinstance(value, int) else str(value), when_used="json"
+    ),
+    WithJsonSchema(_MOMENTS),
+]
 
 LARGEST = 2**31 - 1
 MAX_PARTS = 1 << 20  # that a partition may have, and workers, which have one each
@@ -293,15 +332,14 @@ def to_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _to_directory(value: str) -> str:
-    if not value or "\0" in value:
-        raise expected("a directory")
-    if "://" not in value:
-        return value
-    uri = urlsplit(value)
-    if uri.scheme != "file" or uri.netloc not in ("", "localhost") or uri.path in ("", "/"):
-        raise expected("a directory or file:///DIRECTORY (no other storage is supported yet)")
-    return unquote(uri.path)
+def _to_storage(value: Any) -> Path | Uri:
+    place = _to_place(value)
+    if isinstance(place, Path) or not place.text.startswith("file:"):
+        return place
+    uri = urlsplit(place.text)
+    if uri.netloc not in ("", "localhost") or uri.path == "/":
+        raise expected("a directory, file:///DIRECTORY, or another URI that pyarrow.fs opens")
+    return Path(unquote(uri.path))
 
 
 def _to_variable(value: Any) -> Any:
@@ -383,9 +421,10 @@ DifferentNames: TypeAlias = Annotated[
     must(lambda names: 0 < len(names) == len(set(names)), "a list of different names"),
 ]
 Interval: TypeAlias = Annotated[
-    Count | Annotated[Duration, BeforeValidator(_not_a_number)],
+    Count | Annotated[Span, BeforeValidator(_not_a_number)],
     or_say("a whole number of steps, or a duration such as 10m"),
 ]
+Wait: TypeAlias = Annotated[Literal[0] | Span, or_say("0, or a duration such as 15m")]
 Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 Stretch: TypeAlias = Annotated[
     Count | Share, or_say("a whole number of steps, or a share of the run, above 0 and below 1")
@@ -407,7 +446,12 @@ TaskName: TypeAlias = Annotated[
     str,
     must(_TASK.fullmatch, "a letter, then letters, digits, '_' and '-', at most 50 in all"),
 ]
-Storage: TypeAlias = Annotated[str, AfterValidator(_to_directory)]
+Storage: TypeAlias = Annotated[
+    Path | Uri,
+    PlainValidator(_to_storage),
+    PlainSerializer(lambda place: getattr(place, "shared", str(place)), return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
 UserClass: TypeAlias = Annotated[
     str,
     must(_CLASS.fullmatch, "package.module:Class"),

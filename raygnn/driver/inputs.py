@@ -13,6 +13,8 @@ import numpy as np
 
 from raygnn.config.graph import ManyGraphs, PlantedGraph
 from raygnn.config.schema import Config
+from raygnn.driver.partitioning.out_of_core import is_out_of_core, make_out_of_core
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.available_memory import check_available
 from raygnn.graph.collection import (
@@ -38,7 +40,7 @@ from raygnn.sampling.plan import resolve_fanouts
 
 if TYPE_CHECKING:
     from raygnn.graph.partition.layout import PartitionMeta
-    from raygnn.graph.remote import AnyPath
+    from raygnn.storage.remote import AnyPath
 
 # bytes for each edge, as measured with 10 and 50 edges a node: METIS takes 31 to 55, and is done
 # when parts are assembled, which takes 33 to 53
@@ -93,10 +95,21 @@ class Input:
         """
 
 
-def read_input(config: Config, workers: int, show: Display) -> Input:
+class UnreadGraph(Input):
+    """A graph that is too large to be looked at before it is partitioned."""
+
+
+def read_input(
+    config: Config, workers: int, show: Display, cluster: RayCluster, *, only_look: bool = False
+) -> Input:
     """Find what the job trains on, or read and validate what it is to be made from.
 
-    A planted graph, which cannot be bad, is not generated here: its figures stand for it.
+    A planted graph, which cannot be bad, is not generated here: its figures stand for it. What is
+    too large to be read into memory is partitioned at once.
+
+    Args:
+        cluster: where.
+        only_look: do not partition: what is too large to be read is an `UnreadGraph`.
 
     Raises:
         InputError: bad input.
@@ -113,6 +126,9 @@ def read_input(config: Config, workers: int, show: Display) -> Input:
     found = find_partition(config, workers)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
+    if is_out_of_core(config, found):
+        made = make_out_of_core(config, found, cluster, show, only_look=only_look)
+        return UnreadGraph() if made is None else PartitionInput(made, None)
     with show.stage("graph"):
         check_available(config, "reading the graph", reading_bytes(found.graph))
         if isinstance(found.graph, PlantedGraph):
@@ -239,7 +255,7 @@ class PartitionInput(Input):
     def _check_numbers(self, config: Config, where: str) -> None:
         """That numbers to be predicted are none that stand for words of tables."""
         task = config.task
-        if task.classifies or task.of_links:
+        if task.classifies or task.several_labels or task.of_links:
             return
         kinds = {etype_str(e) if task.of_edges else t for e in self.counts for t in (e[0], e[2])}
         chosen = getattr(task, "etype" if task.of_edges else "ntype", None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
@@ -13,9 +12,9 @@ from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import Input
 from raygnn.driver.ray_cluster import RayCluster
+from raygnn.driver.startup import RoomRequest
 from raygnn.preflight.facts import PartitionFacts
-from raygnn.preflight.findings import Finding
-from raygnn.preflight.partition_facts import Stored, edge_target, task_ntype
+from raygnn.preflight.partition_facts import Stored, goal_of
 from raygnn.preflight.probe import Probes, Survey, probe_local, probe_resources
 from raygnn.preflight.report import Report, display_blocks, preflight, refuse, resolve_workers
 from raygnn.runs.display import Display, NullDisplay
@@ -73,27 +72,53 @@ def count_workers(config: Config, cluster: RayCluster) -> int:
 
 class Nodes(ExitStack):
     """Those that a job may use, looked at as often as there is something new to look for; a
-    context manager."""
+    context manager.
 
-    def __init__(self, config: Config, cluster: RayCluster):
+    Args:
+        show: of a job that is to start: it waits for nodes, and keeps room on them until it has
+            decided (``cluster.wait``). None = look at those that are there.
+    """
+
+    def __init__(self, config: Config, cluster: RayCluster, show: Display | None = None):
         super().__init__()
         self._config = config
         self._cluster = cluster
         self._probes: Probes | None = None
+        self._room: RoomRequest | None = None
+        if show is not None and not cluster.local and config.cluster.wait_seconds:
+            self._room = RoomRequest(config, cluster, show)
 
     def look(self, meta: Stored | None) -> Survey:
         """What they have, and what they see of the partition; ``meta`` is None before there is one.
 
         Raises:
             InputError: the driver cannot write to the storage.
-            PreflightError: no connection to the cluster.
+            PreflightError: no connection to the cluster, or no room on it within ``cluster.wait``.
         """
         if self._cluster.local:
             return probe_local(self._config, meta)
+        config, room = self._config, self._room
         if self._probes is None:
             self._cluster.wait()
             self._probes = self.enter_context(Probes())
-        return self._probes.about(self._config, meta)
+            if room is not None:
+                self.callback(room.give_back)
+        if room is not None:
+            room.wait()
+        survey = self._probes.about(config, meta)
+        resources, cluster = survey.resources, config.cluster
+        if room is None:
+            resources = replace(resources, growing=cluster.wait_seconds)
+        else:  # what we hold is free for this job
+            cpus = resources.free_cpus + room.workers * cluster.cpus_per_worker
+            gpus = resources.free_gpus + room.workers * cluster.gpus_per_worker
+            resources = replace(resources, free_cpus=cpus, free_gpus=gpus)
+        return replace(survey, resources=resources)
+
+    def give_back(self) -> None:
+        """What room was kept, before something else needs it."""
+        if self._room is not None:
+            self._room.give_back()
 
 
 def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
@@ -107,6 +132,7 @@ def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
     if given.meta is None and given.place is not None:
         given.check(config)
         refuse(preflight(config, given.known(config), nodes.look(None)).findings, config)
+        nodes.give_back()  # others may use them meanwhile, which may be hours
     return given.made(show)
 
 
@@ -143,15 +169,11 @@ def make_plan(
 
 def goals_of(config: Config, facts: PartitionFacts) -> dict[str, Goal]:
     """What each task predicts for, by name."""
-    return {name: _goal(one, facts) for name, one in config.by_task.items()}
-
-
-def _goal(config: Config, facts: PartitionFacts) -> Goal:
-    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
-    return Goal(
-        ntype=task_ntype(config, facts.columns),
-        edges=None if isinstance(edges, tuple) else edges,
-    )
+    goals = {name: goal_of(one, facts) for name, one in config.by_task.items()}
+    return {
+        name: Goal(ntype, None if isinstance(edges, tuple) else edges)
+        for name, (ntype, edges) in goals.items()
+    }
 
 
 def _replicated(config: Config, size: int, report: Report) -> bool:
@@ -173,7 +195,7 @@ def header(
     workers: int,
     cluster: RayCluster,
     global_batch: int,
-    place: Path,
+    place: str,
     purpose: str | None = None,
 ) -> dict[str, str]:
     """What will run and where, as rows; ``purpose`` says what is done, if not training."""
@@ -183,7 +205,7 @@ def header(
         source = f"many graphs, {graph.dataset or graph.path}"
     elif graph is not None:
         source = f"{graph.format} {getattr(graph, 'path', '')}".strip()
-        source += f", {config.partition.method} partition"
+        source += f", {config.partition.used_method} partition"
     span = str(workers)
     if config.cluster.elastic and config.cluster.limits:
         span = "{} to {}".format(*config.cluster.limits)
@@ -197,7 +219,8 @@ def header(
         model += ", fanout " + ", ".join(map(_fanout, config.sampling.fanout))
     train, done = config.train, {"prediction": f"{purpose}, on {span}"}
     if purpose is None:
-        text = f"{train.epochs} epochs, batch {global_batch} on {span}, {train.optimizer}"
+        epochs = f"{train.epochs} epoch{'s' * (train.epochs != 1)}"
+        text = f"{epochs}, batch {global_batch} on {span}, {train.optimizer}"
         done = {"training": f"{text}, lr {train.lr:g}"}
     return {
         "run": f"{config.name} → {place}",
@@ -228,14 +251,10 @@ def stored_table(meta: Stored) -> list[dict[str, object]]:
 def show_report(show: Display, report: Report) -> None:
     show_nodes(show, report)
     for finding in report.findings:
-        show_finding(show, finding)
+        show.note(finding.text)
     show.note(report.verdict)
 
 
 def show_nodes(show: Display, report: Report) -> None:
     for block in display_blocks(report, show.console.width):
         show.note(block) if isinstance(block, str) else show.table(*block)
-
-
-def show_finding(show: Display, finding: Finding) -> None:
-    show.note(finding.text)

@@ -21,6 +21,7 @@ from raygnn.worker.blackbox.recorder import oom_kills
 from raygnn.worker.control import Link, SaveRequest, Snapshot, read_result
 from raygnn.worker.job import Job, attempts
 from raygnn.worker.main import train_loop
+from raygnn.worker.node_files import FileServer, collect
 
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
@@ -209,10 +210,16 @@ class Launch:
     def _run(self) -> None:
         try:
             self.cluster.wait()
-            control = Link.create(attempts(self._job.run_dir))
+            control = Link.create(attempts(self._job.run_dir), FileServer(self._job.run_dir))
             self._job = replace(self._job, control=control)
             self._control = control
-            self._fit(control)
+            try:
+                self._fit(control)
+            finally:
+                if self._job.config.store is not None and not self.cluster.local:
+                    ray_nodes.on_each(
+                        {worker.node for worker in control.snapshot().workers}, collect, self._job
+                    )
         except BaseException as error:
             self._error = self._error or error
 
@@ -268,11 +275,10 @@ def make_trainer(
     config = job.config
     cluster = config.cluster
     known = {field.name for field in fields(FailureConfig)}
-    resources = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
     scaling_config = ScalingConfig(
         num_workers=workers,
         use_gpu=cluster.gpus_per_worker > 0,
-        resources_per_worker={k: v for k, v in resources.items() if v},
+        resources_per_worker=cluster.worker_needs,
     )
     fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
     policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))

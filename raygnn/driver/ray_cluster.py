@@ -29,7 +29,7 @@ import psutil
 
 from raygnn import compat
 from raygnn.config.schema import Config
-from raygnn.errors import PreflightError, RaygnnError
+from raygnn.errors import PreflightError, RaygnnError, wrong_token
 from raygnn.preflight import machine
 from raygnn.runs.interrupts import taken
 from raygnn.util.files import open_regular
@@ -87,7 +87,7 @@ _LOCAL = {
 
 def patience(config: Config) -> float:
     """Seconds to wait for nodes that have room for a job's workers."""
-    return max(_ROOM, config.comm.timeout.seconds)
+    return max(_ROOM, config.comm.timeout.seconds, config.cluster.wait_seconds)
 
 
 class RayCluster:
@@ -427,12 +427,8 @@ class Knock:
             self.close()
         if _REFUSED.search(said):
             token = any(os.environ.get(f"RAY_AUTH_TOKEN{suffix}") for suffix in ("", "_PATH"))
-            told = "its token is another one" if token else "it asks for a token"
-            raise _unreachable(
-                self._address,
-                f"the cluster refused us: {told}",
-                "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, to what the "
-                "head node was started with",
+            raise wrong_token(
+                "the cluster refused us", f"cluster.address: {self._address}", sent=token
             )
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         # what this version of Ray does not know, its own connection will tell

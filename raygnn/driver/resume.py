@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raygnn.checkpoint import store as checkpoint
-from raygnn.checkpoint.mirror import Mirror
+from raygnn.checkpoint.remote_checkpoints import RemoteCheckpoints
 from raygnn.checkpoint.store import Checkpoint
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
@@ -17,7 +18,7 @@ from raygnn.driver.job_plan import Plan
 from raygnn.errors import InputError, RaygnnError
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import Mode, RunDir, is_run
+from raygnn.runs.run_directory import CHECKPOINTS, Mode, RunDir, is_run
 from raygnn.util.files import storage_errors
 
 
@@ -82,8 +83,8 @@ def check_mirror(config: Config, run: RunDir, *, overwrite: bool) -> None:
         InputError: it has one, or is where the run's own are.
         DataError: the mirror cannot be reached.
     """
-    mirror = Mirror.of(config)
-    if mirror is None:
+    mirror = RemoteCheckpoints.of(config)
+    if mirror is None or mirror.primary:
         return
     mirror.check(run.checkpoints)
     if overwrite:
@@ -110,16 +111,23 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
     global_batch = config.sampling.batch_size * workers
     if not resume:
         return Start(None, global_batch)
-    mirror, fetched = Mirror.of(config), False
+    mirror, fetched = RemoteCheckpoints.of(config), False
     # a stage for what may take long: a mirror that does not answer
     stage = nullcontext() if mirror is None else show.stage(f"checkpoints in {mirror}")
     with stage, storage_errors(run.checkpoints, InputError):
         found, rejected = checkpoint.find(run.checkpoints, config)
         if mirror is not None:
             mirror.check(run.checkpoints)
-            newer, bad = _fetch(mirror, config, run, found)
+            rejected = [] if mirror.primary else rejected
+            newer, bad = mirror.fetch_newest(
+                run.checkpoints,
+                partial(checkpoint.judge, config=config),
+                found.name if found else "",
+            )
+            if newer is None and found is not None and mirror.primary:
+                mirror.send(found.state.parent, config.fault.keep)  # a command could not bring it
             found, fetched = (newer, True) if newer is not None else (found, False)
-            rejected += bad
+            rejected += [f"{name} in {mirror}: {why}" for name, why in bad.items()]
     if found is None and not rejected and not is_run(run.path):
         raise InputError(
             "there is no run to resume, neither here nor in the mirror",
@@ -146,25 +154,8 @@ def find_start(config: Config, run: RunDir, workers: int, show: Display, *, resu
             where=str(run.path),
             remedy="start over with --overwrite, or choose another name",
         )
-    place = str(mirror) if fetched else None
+    place = str(mirror) if mirror is not None and fetched and not mirror.primary else None
     return Start(found, global_batch, tuple(rejected), resumed=True, fetched=place)
-
-
-def _fetch(
-    mirror: Mirror, config: Config, run: RunDir, here: Checkpoint | None
-) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint of the mirror, if it is newer than that here, fetched; and of
-    each newer one what is wrong with it."""
-    rejected: list[str] = []
-    for name in reversed(mirror.names()):
-        if here is not None and name <= here.name:
-            break
-        found = checkpoint.judge(mirror.fetch(name, run.checkpoints), config)
-        if isinstance(found, Checkpoint):
-            return found, rejected
-        checkpoint.put_aside(run.checkpoints / name)
-        rejected.append(f"{name} in {mirror}: {found}")
-    return None, rejected
 
 
 def can_go_on(run: RunDir) -> tuple[str, str]:
@@ -172,8 +163,12 @@ def can_go_on(run: RunDir) -> tuple[str, str]:
     what = "interrupted before training began; nothing was written"
     if run.begun:
         newest = checkpoint.newest(run.checkpoints)
+        if run.uri is not None:
+            with suppress(RaygnnError):  # of a store that is away what is here is told
+                there = RemoteCheckpoints(run.uri, CHECKPOINTS, "storage").names()
+                newest = max([newest, *there])
         reached = f"step {int(newest.removeprefix('step-')):,}" if newest else "the start"
-        what = f"interrupted; {run.path} can go on from {reached}"
+        what = f"interrupted; {run.shown} can go on from {reached}"
     return what, "go on with --resume and the same --set, or start over with --overwrite"
 
 

@@ -25,7 +25,6 @@ from raygnn.driver.job_plan import (
     header,
     make,
     make_plan,
-    show_finding,
     show_nodes,
 )
 from raygnn.driver.launch import Launch
@@ -101,7 +100,7 @@ class Session:
             what, remedy = self._interrupted(run)
             raise Interrupted(what, remedy=remedy) from None
 
-    def make_plan(self, global_batch: int, place: Path | None = None) -> None:
+    def make_plan(self, global_batch: int, place: str | None = None) -> None:
         """Decide what will run where, and ask every node whether it can; nothing is written but
         what the job trains on.
 
@@ -114,12 +113,12 @@ class Session:
             PreflightError: the job cannot run here.
         """
         config, show, cluster = self.config, self.show, self.cluster
-        place = place or config.run_dir
+        place = place or self.run.shown
         show.header(header(config, self.workers, cluster, global_batch, place, self._purpose))
         if isinstance(config.graph, PlantedGraph):
             cluster.start()  # a generated graph can not turn out to be bad
-        with Nodes(config, cluster) as nodes:
-            given = read_input(config, self.workers, show)
+        with Nodes(config, cluster, show) as nodes:
+            given = read_input(config, self.workers, show, cluster)
             if not cluster.local or config.task.of_graphs:
                 given = make(config, nodes, given, show)  # so that every node can be asked about it
             self.plan = make_plan(config, nodes, self.workers, given, global_batch, show)
@@ -132,7 +131,7 @@ class Session:
         if not self.cluster.local:
             show_nodes(self.show, self.plan.report)
         for finding in self.plan.report.findings:
-            show_finding(self.show, finding)
+            self.show.note(finding.text)
 
     def launch(self, watch: Callable[[Session, Launch], None], **job: Any) -> dict[str, Any]:
         """Run the ranks; a missing partition is made while Ray starts.
@@ -197,9 +196,12 @@ class Session:
         """Leave for the report how the partition divides the graph; what others wrote is not read
         for that."""
         if isinstance(made, PartitionInput) and made.meta and made.meta.manifest is not None:
-            parts = [part.model_dump() for part in made.meta.manifest.parts]
+            parts = [part.row for part in made.meta.manifest.parts]
+            place, store = str(made.place), self.config.store
+            if store is not None and made.place is not None and not isinstance(made.place, Path):
+                place = (store / "partitions" / made.place.name).shared
             with suppress(TrainingError):
-                self.run.write(PARTITION, {"directory": str(made.place), "parts": parts})
+                self.run.write(PARTITION, {"directory": place, "parts": parts})
 
     def _save(self, launch: Launch) -> None:
         """Have a last checkpoint written; a second Ctrl-C is the first one's, and goes no
@@ -217,7 +219,7 @@ class Session:
             self.run.update_summary(status="failed", error=str(error))
         if isinstance(error, TrainingError):
             if self._purpose is None or error.exit_code != InputError.exit_code:
-                error.run = str(self.run.path)  # there is more to be told
+                error.run = self.run.shown  # there is more to be told
             if not error.direct:
                 self._say_cause(error)
 
@@ -255,7 +257,8 @@ def session_beside(
     keep: bool = True,
 ) -> Iterator[Session]:
     """A session that has begun in ``<storage>/<place>/<name>``, and leaves the run of that name
-    alone: the sweep of `tune`, and predictions.
+    alone: the sweep of `tune`, and predictions. Of a storage that is no directory that lies on
+    this machine, and is not brought there.
 
     Args:
         place: a name that no run can have.
@@ -266,7 +269,7 @@ def session_beside(
         InputError, PreflightError, TrainingError, Interrupted: see `raygnn.train`.
     """
     with (
-        RunDir.create(str(Path(config.storage) / place), config.name, mode="overwrite") as run,
+        RunDir.create(config.local_storage / place, config.name, mode="overwrite") as run,
         _cleared(run, keep),
         Session(
             config,
@@ -278,7 +281,9 @@ def session_beside(
             purpose=purpose,
         ) as session,
     ):
-        shown = run.path if keep else None  # what will be there afterwards
+        shown = run.shown if keep else None  # what will be there afterwards
+        if not keep and config.store is not None:
+            shown = (config.store / config.name).shared
         session.make_plan(session.workers * config.sampling.batch_size, shown)
         session.begin()
         yield session
@@ -289,8 +294,8 @@ def _cleared(run: RunDir, keep: bool) -> Iterator[None]:
     """Remove what is of no use when the ranks are gone. What they failed of is looked into."""
     try:
         yield
-    except TrainingError:
-        keep = True
+    except TrainingError as error:
+        keep |= error.exit_code != InputError.exit_code
         raise
     finally:
         mine = run.begun and run.lost is None

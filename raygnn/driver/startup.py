@@ -1,12 +1,15 @@
-"""How far Ray and the ranks have come before the first step, and what is wrong if they do not."""
+"""What comes before the first step: room that is asked for and waited for, and how far Ray and the
+ranks have come, or what is wrong if they do not."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import psutil
 
@@ -14,8 +17,12 @@ from raygnn import compat
 from raygnn.config.schema import Config
 from raygnn.driver.launch import CONTROLLER
 from raygnn.driver.ray_cluster import RayCluster, patience
-from raygnn.errors import TrainingError
+from raygnn.errors import PreflightError, TrainingError
+from raygnn.preflight.findings import some
+from raygnn.runs.diagnose.causes import REMEDIES
 from raygnn.runs.display import Display
+from raygnn.runs.progress_line import clock
+from raygnn.worker import ray_nodes
 from raygnn.worker.control import Snapshot
 
 _LOOK = 1.0  # seconds between looks at Ray
@@ -44,6 +51,73 @@ _PHASES = {
 }
 
 
+class RoomRequest:
+    """Room for a job's workers (the fewest, if a range), asked of Ray before they start.
+
+    A placement group: an autoscaler brings nodes for it, beside what other jobs hold; what has come
+    is kept from them; and Ray removes it with this process, whatever its end. What is asked for by
+    `ray.autoscaler.sdk.request_resources` outlives the process, and is replaced by the next call of
+    anybody on the cluster: Ray Data and Ray Train make one every 20 s.
+    """
+
+    def __init__(self, config: Config, cluster: RayCluster, show: Display):
+        limits = config.cluster.limits
+        assert limits is not None  # see `ClusterConfig`
+        self.workers = limits[0]
+        self._config = config.cluster
+        self._cluster = cluster
+        self._show = show
+        self._group: Any = None
+
+    def wait(self) -> None:
+        """Ask, unless it is there already, and return when it is, no later than ``cluster.wait``
+        says.
+
+        Raises:
+            PreflightError: it is not there by then, or Ray has died.
+        """
+        from ray.util import placement_group
+
+        if self._group is not None:
+            return
+        needs = self._config.worker_needs
+        self._group = placement_group([needs] * self.workers, strategy="PACK")
+        before = {node["NodeID"] for node in ray_nodes.living()}
+        end = time.monotonic() + self._config.wait_seconds
+        with self._show.stage(f"room for {some(self.workers, 'worker')}", lines=True) as detail:
+            while not self._group.wait(_LOOK):
+                if (death := self._cluster.death()) is not None:
+                    raise PreflightError(death, remedy=REMEDIES["ray_died"])
+                nodes = {node["NodeID"] for node in ray_nodes.living()}
+                fit = min(ray_nodes.room(needs), self.workers)
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise self._missing(fit, len(nodes))
+                there = f"{fit} of {self.workers} fit on {some(len(nodes), 'node')}"
+                came = len(nodes - before)
+                detail(f"{there}{f' ({came} new)' if came else ''}, {clock(left)} left")
+
+    def give_back(self) -> None:
+        """What came is free for others, such as Ray Train, and no more is asked for."""
+        from ray.util import remove_placement_group
+
+        group, self._group = self._group, None
+        if group is not None and self._cluster.death() is None:
+            with suppress(Exception):  # Ray is going, and what was asked for with it
+                remove_placement_group(group)
+
+    def _missing(self, fit: int, nodes: int) -> PreflightError:
+        asked, free = _asked_and_free(self._config.worker_needs)
+        return PreflightError(
+            f"after {self._config.wait} Ray has room for {fit} of {some(self.workers, 'worker')} "
+            f"with {asked} each: {free} are free on {some(nodes, 'node')}",
+            where=f"cluster.wait: {self._config.wait}",
+            remedy="see on the head what the autoscaler does (`ray status`), let it start more "
+            "nodes (max_workers or maxReplicas in the cluster's file), raise cluster.wait, or "
+            "lower cluster.workers",
+        )
+
+
 class Startup:
     """Looks at how far Ray has come with a job's workers, until they are all there.
 
@@ -59,8 +133,7 @@ class Startup:
 
     def __init__(self, config: Config, workers: int, cluster: RayCluster, show: Display):
         cluster_config = config.cluster
-        needs = {"CPU": cluster_config.cpus_per_worker, "GPU": cluster_config.gpus_per_worker}
-        self._needs: dict[str, float] = {name: n for name, n in needs.items() if n}
+        self._needs = cluster_config.worker_needs
         limits = cluster_config.limits
         self._workers = limits[0] if cluster_config.elastic and limits else workers
         self._most = workers
@@ -126,23 +199,19 @@ class Startup:
 
         if waited < _TELL:
             return
-        has, free = ray.cluster_resources(), ray.available_resources()
-        asked = " and ".join(f"{n:g} {name}s" for name, n in self._needs.items())
+        has, (asked, free) = ray.cluster_resources(), _asked_and_free(self._needs)
         asked = f"room for {self._workers} workers with {asked} each"
-        there = " and ".join(
-            f"{free.get(name, 0.0):g} of {has.get(name, 0.0):g} {name}s" for name in self._needs
-        )
         # where Ray is not ours, nodes may come and other jobs end
         never = any(n * self._workers > has.get(name, 0.0) for name, n in self._needs.items())
         limit = _NO_ROOM if never and self._cluster.local else self._timeout
         if waited >= limit:
             raise TrainingError(
-                f"Ray has no {asked}: {there} are free, after {waited:.0f} s",
+                f"Ray has no {asked}: {free} are free, after {waited:.0f} s",
                 remedy="lower cluster.workers or what each of them asks for, add nodes, or start "
                 "when other jobs have ended",
             )
         if not self._told:
-            self._show.note(f"waiting up to {limit:.0f} s for {asked}: {there} are free")
+            self._show.note(f"waiting up to {limit:.0f} s for {asked}: {free} are free")
             self._told = True
 
     def _wait_for_processes(self, waited: float) -> None:
@@ -165,6 +234,16 @@ class Startup:
             f"{'/tmp/ray/session_latest/logs' if not logs else 'the logs of Ray (-v)'}",
             trace="\n".join(lines[-_LINES:]) or None,
         )
+
+
+def _asked_and_free(needs: Mapping[str, float]) -> tuple[str, str]:
+    """What each worker asks of Ray, and how much of that is free."""
+    import ray
+
+    has, free = ray.cluster_resources(), ray.available_resources()
+    asked = " and ".join(f"{n:g} {name}s" for name, n in needs.items())
+    totals = [f"{free.get(name, 0.0):g} of {has.get(name, 0.0):g} {name}s" for name in needs]
+    return asked, " and ".join(totals)
 
 
 def _stillborn(logs: Path) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 
 from raygnn import __version__
 from raygnn.config.load import Source, as_config, load_config
-from raygnn.driver.inputs import read_input, to_look_at
+from raygnn.driver.inputs import UnreadGraph, read_input, to_look_at
 from raygnn.driver.job_plan import (
     Nodes,
     count_workers,
@@ -42,10 +42,14 @@ from raygnn.preflight.report import Report
 from raygnn.runs.advice import possible_advice
 from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.report.page import record_notes, reported
-from raygnn.runs.run import Run
-from raygnn.runs.run_directory import METRICS, RunDir, is_run
+from raygnn.runs.run import Run, open_run
+from raygnn.runs.run_directory import METRICS, RunDir, is_kept, is_run
 
 MOST_PROFILED = 1000  # steps
+_UNREAD = (
+    "the graph is partitioned out of core, and was not read: it, its size for memory and disk, and "
+    "a model of your own are looked at once raygnn train or raygnn partition has made the partition"
+)
 _COLUMNS = ("operator", "calls", "self ms", "total ms")
 
 
@@ -86,9 +90,12 @@ def train(
     check_packages(config)
     with (
         RunDir.create(
-            config.storage,
+            config.local_storage,
             config.name,
             mode=resume_mode(config) if resume else "overwrite" if overwrite else "new",
+            store=config.store,
+            patience=config.fault.storage_timeout.seconds,
+            tell=show.note,
         ) as run,
         only_fetched(run),
         reported(run, show),
@@ -116,11 +123,13 @@ def train(
         versions = {"raygnn": __version__, **session.plan.report.nodes[0].versions}
         topology = session.plan.topology(config)
         run.update_summary(**result, status="done", topology=topology, versions=versions)
-    if operators := run.summary.get("operators"):
+        summary = run.summary
+    if operators := summary.get("operators"):
         rows = [list(operator.values()) for operator in operators["top"]]
         show.table(f"operators of rank 0, {operators['steps']} steps", list(_COLUMNS), rows)
-    show.closing(run.summary, run.path)
-    return Run(run.path)
+    show.closing(summary, run.shown)
+    # what a store did not take is here still
+    return Run(run.path) if run.uri is None or is_run(run.path) else open_run(run.uri.text)
 
 
 def partition(config: Source, *, verbose: bool = False, display: bool = True) -> Stored:
@@ -133,7 +142,8 @@ def partition(config: Source, *, verbose: bool = False, display: bool = True) ->
     """
     config, show = as_config(config), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
-        meta = read_input(config, count_workers(config, cluster), show).made(show).meta
+        given = read_input(config, count_workers(config, cluster), show, cluster)
+        meta = given.made(show).meta
     if meta is None:
         raise ConfigError(
             "a dataset of your own is not stored: every rank opens it",
@@ -141,15 +151,21 @@ def partition(config: Source, *, verbose: bool = False, display: bool = True) ->
             remedy="start with raygnn train",
         )
     rows = stored_table(meta)
+    seconds = [row.pop("seconds") for row in rows][-1]
     kind = "collection" if config.task.of_graphs else "partition"
-    show.table(f"{kind} {meta.directory}", list(rows[0]), [list(row.values()) for row in rows])
+    columns = [name.replace("_", " ") for name in rows[0]]
+    show.table(f"{kind} {meta.directory}", columns, [list(row.values()) for row in rows])
+    if given.meta is not None:
+        made = "" if seconds is None else f"; it was made in {seconds:.1f} s"
+        show.note(f"the {kind} was there already{made}")
     return meta
 
 
 def check(config: Source, *, verbose: bool = False, display: bool = True) -> Report:
     """Validate the input and whether the job can run here; nothing is written or started.
 
-    A graph that has not been partitioned is read and judged as it is.
+    A graph that has not been partitioned is read and judged as it is; one that is partitioned out
+    of core is not read, and all else is judged.
 
     Returns:
         The report; `verdict(report.findings, config)` raises for what it refuses.
@@ -162,10 +178,14 @@ def check(config: Source, *, verbose: bool = False, display: bool = True) -> Rep
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:
         workers = count_workers(config, cluster)
-        with to_look_at(read_input(config, workers, show)) as given:
+        with to_look_at(read_input(config, workers, show, cluster, only_look=True)) as given:
             batch = config.sampling.batch_size * workers
-            report = make_plan(config, nodes, workers, given, batch, show).report
-    if is_run(config.run_dir):
+            if isinstance(given, UnreadGraph):
+                show.note(_UNREAD)
+                report = preflight_report.before_graph(config, nodes.look(None))
+            else:
+                report = make_plan(config, nodes, workers, given, batch, show).report
+    if is_run(config.run_dir) if config.store is None else is_kept(config.store, config.name):
         taken = Finding(
             "name_free",
             "warn",

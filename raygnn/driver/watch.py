@@ -51,6 +51,18 @@ class Watch:
             self.look()
             interrupts.sleep(_POLL)
 
+    def first_records(self, tail: MetricsTail) -> list[Record]:
+        """Show, as a stage, how Ray and the workers start up, until there are records."""
+        records: list[Record] = []
+
+        def arrived() -> bool:
+            records.extend(tail.poll())
+            return bool(records)
+
+        with self._show.stage("Ray and workers") as detail:
+            self.start_up(detail, arrived)
+        return records
+
     def look(self) -> None:
         """See to frozen ranks, and show what ranks and Ray Train's controller leave word of."""
         self._heartbeat.look()
@@ -72,14 +84,7 @@ def watch_training(job: Session, launch: Launch, loggers: Loggers, tail: Metrics
     """
     config, run, show = job.config, job.run, job.show
     watch = Watch(job, launch)
-    records: list[Record] = []
-
-    def arrived() -> bool:
-        records.extend(tail.poll())
-        return bool(records)
-
-    with show.stage("Ray and workers") as detail:
-        watch.start_up(detail, arrived)
+    records = watch.first_records(tail)
     launch.began = bool(records)
     train = config.train
     steps = job.plan.steps_per_epoch(config) or launch.snapshot.steps_per_epoch or 1

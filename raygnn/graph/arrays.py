@@ -86,19 +86,50 @@ class Rows:
 
     def _take(self, ids: Array) -> Array | Tensor:
         if isinstance(self.array, np.ndarray):
-            taken: Array = np.take(self.array, ids, axis=0)
+            # of a mapped file that is not aligned take would copy the whole
+            aligned = self.array.flags.aligned
+            taken: Array = np.take(self.array, ids, axis=0) if aligned else self.array[ids]
             return taken
         import torch
 
         return self.array.index_select(0, torch.from_numpy(ids))
 
 
-def dtype_name(array: Array | Tensor | Rows) -> str:
+@dataclass(frozen=True)
+class OnDemand:
+    """An array that is made while it is written.
+
+    Attributes:
+        dtype, shape: of the whole.
+        make: gives it a piece at a time, from the first row to the last.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+    make: Callable[[], Iterator[Array | Tensor]]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    def pieces(self) -> Iterator[Array | Tensor]:
+        """The rows, in order."""
+        return self.make()
+
+
+AnyArray: TypeAlias = "Array | Tensor | Rows | OnDemand"
+
+
+def dtype_name(array: AnyArray) -> str:
     """``"float32"``, ``"bfloat16"``, …: the same for numpy and torch."""
     return str(array.dtype).removeprefix("torch.")
 
 
-def storable(array: Array | Tensor | Rows) -> bool:
+def storable(array: AnyArray) -> bool:
     """Whether DGL's files can hold the array (bool comes back as uint8)."""
     return dtype_name(array) in CODES
 

@@ -101,14 +101,17 @@ class EdgeSplit:
         etype: whose edges are predicted.
         reverse: the type whose edges are hidden, too, where they join the two nodes of a hidden
             edge the other way round; None = none.
-        shares: of the edges for validation and for test; None = by the edges' masks.
+        shares: of the edges for validation and for test, or by time from when on they are (see
+            `raygnn.graph.times.moment`); None = by the edges' masks.
         seed: of the shares.
+        time: the array that says when each edge is, by which they are split; None = at random.
     """
 
     etype: EdgeType
     reverse: EdgeType | None = None
-    shares: tuple[float, float] | None = None
+    shares: tuple[float | int | str, float | int | str] | None = None
     seed: int = 0
+    time: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

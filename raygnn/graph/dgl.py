@@ -13,6 +13,7 @@ A model of the user's own may say ``import dgl.nn`` as always, once :func:`dgl` 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -60,6 +62,8 @@ _SERVICES = ("_distributed_access", "_distributed_edge_access", "_distributed_ge
 
 # "[12:34:56] /opt/dgl/src/graph/transform/metis_partition_hetero.cc:89: Partition a graph …"
 _LOG_LINE = re.compile(rb"^\[\d\d:\d\d:\d\d\] \S+\.(cc|h|cu):\d+: ")
+
+_M_PERTURB = -6  # of glibc's malloc.h
 
 _lock = threading.RLock()
 _stderr_lock = threading.Lock()
@@ -99,17 +103,27 @@ def require(capability: str) -> None:
         raise _unavailable(capability, f"DGL's {capability}")
 
 
-def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
+def metis(
+    indptr: IntArray,
+    indices: IntArray,
+    parts: int,
+    weights: IntArray,
+    *,
+    repeatable: bool = False,
+) -> IntArray:
     """METIS with the edge cut as its objective (Karypis & Kumar 1998).
 
     METIS seeds itself with a constant, and with one constraint the same input gives the same
-    parts. With several, a few nodes were seen to move from one call in 40 to the next.
+    parts. With several it reads memory that it has not written, and the parts depend on what was
+    there before.
 
     Args:
         indptr, indices: int64, a symmetric graph without loops and multiple edges; neighbours
             of node v are ``indices[indptr[v]:indptr[v+1]]``.
         parts: fewer than there are nodes.
         weights: int64 ``[nodes, constraints]``; each column is divided evenly.
+        repeatable: have memory filled with a constant meanwhile, where the C library is glibc,
+            so that the same input gives the same parts. That takes time and memory.
 
     Returns:
         int64 ``[nodes]``, each node's part.
@@ -128,11 +142,11 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
     # the Tolokers graph that cuts 13 % of the edges for 2 parts, bisection 7 %.
     mode = "recursive" if parts <= 8 else "k-way"
     try:
+        # not metis_partition_assignment: that copies the graph once more, and prints
+        function = module.partition._CAPI_DGLMetisPartition_Hetero
+        given = graph.formats("csc")._graph, parts, to_dgl(tensors[2]), mode, True
         with quiet():
-            # not metis_partition_assignment: that copies the graph once more, and prints
-            result = module.partition._CAPI_DGLMetisPartition_Hetero(
-                graph.formats("csc")._graph, parts, to_dgl(tensors[2]), mode, True
-            )
+            result = _in_filled_memory(function, *given) if repeatable else function(*given)
     except module.DGLError as error:
         raise RuntimeError(str(error).splitlines()[0]) from error
     finally:
@@ -143,6 +157,22 @@ def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) ->
         raise RuntimeError("it returned no parts; out of memory?")
     assigned: IntArray = module.backend.zerocopy_from_dgl_ndarray(result).numpy()
     return assigned
+
+
+def _in_filled_memory(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function while malloc of glibc fills what it gives out, to the whole process.
+
+    In a new thread: small pieces that a thread has freed are given to it again as they are.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_PERTURB, 0xA5)
+    try:
+        with ThreadPoolExecutor(1, "metis") as pool:
+            return pool.submit(function, *given).result()
+    finally:
+        if hasattr(library, "mallopt"):
+            library.mallopt(_M_PERTURB, 0)
 
 
 @contextlib.contextmanager

@@ -166,7 +166,8 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
 
 
 def _unknown(label: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.isnan(label) if label.dtype.kind == "f" else label < 0
+    rows = label.reshape(len(label), -1)  # of several labels one may be known
+    return np.asarray((np.isnan(rows) if label.dtype.kind == "f" else rows < 0).all(1))
 
 
 def _first(bad: np.ndarray[Any, Any]) -> int | None:

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import threading
 import time
+import uuid
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -19,12 +20,12 @@ import raygnn
 from raygnn.config.load import Source, as_config
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
-from raygnn.jobs.handle import Handle, opened
+from raygnn.jobs.handle import Handle, begun_by, opened
 from raygnn.jobs.notebook import Lines, view
 from raygnn.runs.interrupts import STOPS
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run
-from raygnn.runs.run_directory import CONFIG
+from raygnn.runs.run_directory import JOB
 
 _OF_TERMINALS = {"FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 _MOST_LINES = 10_000
@@ -65,6 +66,8 @@ def launch(
     if overwrite and resume:
         raise InputError("overwrite and resume together", remedy="choose one of them")
     document = config.to_dict()
+    if config.store is not None:
+        document["storage"] = config.store.text  # with what is secret in it: it is written nowhere
     if config.cluster.address == "auto" and (address := _connected()):
         document["cluster"]["address"] = address
     options = {"overwrite": overwrite, "resume": resume, "verbose": verbose, "profile": profile}
@@ -81,7 +84,8 @@ class LocalJob(Handle):
     def __init__(self, config: Config, request: dict[str, object], *, display: bool):
         self.name = config.name
         self._directory = config.run_dir
-        self._before = _identity(self._directory)
+        self._kept = config.store and config.store / config.name
+        self._id = f"launched-{uuid.uuid4().hex}"  # of an earlier command there may be a run
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._facts: dict[str, Any] = {}
         self._view: Lines | None = None
@@ -95,7 +99,7 @@ class LocalJob(Handle):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs],
-                env=_environment(),
+                env={**_environment(), JOB: self._id},
                 text=True,
                 encoding="utf-8",
                 errors="replace",
@@ -122,10 +126,11 @@ class LocalJob(Handle):
 
     @property
     def run(self) -> Run | None:
-        # of an earlier command there may be one of the same name
-        if _identity(self._directory) == self._before:
-            return None
-        return opened(self._directory)
+        run = opened(self._directory)
+        # what is in a store is here only while it is written, or where its command was killed
+        if run is None and self._kept is not None and self._ended.is_set():
+            run = opened(self._kept.text)
+        return run if run is not None and begun_by(run, self._id) else None
 
     def logs(self, lines: int | None = None) -> str:
         """The last so many lines that it printed, or all, of 10,000 that are kept; what ranks log
@@ -198,15 +203,6 @@ def _connected() -> str | None:
     if ray is None or not ray.is_initialized():
         return None
     return str(ray.get_runtime_context().gcs_address)
-
-
-def _identity(run: Path) -> tuple[int, int] | None:
-    """Tells a run from the one that was there before: each writes a new configuration."""
-    try:
-        file = (run / CONFIG).stat()
-    except OSError:
-        return None
-    return file.st_ino, file.st_mtime_ns
 
 
 def _environment() -> dict[str, str]:

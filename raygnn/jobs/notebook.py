@@ -66,8 +66,8 @@ def card(name: str, status: str, told: ProgressLine | None, log: str, run: Run |
 
 def _series(run: Run) -> list[tuple[str, list[Point]]]:
     """The training's loss, and the first validation metric."""
-    file = run.path / METRICS
     try:
+        file = run.files / METRICS
         if file.stat().st_size > _LARGEST:
             return []
         records = read_metrics(file)

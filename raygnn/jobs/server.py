@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from raygnn.config.places import without_users
-from raygnn.errors import InputError, PreflightError, RaygnnError
+from raygnn.errors import InputError, PreflightError, RaygnnError, wrong_token
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -311,15 +311,7 @@ def _error(error: Exception, address: str, job: str | None) -> RaygnnError:
     said = " ".join(str(error).split())
     if isinstance(error, AuthenticationError):
         other = "Forbidden" in said or "invalid" in said
-        told = (
-            "its token is another one" if other else "it asks for a token, and there is none here"
-        )
-        return PreflightError(
-            f"the job server refused us: {told}",
-            where=address,
-            remedy="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, to what "
-            "the head node was started with",
-        )
+        return wrong_token("the job server refused us", address, sent=other)
     if isinstance(error, (requests.RequestException, ConnectionError, TimeoutError)):
         slow = isinstance(error, TimeoutError) or "timed out" in said.lower()
         return PreflightError(

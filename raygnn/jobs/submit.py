@@ -23,7 +23,7 @@ from raygnn.jobs.server import RUN, STORAGE, VERSION, JobInfo, JobServer, states
 from raygnn.runs.display import WIDTH, Display
 from raygnn.runs.progress_line import ProgressLine
 from raygnn.runs.run import Run, age, progress, row_of
-from raygnn.runs.run_directory import JOB, storage_path
+from raygnn.runs.run_directory import JOB, read_storage
 
 _GRACE = 60  # seconds to end, beside those for a checkpoint
 _POLL = 1.0  # seconds between looks at the server
@@ -108,9 +108,7 @@ def prepare(
                 remedy="set it in the environment of the nodes, before ray start",
             )
     data = _carried(job, relative, directory, label)
-    contents = upload.contents_of(
-        directory, data and directory / data, without=storage_path(job.storage)
-    )
+    contents = upload.contents_of(directory, data and directory / data, without=job.local_storage)
     contents.check()
     return Package(job, contents, data)
 
@@ -163,8 +161,9 @@ def send(
         PreflightError: the job server refuses.
     """
     config = package.config
+    storage = config.to_dict()["storage"]
     for other in server.jobs():
-        if not other.over and (other.run, other.storage) == (config.name, config.storage):
+        if not other.over and (other.run, other.storage) == (config.name, storage):
             raise InputError(
                 f"a job of the run {config.name!r} is {other.state}: {other.id}",
                 where=server.address,
@@ -186,9 +185,9 @@ def send(
                 JOB: job,
                 **({WIDTH: str(width)} if width else {}),
             },
-            metadata={RUN: config.name, STORAGE: config.storage, VERSION: __version__},
+            metadata={RUN: config.name, STORAGE: storage, VERSION: __version__},
         )
-    return SubmittedJob(server, job, config.name, config.storage)
+    return SubmittedJob(server, job, config.name, storage)
 
 
 class SubmittedJob(Handle):
@@ -326,7 +325,10 @@ def _told(server: JobServer, job: str) -> ProgressLine | None:
 
 def _run_of(job: str, name: str | None, storage: str | None) -> Run | None:
     """The run directory of a job, where it can be seen from here."""
-    run = opened(storage_path(storage) / name) if storage and name else None
+    run = None
+    if storage and name:
+        kept = read_storage(storage)
+        run = opened(kept / name if isinstance(kept, Path) else (kept / name).text)
     return run if run is not None and begun_by(run, job) else None
 
 

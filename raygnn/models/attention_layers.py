@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import Choice, select
 from raygnn.models.linear import linear
-from raygnn.models.typed_layers import Combined, ConvFactory, Degrees, Hidden, Layer, LayerSpec, key
+from raygnn.models.typed_layers import ConvFactory, Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 
@@ -79,13 +79,7 @@ class HANLayer(Layer):
             {key(t): SemanticAttention(self.width, attention) for t in chosen}
         )
 
-    def forward(
-        self,
-        block: Block,
-        h: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-    ) -> Hidden:
+    def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)
         out = {}
         for ntype in self.outputs():
@@ -114,6 +108,10 @@ class HGTLayer(Layer):
     all types. What attention gives passes the destination type's output transform and is mixed
     with the node itself by a learned share, as in DGL's HGTConv; the node itself is transformed
     where its width is another.
+
+    Features of edges, by a linear transform for each edge type, are added to its keys and its
+    values, as in PyG's TransformerConv(edge_dim=…) (after Shi et al., "Masked label prediction",
+    IJCAI 2021).
 
     Not in here are the paper's relative temporal encoding, and its activation between attention
     and output transform.
@@ -160,14 +158,15 @@ class HGTLayer(Layer):
                 square = torch.empty(heads, self.head_width, self.head_width)
                 table[key(*etype)] = nn.Parameter(square.uniform_(-bound, bound))
             self.priority[key(*etype)] = nn.Parameter(torch.ones(heads))
+        self.edge = nn.ModuleDict(
+            {
+                key(*e): nn.Linear(spec.edges[e], hidden, bias=False)
+                for e in etypes
+                if spec.edges.get(e)
+            }
+        )
 
-    def forward(
-        self,
-        block: Block,
-        h: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-    ) -> Hidden:
+    def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)
         keys = {t: self._split(self.keys, t, h[t]) for t in {e[0] for e in self.etypes}}
         values = {t: self._split(self.values, t, h[t]) for t in keys}
@@ -198,18 +197,31 @@ class HGTLayer(Layer):
         query: Tensor,
     ) -> Tensor:
         """What the destinations ``[D, H, d]`` of ``query`` get from all their sources."""
-        scores, messages = [], []
+        scores, messages, additions = [], [], []
         for etype in etypes:
             adj, name = block.adj[etype], key(*etype)
             turned = torch.einsum("nhi,hio->nho", keys[etype[0]], self.attention[name])
             scale = self.priority[name] / math.sqrt(self.head_width)
-            products = turned.index_select(0, adj.src) * query.index_select(0, adj.dst)
+            compared = turned.index_select(0, adj.src)
+            if name in self.edge:
+                assert adj.rows is not None
+                weight = cast("nn.Linear", self.edge[name]).weight
+                additions.append(linear(adj.rows, weight).view(compared.shape))
+                compared = compared + additions[-1]
+            elif self.edge:
+                additions.append(torch.zeros_like(compared))
+            products = compared * query.index_select(0, adj.dst)
             scores.append(products.sum(-1) * scale)
             messages.append(torch.einsum("nhi,hio->nho", values[etype[0]], self.message[name]))
         joined, order = _joined([block.adj[e] for e in etypes], [m.shape[0] for m in messages])
         score, message = torch.cat(scores).index_select(0, order), torch.cat(messages)
         ops = select(self.kernels, message)
-        return ops.attend(joined, message, ops.edge_softmax(joined, score, message.shape[0]))
+        share = ops.edge_softmax(joined, score, message.shape[0])
+        out = ops.attend(joined, message, share)
+        if additions:
+            added = torch.cat(additions).index_select(0, order) * share.unsqueeze(2)
+            out = out + ops.combine_edges(joined, added.flatten(1)).view(out.shape)
+        return out
 
 
 def _joined(adjacencies: Sequence[Adjacency], sizes: Sequence[int]) -> tuple[Adjacency, Tensor]:

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raygnn.models.kernels.message_passing import Choice, Reduce, select
-from raygnn.models.linear import Dropout, linear
+from raygnn.models.kernels.message_passing import NATIVE, Choice, Kernels, Reduce, select
+from raygnn.models.linear import Dropout, join, linear
 from raygnn.models.norm import activation, norm, normalise
 from raygnn.sampling.batch import Adjacency
 
@@ -28,10 +28,11 @@ Combine = Literal["sum", "mean", "max", "gcn"]
 _GATHER_COST = 16
 
 
-def with_self_loops(adj: Adjacency) -> Adjacency:
+def with_self_loops(adj: Adjacency, ops: Kernels = NATIVE) -> Adjacency:
     """``adj`` with one more edge per destination, from itself, at the end of its list.
 
-    A block's destinations are the first of its sources, so node d's own number is d.
+    A block's destinations are the first of its sources, so node d's own number is d. A loop's
+    features are the mean of those of the destination's edges, as PyG's ``fill_value="mean"``.
     """
     device = adj.src.device
     num_dst = adj.num_dst
@@ -43,7 +44,11 @@ def with_self_loops(adj: Adjacency) -> Adjacency:
         torch.empty_like(place).scatter_(0, place, torch.cat([ends, own]))
         for ends in (adj.src, adj.dst)
     )
-    return Adjacency(indptr, src).knowing(dst)
+    rows = adj.rows
+    if rows is not None:
+        both = torch.cat([rows, ops.combine_edges(adj, rows, "mean")])
+        rows = torch.empty_like(both).index_copy(0, place, both)
+    return Adjacency(indptr, src, None, rows).knowing(dst)
 
 
 class LinearConv(nn.Module, ABC):
@@ -72,13 +77,13 @@ class LinearConv(nn.Module, ABC):
 
         Args:
             combined: ``[D, F]``, from `combine`.
-            adj: only its ``indptr`` is looked at.
+            adj: its ``src`` is not looked at.
             degree: ``[≥ D]``.
         """
 
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
         """Whether it is cheaper to apply ``weight`` to all sources, before they are combined."""
-        out, width = self.weight.shape
+        out, width = len(self.weight), h_src.shape[1]
         if self.kernels == "scatter":  # sizes are not known yet
             return False
         more = (len(h_src) - adj.num_dst) * out * width
@@ -146,11 +151,25 @@ class GCNConv(LinearConv):
 class SAGEConv(LinearConv):
     """The neighbour half of GraphSAGE (Hamilton, Ying & Leskovec, NeurIPS 2017).
 
-    The transform of the node itself is shared between edge types and sits in the layer.
+    The transform of the node itself is shared between edge types and sits in the layer. Where
+    edges have features a message is the neighbour's row and the edge's, side by side. What is
+    combined of them is that of the two halves, so `combine` does without the edges' half.
+
+    Args:
+        edges: width of the edges' features.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, reduce: Reduce, kernels: Choice):
-        super().__init__(in_features, out_features, reduce=reduce, kernels=kernels)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        edges: int = 0,
+        reduce: Reduce,
+        kernels: Choice,
+    ):
+        super().__init__(in_features + edges, out_features, reduce=reduce, kernels=kernels)
+        self.edges = edges
         nn.init.xavier_uniform_(self.weight, gain=nn.init.calculate_gain("relu"))
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
@@ -159,7 +178,22 @@ class SAGEConv(LinearConv):
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None
     ) -> Tensor:
-        return combined
+        return join([combined, self._edges(adj, combined)]) if self.edges else combined
+
+    def _edges(self, adj: Adjacency, like: Tensor) -> Tensor:
+        """The edges' features, combined: ``[D, edges]`` in the dtype of ``like``."""
+        assert adj.rows is not None
+        rows = select(self.kernels, adj.rows).combine_edges(adj, adj.rows, self.reduce)
+        return rows.to(like.dtype)
+
+    def forward(
+        self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
+    ) -> Tensor:
+        if not self.edges or not self.weight_first(adj, h_src):
+            return super().forward(adj, h_src, h_dst, degree)
+        nodes, edges = self.weight.split([h_src.shape[1], self.edges], dim=1)
+        messages = self.combine(adj, linear(h_src, nodes), degree)
+        return messages + linear(self._edges(adj, h_src), edges)
 
 
 class GATConv(nn.Module):
@@ -171,6 +205,8 @@ class GATConv(nn.Module):
         dynamic: GATv2's order of operations.
         same_type: source and destination type are one; then a node attends to itself as well.
         kernels: the config's ``model.kernels``.
+        edges: width of the edges' features. GAT reads them in the attention and in the messages,
+            as DGL's EdgeGATConv, GATv2 in the attention alone, as PyG's GATv2Conv(edge_dim=…).
     """
 
     def __init__(
@@ -185,6 +221,7 @@ class GATConv(nn.Module):
         dynamic: bool,
         same_type: bool,
         kernels: Choice,
+        edges: int = 0,
     ):
         super().__init__()
         self.heads, self.width = heads, out_features
@@ -204,6 +241,13 @@ class GATConv(nn.Module):
         if not dynamic:
             self.attn_dst = nn.Parameter(torch.empty(heads, out_features))
             nn.init.xavier_normal_(self.attn_dst, gain=gain)
+        self.edge = self.attn_edge = None
+        if edges:
+            self.edge = nn.Linear(edges, heads * out_features, bias=False)
+            nn.init.xavier_normal_(self.edge.weight, gain=gain)
+        if edges and not dynamic:
+            self.attn_edge = nn.Parameter(torch.empty(heads, out_features))
+            nn.init.xavier_normal_(self.attn_edge, gain=gain)
         self.attn_dropout = Dropout(attn_dropout)
         self.bias = nn.Parameter(torch.zeros(out_features if mean_heads else heads * out_features))
 
@@ -211,25 +255,53 @@ class GATConv(nn.Module):
         self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
     ) -> Tensor:
         """``h_src [S, F_src]``, ``h_dst [D, F_dst]`` → ``[D, heads·F]``, or ``[D, F]``."""
-        if self.same_type:
-            adj = with_self_loops(adj)
         left = linear(h_src, self.src.weight, self.src.bias).view(-1, self.heads, self.width)
+        ops = select(self.kernels, left)
+        if self.same_type:
+            adj = with_self_loops(adj, ops)
         if self.dst is None:
             right = left[: h_dst.shape[0]]
         else:
             right = linear(h_dst, self.dst.weight, self.dst.bias).view(-1, self.heads, self.width)
         if self.attn_dst is None:
-            joint = F.leaky_relu(
-                left.index_select(0, adj.src) + right.index_select(0, adj.dst), 0.2
-            )
-            score = (joint * self.attn_src).sum(-1)
+            joint = left.index_select(0, adj.src) + right.index_select(0, adj.dst)
+            if self.edge is not None:
+                joint = joint.add_(self._transformed(adj))  # in place: memory is what costs
+            score = (F.leaky_relu(joint, 0.2) * self.attn_src).sum(-1)
         else:
             own, other = (right * self.attn_dst).sum(-1), (left * self.attn_src).sum(-1)
-            score = F.leaky_relu(other.index_select(0, adj.src) + own.index_select(0, adj.dst), 0.2)
-        ops = select(self.kernels, left)
+            raw = other.index_select(0, adj.src) + own.index_select(0, adj.dst)
+            if self.attn_edge is not None:
+                assert adj.rows is not None
+                raw = raw + adj.rows @ torch.einsum("hoi,ho->ih", self._by_head, self.attn_edge)
+            score = F.leaky_relu(raw, 0.2)
         share = self.attn_dropout(ops.edge_softmax(adj, score, left.shape[0]))
         out = ops.attend(adj, left, share)
+        if self.attn_edge is not None:
+            out = out + self._messages(adj, share, ops).to(out.dtype)
         return (out.mean(1) if self.mean_heads else out.flatten(1)) + self.bias
+
+    @property
+    def _by_head(self) -> Tensor:
+        """What edges' features are transformed by, ``[H, F, F_edge]``."""
+        assert self.edge is not None
+        return self.edge.weight.view(self.heads, self.width, -1)
+
+    def _transformed(self, adj: Adjacency) -> Tensor:
+        """The edges' features, transformed: ``[E, H, F]``."""
+        assert self.edge is not None
+        assert adj.rows is not None
+        return linear(adj.rows, self.edge.weight).view(-1, self.heads, self.width)
+
+    def _messages(self, adj: Adjacency, share: Tensor, ops: Kernels) -> Tensor:
+        """The sum of the edges' transformed features by their shares, ``[D, H, F]``: transformed
+        after the sum where that is narrower, since what is laid out for each edge costs most."""
+        assert adj.rows is not None
+        after = adj.rows.shape[1] < self.width
+        rows = adj.rows.unsqueeze(1) if after else self._transformed(adj)
+        messages = ops.combine_edges(adj, (rows * share.unsqueeze(2)).flatten(1))
+        summed = messages.view(-1, self.heads, rows.shape[2])
+        return torch.einsum("dhi,hoi->dho", summed, self._by_head) if after else summed
 
 
 def _wide(degree: Tensor, like: Tensor) -> Tensor:
@@ -247,15 +319,39 @@ class GINConv(LinearConv):
     what follows is one per node type. ``(1 + eps) · h(v)`` is part of the sums over edge types
     that join a node type to itself; a node type without any has it as a sum of its own, by a
     weight matrix alone. ``eps`` is learnt, from 0.
+
+    Where edges have features this is GINE (Hu et al., "Strategies for pre-training graph neural
+    networks", ICLR 2020), as PyG's GINEConv: the sum is of ``ReLU(h(u) + W e(u, v) + b)``.
+
+    Args:
+        edges: width of the edges' features.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, same_type: bool, kernels: Choice):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        same_type: bool,
+        kernels: Choice,
+        edges: int = 0,
+    ):
         super().__init__(in_features, out_features, reduce="sum", kernels=kernels)
+        self.edge = nn.Linear(edges, in_features) if edges else None
         self.eps = nn.Parameter(torch.zeros(1)) if same_type else None
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # torch.nn.Linear's
 
     def combine(self, adj: Adjacency, h_src: Tensor, degree: Tensor | None) -> Tensor:
-        return select(self.kernels, h_src).aggregate(adj, h_src, "sum")
+        ops = select(self.kernels, h_src)
+        if self.edge is None:
+            return ops.aggregate(adj, h_src, "sum")
+        assert adj.rows is not None
+        edge = linear(adj.rows, self.edge.weight, self.edge.bias)
+        messages = h_src.index_select(0, adj.src).add_(edge)  # as above
+        return ops.combine_edges(adj, F.relu(messages, inplace=True))
+
+    def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
+        return self.edge is None and super().weight_first(adj, h_src)
 
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None

@@ -48,15 +48,15 @@ class Decoder(nn.Module):
             end: ``"source"`` or ``"target"``.
         """
 
-    @abstractmethod
     def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
-        """``[B, D]`` and ``[B, D]`` → ``[B]``."""
+        """``[B, D]`` and ``[B, D]`` → ``[B]``: inner products, unless a decoder says otherwise."""
+        return (query * nodes).sum(1)
 
-    @abstractmethod
     def table(self, query: Tensor, nodes: Tensor) -> Tensor:
-        """``[B, D]`` and ``[K, D]`` → ``[B, K]``."""
+        """``[B, D]`` and ``[K, D]`` → ``[B, K]``: the same of all pairs."""
+        return query @ nodes.T
 
-    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None, *_: None) -> Tensor:
         """Scores of edges, ``[B, 1]``."""
         return self.compare(self.query(source, relation, "target"), target).unsqueeze(1)
 
@@ -70,12 +70,6 @@ class Dot(Decoder):
 
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
         return kept
-
-    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
-        return (query * nodes).sum(1)
-
-    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
-        return query @ nodes.T
 
 
 class Relational(Decoder):
@@ -103,12 +97,6 @@ class DistMult(Relational):
 
     def query(self, kept: Tensor, relation: Tensor | None, end: str) -> Tensor:
         return kept * self.rows(kept, relation)
-
-    def compare(self, query: Tensor, nodes: Tensor) -> Tensor:
-        return (query * nodes).sum(1)
-
-    def table(self, query: Tensor, nodes: Tensor) -> Tensor:
-        return query @ nodes.T
 
 
 class ComplEx(DistMult):
@@ -163,7 +151,7 @@ class TransE(Relational):
 
 
 class Mlp(Decoder):
-    """Two layers over both ends and the relation's vector.
+    """Two layers over both ends, the relation's vector and the edges' features.
 
     The first layer is a sum of one product for each, so that with K nodes in place of an end only
     its sum and what follows are made for all pairs.
@@ -171,13 +159,23 @@ class Mlp(Decoder):
     Args:
         hidden: width of the first layer.
         out_features: classes, numbers, or 1.
+        features: width of the edges' features.
     """
 
-    def __init__(self, width: int, relations: int, hidden: int, out_features: int, dropout: float):
+    def __init__(
+        self,
+        width: int,
+        relations: int,
+        hidden: int,
+        out_features: int,
+        dropout: float,
+        features: int = 0,
+    ):
         super().__init__(width, relations)
         self.source = nn.Linear(width, hidden)
         self.target = nn.Linear(width, hidden, bias=False)
         self.relation = nn.Parameter(torch.zeros(relations, hidden)) if relations > 1 else None
+        self.features = nn.Linear(features, hidden, bias=False) if features else None
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(hidden, out_features)
 
@@ -198,16 +196,19 @@ class Mlp(Decoder):
 
         return _by_rows(query, nodes, rows)
 
-    def forward(self, source: Tensor, target: Tensor, relation: Tensor | None) -> Tensor:
-        """Outputs of edges, ``[B, out_features]``."""
-        return self.compare(self.query(source, relation, "target"), self.target(target))
+    def forward(
+        self, source: Tensor, target: Tensor, relation: Tensor | None, *features: Tensor | None
+    ) -> Tensor:
+        """Outputs of edges, ``[B, out_features]``; ``features``: those of the edges, ``[B, F]``."""
+        query = self.query(source, relation, "target")
+        if self.features is not None:
+            query = query + self.features(*features)
+        return self.compare(query, self.target(target))
 
     def against(self, kept: Tensor, nodes: Tensor, relation: Tensor | None, end: str) -> Tensor:
         other = self.source if end == "source" else self.target
         return self.table(self.query(kept, relation, end), other(nodes))
 
-
-COMPLEX = ("complex", "rotate")  # whose vectors are of complex numbers
 
 _SIMPLE: dict[str, type[Decoder]] = {
     "dot": Dot,
@@ -218,10 +219,12 @@ _SIMPLE: dict[str, type[Decoder]] = {
 }
 
 
-def make_decoder(config: ModelConfig, kind: str, width: int, relations: int, out: int) -> Decoder:
-    """The decoder ``kind``; ``out``: classes, numbers, or 1."""
+def make_decoder(
+    config: ModelConfig, kind: str, width: int, relations: int, out: int, features: int = 0
+) -> Decoder:
+    """The decoder ``kind``; ``out``: classes, numbers, or 1; ``features``: width of the edges'."""
     if kind == "mlp":
-        return Mlp(width, relations, config.hidden, out, config.dropout)
+        return Mlp(width, relations, config.hidden, out, config.dropout, features)
     return _SIMPLE[kind](width, relations)
 
 

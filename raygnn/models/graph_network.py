@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from raygnn.models.kernels.message_passing import Choice, Reduce, select
 from raygnn.models.linear import join
 from raygnn.models.network import Stack, Typed
 from raygnn.models.typed_layers import Family, Hidden, stack
-from raygnn.sampling.batch import Adjacency, EdgeType, GraphBatch
+from raygnn.sampling.batch import Adjacency, GraphBatch
 
 
 def members(sizes: Tensor) -> Adjacency:
@@ -39,23 +38,8 @@ def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Choice = "auto")
     return select(kernels, wide, reduce).aggregate(graphs, wide, reduce)
 
 
-@dataclass(frozen=True)
 class GraphSchema(Typed):
-    """The data of a task on whole graphs.
-
-    Attributes:
-        in_features: node type → width of its input features; 0 where it has none.
-        etypes: all edge types.
-        out_features: width of a graph's output (number of classes, or of targets).
-        categories: node type → name → number of categories and width of their embedding.
-        relations: none; the relation of an edge of a whole graph is its type.
-    """
-
-    in_features: dict[str, int]
-    etypes: Sequence[EdgeType]
-    out_features: int
-    categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    relations: dict[EdgeType, int] = field(default_factory=dict)
+    """The data of a task on whole graphs."""
 
 
 class GraphNetwork(Stack):
@@ -69,7 +53,9 @@ class GraphNetwork(Stack):
 
     def __init__(self, config: FamilyConfig, family: Family, schema: GraphSchema):
         widths, num = schema.widths, config.layers
-        layers = stack(family, schema.etypes, widths, [set(widths)] * num, config.hidden)
+        every = [set(widths)] * num
+        edges = schema.edge_widths
+        layers = stack(family, schema.etypes, widths, every, config.hidden, edges=edges)
         super().__init__(config, family, schema, layers, num)
         self.pooling = config.readout or ("sum" if config.kind == "gin" else "mean")
         self.kernels = config.kernels

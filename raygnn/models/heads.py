@@ -65,6 +65,7 @@ class EdgeModel(nn.Module):
             rows[self.etype[0]].index_select(0, part.pairs[0]),
             rows[self.etype[2]].index_select(0, part.pairs[1]),
             part.relation,
+            part.pair_features,
         )
         return out
 
@@ -75,7 +76,7 @@ class LinkModel(EdgeModel):
     def decode(self, rows: Hidden, part: Batch | Part) -> Any:
         """``(there, absent, counts)``: scores of the edges ``[B]``; for each end that is replaced
         scores ``[B, K]``, and which of them count, bool ``[B, K]``: not those of a node that the
-        edge ends at anyway."""
+        edge ends at anyway. ``instead`` are the same K nodes for all edges, or ``[B, K]``."""
         pairs = part.pairs
         assert pairs is not None
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
@@ -85,10 +86,22 @@ class LinkModel(EdgeModel):
         absent, counts = [], []
         for end, nodes in part.instead.items():
             kept = ends["target" if end == "source" else "source"]
-            candidates = by_end[end].index_select(0, nodes)
-            absent.append(self.decoder.against(kept, candidates, part.relation, end))
-            counts.append(nodes.unsqueeze(0) != own[end].unsqueeze(1))
+            candidates = by_end[end].index_select(0, nodes.flatten())
+            if nodes.dim() > 1:
+                absent.append(self._each(kept, candidates, part.relation, end))
+            else:
+                absent.append(self.decoder.against(kept, candidates, part.relation, end))
+            counts.append(nodes != own[end].unsqueeze(1))
         return there, absent, counts
+
+    def _each(self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str) -> Tensor:
+        """Scores ``[B, K]`` of edges whose other end is ``kept`` ``[B, D]``, with K of ``others``
+        ``[B · K, D]`` for each."""
+        times = others.shape[0] // max(1, kept.shape[0])
+        repeated = kept.repeat_interleave(times, 0)
+        kinds = None if relation is None else relation.repeat_interleave(times, 0)
+        ends = (others, repeated) if end == "source" else (repeated, others)
+        return self.decoder(*ends, kinds).view(kept.shape[0], times)
 
 
 class NodeHead(nn.Module):

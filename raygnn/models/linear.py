@@ -17,6 +17,7 @@ from raygnn.models.kernels import compiled
 
 # rows of a bf16 product are a multiple of the first, or a power of 2 from the second on
 _EVEN, _LEAST = 512, 16
+_NARROW = 16  # columns
 _FEW = 2  # threads, up to which compiled passes, by one of them, are faster than torch's
 
 
@@ -53,7 +54,13 @@ def affine(
             out: Tensor = _Even.apply(relu, weight, bias, *rows)
             return out
         passes = len(rows) > 1 or bias is not None or relu  # besides the product
-        if passes and _is_plain_fp32(*rows, weight, bias) and torch.get_num_threads() <= _FEW:
+        # of few columns torch's own gradient of the weight takes up to 15 times as long
+        passes = passes or weight.shape[1] < _NARROW
+        if (
+            (passes or weight.shape[1] < _NARROW)
+            and _is_plain_fp32(*rows, weight, bias)
+            and torch.get_num_threads() <= _FEW
+        ):
             out = _Joint.apply(relu, weight, bias, *rows)
             return out
     if here and narrow:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +22,59 @@ from raygnn.sampling.batch import Block, EdgeType
 Categories = Mapping[str, Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True)
 class Typed:
-    """What a network needs to know about the data, whatever its outputs are."""
+    """What a network needs to know about the data, whatever its outputs are.
+
+    Attributes:
+        in_features: node type → width of its input features; 0 where it has none.
+        etypes: all edge types.
+        out_features: width of an output (number of classes, or of targets).
+        categories: node type → name → number of categories and width of their embedding.
+        relations: edge type → how many relations its edges have, of the types whose blocks say
+            which (`Adjacency.relation`); of a whole graph an edge's relation is its type.
+        buckets: node type and name of the categories whose number 0 is for unknown words.
+        edge_features: edge type → width of its edges' features (`Adjacency.rows`); types without
+            any are left out.
+        edge_categories: edge type → name → number of categories and width of their embedding.
+        edge_times: edge type → width of the encoding of how long ago its edges were, of the types
+            whose blocks say so (`Adjacency.elapsed`).
+    """
 
     in_features: dict[str, int]
     etypes: Sequence[EdgeType]
     out_features: int
-    categories: dict[str, dict[str, tuple[int, int]]]
-    relations: dict[EdgeType, int]
+    categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    relations: dict[EdgeType, int] = field(default_factory=dict)
     buckets: tuple[tuple[str, str], ...] = ()
+    edge_features: dict[EdgeType, int] = field(default_factory=dict)
+    edge_categories: dict[EdgeType, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    edge_times: dict[EdgeType, int] = field(default_factory=dict)
 
     @property
     def widths(self) -> dict[str, int]:
         """Node type → width of what goes into the first layer."""
-        extra = {t: sum(w for _, w in named.values()) for t, named in self.categories.items()}
-        ntypes = [*self.in_features, *(t for t in extra if t not in self.in_features)]
-        return {t: self.in_features.get(t, 0) + extra.get(t, 0) for t in ntypes}
+        return _with_embeddings(self.in_features, self.categories)
+
+    @property
+    def edge_widths(self) -> dict[EdgeType, int]:
+        """Edge type → width of what each layer reads of its edges; types without are left out."""
+        widths = _with_embeddings(self.edge_features, self.edge_categories)
+        return {
+            e: widths.get(e, 0) + self.edge_times.get(e, 0) for e in {**widths, **self.edge_times}
+        }
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _with_embeddings(
+    widths: Mapping[_Kind, int], categories: Mapping[_Kind, Mapping[str, tuple[int, int]]]
+) -> dict[_Kind, int]:
+    total = dict(widths)
+    for kind, named in categories.items():
+        total[kind] = total.get(kind, 0) + sum(width for _, width in named.values())
+    return total
 
 
 @dataclass(frozen=True)
@@ -45,32 +82,23 @@ class Schema(Typed):
     """The data of a task whose seeds are nodes.
 
     Attributes:
-        in_features: node type → width of its input features; 0 where it has none.
-        etypes: all edge types of the graph.
         target: the node type whose outputs are wanted.
-        out_features: their width (number of classes).
-        categories: node type → name → number of categories and width of their embedding.
-        relations: edge type → how many relations its edges have, of the types whose blocks say
-            which (`Adjacency.relation`).
         others: more node types whose outputs are wanted, as wide.
-        buckets: node type and name of the categories whose number 0 is for unknown words.
+        edge_shapes: edge type → name → shape of a row, of the arrays that `Adjacency.rows` has side
+            by side; for a user's own module.
     """
 
-    in_features: dict[str, int]
-    etypes: Sequence[EdgeType]
-    target: str
-    out_features: int
-    categories: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    relations: dict[EdgeType, int] = field(default_factory=dict)
+    target: str = field(kw_only=True)
     others: tuple[str, ...] = ()
-    buckets: tuple[tuple[str, str], ...] = ()
+    edge_shapes: dict[EdgeType, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 class Stack(nn.Module):
     """Dropout → typed layer → (residual, normalisation, activation) for each layer.
 
-    Categories are embedded and joined to the other features before the first layer. Dropout is
-    ``model.input_dropout`` before the first layer and ``model.dropout`` before the others.
+    Categories are embedded and joined to the other features before the first layer, those of edges
+    for every layer. Dropout is ``model.input_dropout`` before the first layer and
+    ``model.dropout`` before the others, of nodes alone.
 
     Args:
         layers: see `stack`.
@@ -105,6 +133,18 @@ class Stack(nn.Module):
         for ntype, name in schema.buckets:
             if ntype in self._categories:  # it says nothing until it is trained
                 nn.init.zeros_(cast("nn.Embedding", self.embeddings[key(ntype, name)]).weight[0])
+        into = {etype for layer in layers for etype in layer.etypes}
+        self._edge_categories = {e: n for e, n in schema.edge_categories.items() if e in into}
+        self.edge_embeddings = nn.ModuleDict(
+            {
+                key(*etype, name): nn.Embedding(count, width)
+                for etype, named in self._edge_categories.items()
+                for name, (count, width) in named.items()
+            }
+        )
+        self._edge_times = {e: width for e, width in schema.edge_times.items() if e in into}
+        widths = set(self._edge_times.values())
+        self.clock = TimeEncoding(max(widths)) if widths else None
         self.dropout = Dropout(config.dropout)
         self.input_dropout = Dropout(config.first_dropout)
         kind = config.activation or family.activation
@@ -118,6 +158,11 @@ class Stack(nn.Module):
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def first_width(self) -> int:
+        """Of a row that the first layer computes."""
+        return cast("Layer", self.layers[0]).width
 
     def computes(self, number: int) -> list[str]:
         """The node types that a layer computes, in a fixed order."""
@@ -187,7 +232,8 @@ class Stack(nn.Module):
     ) -> Hidden:
         dropout = self.dropout if number else self.input_dropout
         h = {t: dropout(v) for t, v in h.items()}
-        out: Hidden = self.layers[number](block, h, degree, combined)
+        layer = cast("Layer", self.layers[number])
+        out: Hidden = layer(self._embedded(layer, block), h, degree, combined)
         if number == len(self.norms) or self._activated[number]:
             return out
         for ntype, v in out.items():
@@ -196,6 +242,49 @@ class Stack(nn.Module):
             module = cast("nn.ModuleDict", self.norms[number])[key(ntype)]
             out[ntype] = self.activation(normalise(module, v, block.counted.get(ntype)))
         return out
+
+    def _embedded(self, layer: Layer, block: Block) -> Block:
+        """The block with what is embedded of its edges behind their other features."""
+        if not (self._edge_categories or self.clock):
+            return block
+        adj = dict(block.adj)
+        for etype in layer.etypes:
+            given = adj[etype]
+            parts = [] if given.rows is None else [given.rows]
+            parts += [
+                self.edge_embeddings[key(*etype, name)](given.categories[name])
+                for name in self._edge_categories.get(etype, {})
+            ]
+            if etype in self._edge_times:
+                assert self.clock is not None
+                assert given.elapsed is not None
+                parts.append(self.clock(given.elapsed))
+            if parts:
+                adj[etype] = given.with_rows(join(parts))
+        return replace(block, adj=adj)
+
+
+class TimeEncoding(nn.Module):
+    """``cos(w · log(1 + t) + b)`` of lengths of time t, with learned w and b.
+
+    That of Xu et al., "Inductive representation learning on temporal graphs" (ICLR 2020), of the
+    logarithm: in other units it is shifted in phase alone, and w that are learned stay of their
+    magnitude, where steps of 0.001 would put a period of a month among those of minutes.
+
+    Args:
+        width: of the encoding. The periods begin at factors of e^(π / 2) to e^(32 π) of t.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.rate = nn.Parameter(2.0 ** torch.linspace(2, -4, width))
+        self.phase = nn.Parameter(torch.zeros(width))
+
+    def forward(self, elapsed: Tensor) -> Tensor:
+        """int64 ``[E]``, at least 0 → ``[E, width]`` in the parameters' dtype."""
+        length = elapsed.float().log1p().unsqueeze(1)
+        angle = length * self.rate.float() + self.phase.float()
+        return angle.cos().to(self.rate.dtype)
 
 
 class Encoder(nn.Module, ABC):
@@ -244,7 +333,8 @@ class Network(Stack, Encoder):
     def __init__(self, config: FamilyConfig, family: Family, schema: Schema):
         wanted = _needed(schema, config.layers)
         widths, out = schema.widths, schema.out_features
-        layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, schema.relations)
+        more = schema.relations, schema.edge_widths
+        layers = stack(family, schema.etypes, widths, wanted, config.hidden, out, *more)
         super().__init__(config, family, schema, layers, config.layers - 1)
         self.schema = schema
         self.target = schema.target
@@ -305,14 +395,7 @@ class Direct(Encoder):
         out: Tensor = self.out(super().forward(*inputs))
         return out
 
-    def represent(
-        self,
-        blocks: Sequence[Block],
-        x: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> Hidden:
+    def represent(self, blocks: Sequence[Block], x: Hidden, *_: object) -> Hidden:
         """``x`` as it is."""
         assert not blocks
         return x

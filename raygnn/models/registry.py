@@ -11,6 +11,7 @@ from torch import nn
 from raygnn.config.model import (
     AttentionConfig,
     FamilyConfig,
+    GinConfig,
     HgtConfig,
     ModelConfig,
     NoLayersConfig,
@@ -18,10 +19,11 @@ from raygnn.config.model import (
     SageConfig,
     UserModelConfig,
 )
+from raygnn.config.task import COMPLEX
 from raygnn.errors import ConfigError
 from raygnn.models.attention_layers import HANLayer, HGTLayer
 from raygnn.models.convolutions import GATConv, GCNConv, GINConv, Rest, SAGEConv
-from raygnn.models.decoders import COMPLEX, make_decoder
+from raygnn.models.decoders import make_decoder
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
 from raygnn.models.heads import EdgeModel, LinkModel
 from raygnn.models.network import Direct, Encoder, Network, Schema
@@ -51,6 +53,7 @@ def build_edge_model(
     decoder: str,
     relations: int,
     out: int | None,
+    features: int = 0,
 ) -> EdgeModel:
     """The network that the config names, and a decoder, for a task whose seeds are edges.
 
@@ -58,6 +61,7 @@ def build_edge_model(
         schema: of the network, whose targets are the node types at the edges' ends.
         decoder: its kind; relations: how many there are, at least 1.
         out: classes or numbers; None for links.
+        features: width of what the decoder reads of the edges themselves.
 
     Raises:
         ConfigError: see `build_model`; the ends are not of the same width, or there is nothing
@@ -83,7 +87,7 @@ def build_edge_model(
             where="model.decoder",
             remedy="make that width even, or choose another decoder",
         )
-    head = make_decoder(config, decoder, width, relations, out or 1)
+    head = make_decoder(config, decoder, width, relations, out or 1, features)
     model = (LinkModel if out is None else EdgeModel)(encoder, head, etype)
     if not any(True for _ in model.parameters()):
         raise ConfigError(
@@ -140,6 +144,7 @@ def sage(config: SageConfig) -> Family:
         return SAGEConv(
             spec.in_features[etype[0]],
             spec.out_features,
+            edges=spec.edges.get(etype, 0),
             reduce=config.aggregator,
             kernels=config.kernels,
         )
@@ -161,6 +166,7 @@ def _gat_conv(config: AttentionConfig, *, dynamic: bool) -> ConvFactory:
             dynamic=dynamic,
             same_type=etype[0] == etype[2],
             kernels=config.kernels,
+            edges=spec.edges.get(etype, 0),
         )
 
     return conv
@@ -173,8 +179,10 @@ def gat(config: AttentionConfig, *, dynamic: bool) -> Family:
     return Family(layer, own=False, activation="elu")
 
 
-def gin(config: FamilyConfig) -> Family:
-    """Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?"."""
+def gin(config: GinConfig) -> Family:
+    """Xu, Hu, Leskovec & Jegelka, "How powerful are graph neural networks?"; where edges have
+    features Hu et al., "Strategies for pre-training graph neural networks"."""
+    on_edges = config.edge_feature_names or config.edge_category_widths or config.time_width
 
     def conv(etype: EdgeType, spec: LayerSpec) -> nn.Module:
         return GINConv(
@@ -182,6 +190,7 @@ def gin(config: FamilyConfig) -> Family:
             config.hidden,
             same_type=etype[0] == etype[2],
             kernels=config.kernels,
+            edges=spec.edges.get(etype, 0),
         )
 
     layer = partial(
@@ -190,7 +199,7 @@ def gin(config: FamilyConfig) -> Family:
         inner=config.hidden,
         rest=lambda width: Rest(config.hidden, width, config.norm),
     )
-    return Family(layer, own=False, activation="relu", combine="sum")
+    return Family(layer, own=False, activation="relu", combine=None if on_edges else "sum")
 
 
 def rgcn(config: RgcnConfig) -> Family:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raygnn.models.kernels.message_passing import Choice, select
 from raygnn.models.linear import affine, join, linear
-from raygnn.models.typed_layers import Combined, Degrees, Hidden, Layer, LayerSpec, key
+from raygnn.models.typed_layers import Hidden, Layer, LayerSpec, key
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
 
 Regularizer = Literal["basis", "block", "none"]
@@ -36,6 +36,8 @@ class RGCNLayer(Layer):
     cost does not grow with R. With "block" ``W_r`` has B blocks on its diagonal (the last of
     which is smaller where B does not divide the width), with "none" it is a matrix of its own;
     then sources are averaged for each of the P pairs, which are multiplied relation by relation.
+
+    Where edges have features, ``h(u)`` has the edge's behind it.
 
     Args:
         etypes, spec, self_types: see `Layer`.
@@ -59,7 +61,8 @@ class RGCNLayer(Layer):
         self.mean_over = mean_over
         self.kernels: Choice = kernels
         self.relations = {e: spec.relations.get(e, 1) for e in etypes}
-        self.sources = {e: spec.in_features[e[0]] for e in etypes}
+        self.sources = {e: spec.in_features[e[0]] + spec.edges.get(e, 0) for e in etypes}
+        self.edges = {e for e in etypes if spec.edges.get(e)}
         self.bases, self.coefficients = nn.ParameterDict(), nn.ParameterDict()
         self.blocks = nn.ParameterDict()
         if regularizer == "basis":
@@ -84,13 +87,7 @@ class RGCNLayer(Layer):
             {key(t): nn.Parameter(torch.zeros(self.width)) for t in self.outputs()}
         )
 
-    def forward(
-        self,
-        block: Block,
-        h: Hidden,
-        degree: Degrees,
-        combined: Combined | None = None,
-    ) -> Hidden:
+    def forward(self, block: Block, h: Hidden, *_: object) -> Hidden:
         h, h_dst = self.heads(block, h)
         out = {}
         for ntype in self.outputs():
@@ -111,14 +108,32 @@ class RGCNLayer(Layer):
 
     def _combined(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
         """What `_weight` is applied to: ``[D, F]`` of one relation, ``[D, B·F]`` of several."""
-        ops = select(self.kernels, h)
         if self.relations[etype] == 1:
-            return ops.aggregate(adj, h, "mean")
+            return self._aggregate(etype, adj, h, "mean")
         assert adj.relation is not None
         share = self._share(adj, adj.relation).unsqueeze(1)
         coefficients = self.coefficients[key(*etype)]
         weight = coefficients.index_select(0, adj.relation) * share.to(coefficients.dtype)
-        return join([ops.aggregate(adj, h, "sum", w.contiguous()) for w in weight.unbind(1)])
+        return join(
+            [self._aggregate(etype, adj, h, "sum", w.contiguous()) for w in weight.unbind(1)]
+        )
+
+    def _aggregate(
+        self,
+        etype: EdgeType,
+        adj: Adjacency,
+        h: Tensor,
+        reduce: Literal["sum", "mean"],
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The sources' rows, and those of the edges behind them, combined: ``[D, F]``."""
+        ops = select(self.kernels, h)
+        combined = ops.aggregate(adj, h, reduce, weight)
+        if etype not in self.edges:
+            return combined
+        assert adj.rows is not None
+        rows = adj.rows if weight is None else adj.rows * weight.to(adj.rows.dtype).unsqueeze(1)
+        return join([combined, ops.combine_edges(adj, rows, reduce).to(combined.dtype)])
 
     def _weight(self, etype: EdgeType) -> Tensor:
         """``[F_out, F]`` of one relation, ``[F_out, B·F]`` of several."""
@@ -139,16 +154,20 @@ class RGCNLayer(Layer):
         """The sum of the messages, ``[D, F_out]``."""
         blocks, ops = self.blocks[key(*etype)], select(self.kernels, h)
         if self.relations[etype] == 1:
-            return _times(ops.aggregate(adj, h, "mean"), blocks[0])[:, : self.width]
+            return _times(self._aggregate(etype, adj, h, "mean"), blocks[0])[:, : self.width]
         assert adj.relation is not None
         nodes = adj.num_dst
         number = adj.relation * nodes + adj.dst
         # pairs, relation by relation
         pairs, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
+        by_pair = torch.argsort(pair, stable=True)
         into_pairs = Adjacency(
-            F.pad(count.cumsum(0), (1, 0)), adj.src[torch.argsort(pair, stable=True)]
+            F.pad(count.cumsum(0), (1, 0)),
+            adj.src[by_pair],
+            rows=None if adj.rows is None else adj.rows.index_select(0, by_pair),
         )
-        rows = ops.aggregate(into_pairs, h, "mean" if self.mean_over == "relation" else "sum")
+        reduce: Literal["mean", "sum"] = "mean" if self.mean_over == "relation" else "sum"
+        rows = self._aggregate(etype, into_pairs, h, reduce)
         counts = torch.bincount(pairs // nodes, minlength=len(blocks)).tolist()
         parts = [
             _times(some, matrix)[:, : self.width]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -34,12 +34,15 @@ class LayerSpec:
         out_features: width of what comes out.
         last: its outputs are the network's own.
         relations: edge type → how many relations its edges have; types left out have one.
+        edges: edge type → width of its edges' features (`Adjacency.rows`); types left out have
+            none.
     """
 
     in_features: dict[str, int]
     out_features: int
     last: bool
     relations: Mapping[EdgeType, int] = field(default_factory=dict)
+    edges: Mapping[EdgeType, int] = field(default_factory=dict)
 
 
 class Layer(nn.Module, ABC):
@@ -219,6 +222,7 @@ def stack(
     hidden: int,
     out_features: int | None = None,
     relations: Mapping[EdgeType, int] | None = None,
+    edges: Mapping[EdgeType, int] | None = None,
 ) -> list[Layer]:
     """Layers, each on top of the one before.
 
@@ -227,15 +231,15 @@ def stack(
         wanted: the node types that each layer computes.
         hidden: width of a layer's output.
         out_features: of the last layer, whose outputs are then the network's own; None: hidden.
-        relations: see `LayerSpec`.
+        relations, edges: see `LayerSpec`.
     """
     with_loop = {e[2] for e in etypes if e[0] == e[2]}
     self_types = {t for t in widths if family.own or t not in with_loop}
     layers: list[Layer] = []
     for number, targets in enumerate(wanted):
-        spec = LayerSpec(widths, hidden, False, relations or {})
+        spec = LayerSpec(widths, hidden, False, relations or {}, edges or {})
         if out_features is not None and number == len(wanted) - 1:
-            spec = LayerSpec(widths, out_features, True, relations or {})
+            spec = replace(spec, out_features=out_features, last=True)
         into = [e for e in etypes if e[2] in targets]
         layer = family.layer(into, spec, sorted(self_types & targets))
         layers.append(layer)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from raygnn.config.model import MODEL_FAMILIES, UserModelConfig
 from raygnn.errors import ConfigError
 from raygnn.models.graph_network import GraphSchema
-from raygnn.models.network import Categories, Encoder, Schema, Typed
-from raygnn.models.typed_layers import Combined, Degrees
+from raygnn.models.network import Encoder, Schema, Typed
+from raygnn.models.typed_layers import Degrees, Hidden
 from raygnn.sampling.batch import DEFAULT_NTYPE, Block, GraphBatch
 
 
@@ -66,25 +66,21 @@ class UserModel(_UserModule, Encoder):
     """A user's own module, given DGL blocks.
 
     It is called as ``module(blocks, x)``: ``blocks`` is a list of DGL blocks from the inputs to
-    the seeds, ``x`` the input features ``[S, F]``; it returns ``[B, out_features]``. On a typed
-    graph ``x`` is a dictionary by node type, and it may return one, too.
+    the seeds, with the arrays of ``model.edge_features`` in their ``edata``, ``x`` the input
+    features ``[S, F]``; it returns ``[B, out_features]``. On a typed graph ``x`` is a dictionary by
+    node type, and it may return one, too.
     """
 
     def __init__(self, config: UserModelConfig, schema: Schema):
         super().__init__(config, schema)
         self.target = schema.target
+        self.shapes = schema.edge_shapes
 
     def represent(
-        self,
-        blocks: Sequence[Block],
-        x: dict[str, Tensor],
-        degree: Degrees,
-        combined: Combined | None = None,
-        categories: Categories | None = None,
-    ) -> dict[str, Tensor]:
-        assert not combined
-        assert not categories
-        out = self.module([block.to_dgl() for block in blocks], self.features(x))
+        self, blocks: Sequence[Block], x: Hidden, degree: Degrees, *others: object
+    ) -> Hidden:
+        assert not any(others)  # what is combined, or categories
+        out = self.module([block.to_dgl(self.shapes) for block in blocks], self.features(x))
         return out if isinstance(out, dict) else {self.target: out}
 
 

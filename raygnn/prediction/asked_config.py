@@ -9,19 +9,21 @@ from typing import Any
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.graph import TablesGraph
 from raygnn.config.load import load_config
+from raygnn.config.places import Uri
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.remote import any_path
 from raygnn.graph.sources import scaling
 from raygnn.runs.run import Run
 from raygnn.runs.run_directory import PARTITION
+from raygnn.storage.remote import any_path
 from raygnn.util.files import is_vacant, read_json
 from raygnn.worker.planes import vocabulary
 
 # keys that say of other data what the training found
-_TOLD = (".ntype", ".etype", ".split", ".split.val", ".split.test", ".split.seed", "model.relation")
+_SPLIT = tuple(f".split{key}" for key in ("", ".by", ".val", ".test", ".seed", ".time"))
+_TOLD = (".ntype", ".etype", "model.relation", *_SPLIT)
 
 
 def config_of(run: Run, overrides: Sequence[str]) -> Config:
@@ -31,12 +33,16 @@ def config_of(run: Run, overrides: Sequence[str]) -> Config:
         ConfigError: an override is wrong, or changes what was trained; a value is needed that
             the run does not keep.
     """
-    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
+    values = {**run.config, "storage": _storage(run), "name": run.name}
     if not any(key.startswith(("graph", "partition")) for key in overrides):
         values |= _partition(run)
     config = load_config(values, overrides)
     remedy = "change keys of cluster, comm, staging, fault, partition, or graph.path"
     return _unchanged(fixed(run.config), config, remedy)
+
+
+def _storage(run: Run) -> str:
+    return run.storage.text if isinstance(run.storage, Uri) else str(run.storage)
 
 
 def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config:
@@ -52,16 +58,20 @@ def _partition(run: Run) -> dict[str, Any]:
 
     The graph's files need not be there, or be read, where the partition is.
     """
-    made = read_json(run.path / PARTITION)
+    made = read_json(run.files / PARTITION)
     place, parts = made.get("directory"), made.get("parts")
     if not isinstance(place, str) or not isinstance(parts, list):
         return {}  # one that others made, or graphs
-    if not is_vacant(Path(place)):
-        return {"graph": None, "partition": {"path": place}}
+    uri = None
+    if isinstance(run.storage, Uri):
+        mine = run.storage / "partitions" / Uri(place).name
+        uri = mine if mine.shared == place else None
+    if not is_vacant(Path(place) if uri is None else any_path(uri)):
+        return {"graph": None, "partition": {"path": place if uri is None else uri.text}}
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 
 
-def config_for_others(run: Run, found: Weights, overrides: Sequence[str]) -> Config:
+def config_for_others(run: Run, trained: Weights, overrides: Sequence[str]) -> Config:
     """The run's configuration for other data of the same kind.
 
     Raises:
@@ -77,27 +87,27 @@ def config_for_others(run: Run, found: Weights, overrides: Sequence[str]) -> Con
     elif model.get("embedding"):
         what = "nodes of other data have no learned rows (model.embedding)"
         remedy = "train a model on features alone, or train on these data, too"
-    elif None in (found.sizes, found.goals, found.words) or (
-        kind.startswith("graph") and not found.like
+    elif None in (trained.sizes, trained.goals, trained.words) or (
+        kind.startswith("graph") and not trained.like
     ):
         what = "of what its data were there is no record: it is of an older version"
         remedy = "train it again"
     if what is not None:
         raise InputError(what, where="--new-data", remedy=remedy)
-    values = {**run.config, "storage": str(run.path.parent), "name": run.path.name}
-    assert found.goals is not None
-    if "" in found.goals:
-        values["task"] = _told(task, found.goals[""])
+    values = {**run.config, "storage": _storage(run), "name": run.name}
+    assert trained.goals is not None
+    if "" in trained.goals:
+        values["task"] = _told(task, trained.goals[""])
     else:
         tasks = run.config["tasks"]
-        values["tasks"] = {name: _told(tasks[name], goal) for name, goal in found.goals.items()}
+        values["tasks"] = {name: _told(tasks[name], goal) for name, goal in trained.goals.items()}
     # said of all edges, so only where all tasks on edges have read it
-    read = {goal["relation"] for goal in found.goals.values() if goal["etype"] is not None}
+    read = {goal["relation"] for goal in trained.goals.values() if goal["etype"] is not None}
     relation = read.pop() if len(read) == 1 else None
     values["model"] = {**model, "relation": relation or model.get("relation")}
     values["partition"] = {**(run.config.get("partition") or {}), "path": None, "parts": "auto"}
     if kind.startswith("graph"):
-        values |= _of_graphs(run, found, overrides)
+        values |= _of_graphs(run, trained, overrides)
     config = load_config(values, overrides)
     before = {
         key: value
@@ -106,39 +116,39 @@ def config_for_others(run: Run, found: Weights, overrides: Sequence[str]) -> Con
     }
     _check_scaling(run, config)
     _unchanged(before, config, "change keys of graph, partition, cluster, comm, staging or fault")
-    return _with_words(config, found)
+    return _with_words(config, trained)
 
 
-def _with_words(config: Config, found: Weights) -> Config:
+def _with_words(config: Config, trained: Weights) -> Config:
     """The configuration with the words of the training: tables number theirs as it did.
 
     Raises:
         DataError: a partition that is there numbers them in another way.
     """
     if isinstance(config.graph, TablesGraph):
-        graph = config.graph.model_copy(update={"vocabulary": found.about})
+        graph = config.graph.model_copy(update={"vocabulary": trained.about})
         return config.model_copy(update={"graph": graph})
     if config.graph is None and not config.task.of_graphs:
-        assert found.words is not None
+        assert trained.words is not None
         assert config.partition.path is not None
         meta = read_meta(any_path(config.partition.path))
-        vocabulary.check(found.words, meta.names)
+        vocabulary.check(trained.words, meta.names)
     return config
 
 
 def _told(task: Mapping[str, Any], goal: Mapping[Any, str | None]) -> dict[str, Any]:
     """A section ``task`` that says what the training found, where other data would not show it."""
-    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"]}
+    told = {**task, "ntype": goal["ntype"], "etype": goal["etype"], "split": None}  # by masks
     if goal["etype"] is not None:
-        told["split"] = {"val": 0.0, "test": 0.0}  # by masks, or all of them are known
+        told["split"] = {"val": 0.0, "test": 0.0}  # or all of them are known
     return told
 
 
-def _of_graphs(run: Run, found: Weights, overrides: Sequence[str]) -> dict[str, Any]:
+def _of_graphs(run: Run, trained: Weights, overrides: Sequence[str]) -> dict[str, Any]:
     """The section for other graphs: text as GIN's numbers its words as that of the training."""
-    graph, words = run.config.get("graph"), found.words or {}
-    own = any(key.startswith(("graph.dataset", "graph=")) for key in overrides)
-    if not graph or own or graph.get("dataset") is not None:
+    graph, words = run.config.get("graph"), trained.words or {}
+    replaced = any(key.startswith(("graph.dataset", "graph=")) for key in overrides)
+    if not graph or replaced or graph.get("dataset") is not None:
         return {}
     numbers = {key: words.get(name) for key, name in (("tags", "tag"), ("labels", "label"))}
     return {"graph": {**graph, **numbers}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,6 +29,8 @@ from raygnn.worker.planes.prediction_rows import read_wanted
 
 if TYPE_CHECKING:
     from os import PathLike
+
+_SUFFIX = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def predict(
     scores: bool = False,
     ids: str | PathLike[str] | None = None,
     fanout: Sequence[int] | None = None,
+    at: int | str | date | None = None,
     new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
@@ -86,6 +90,9 @@ def predict(
             or Parquet with a column of them, ``node`` or ``graph``.
         fanout: neighbours that are drawn for each of these nodes, from it outward, -1 = all, in
             place of all of them.
+        at: a time, such as ``2026-01-31``, or a number in the units of the data's times: all are
+            predicted from what was before it, whenever they are; None = each from what was before
+            it. Of runs with ``sampling.time``.
         new_data: for data that the model was not trained on, of the same node and edge types and
             features, which ``overrides`` name; nodes and graphs need no labels and no splits.
         overrides: such as ``cluster.workers=1``: keys that do not change what was trained; with
@@ -107,10 +114,10 @@ def predict(
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
-    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite, _SUFFIX)
     splits = (*SPLITS, "all")
     asked = ask(
-        run, splits, split, storage, overrides, verbose, display, started, new_data, task, True
+        run, splits, split, storage, overrides, verbose, display, started, new_data, task, True, at
     )
     request = {"scores": scores, **_few(asked.one, ids, fanout)}
     of = f"{asked.task}, " if asked.task else ""
@@ -123,6 +130,7 @@ def embed(
     out: str | PathLike[str],
     ntype: str | None = None,
     split: str = "all",
+    at: int | str | date | None = None,
     new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
@@ -139,8 +147,8 @@ def embed(
 
     Args:
         ntype: which nodes; None = those that the task is about.
-        run, out, split, new_data, storage, overrides, overwrite, verbose, display,
-            started: see `predict`.
+        run, out, split, at, new_data, storage, overrides, overwrite, verbose, display,
+            started: see `predict`; runs with ``sampling.time`` need ``at``.
 
     Returns:
         The file. Columns: ``node`` or ``graph``, as of `predict`, ``split``, and ``embedding``,
@@ -150,10 +158,15 @@ def embed(
         InputError: the model has no such rows, or none for this type; and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    file = free_file(Path(out).expanduser().absolute(), overwrite)
-    asked = ask(
-        run, (*SPLITS, "all"), split, storage, overrides, verbose, display, started, new_data
-    )
+    file = free_file(Path(out).expanduser().absolute(), overwrite, _SUFFIX)
+    splits = (*SPLITS, "all")
+    asked = ask(run, splits, split, storage, overrides, verbose, display, started, new_data, at=at)
+    if asked.at is None and asked.config.sampling.time is not None:
+        raise InputError(
+            "in a run with sampling.time a node is another at any time",
+            where="embeddings",
+            remedy="say before when, such as --at 2026-01-31",
+        )
     if asked.config.task.of_edges and split != "all":
         raise InputError(
             f"the splits of {asked.config.task.kind} are of edges, and embeddings are of nodes",
@@ -175,6 +188,7 @@ def evaluate(
     *,
     split: str | None = None,
     task: str | None = None,
+    at: int | str | date | None = None,
     new_data: bool = False,
     storage: str = "runs",
     overrides: Sequence[str] = (),
@@ -188,7 +202,7 @@ def evaluate(
         split: ``train``, ``val`` or ``test``; of new graphs also ``all``, those that have a target.
             None = all of new graphs, else ``test``.
         task: which one, of a run with several; None = all.
-        run, new_data, storage, overrides, verbose, display, started: see `predict`.
+        run, at, new_data, storage, overrides, verbose, display, started: see `predict`.
 
     Returns:
         The metrics, named as in ``summary.json``: ``test/accuracy``, …; of several tasks
@@ -197,7 +211,9 @@ def evaluate(
     Raises:
         InputError, PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    asked = ask(run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task)
+    asked = ask(
+        run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task, at=at
+    )
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
         metrics: dict[str, float] = found["metrics"]
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
@@ -265,14 +281,20 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
     return made
 
 
-def free_file(file: Path, overwrite: bool) -> Path:
+def free_file(file: Path, overwrite: bool, suffix: str) -> Path:
     """The file of ``--out``, if it can be written.
+
+    Args:
+        suffix: that its name may have, if it has any.
 
     Raises:
         InputError: it cannot.
     """
     other = "choose another --out"
     what, remedy = None, other
+    if file.suffix not in ("", suffix):
+        what, remedy = f"a {suffix} file is written", f"name it {file.stem}{suffix}"
+        raise InputError(what, where=str(file), remedy=remedy)
     with storage_errors(file, InputError, other):  # of a name that is too long
         if not file.parent.is_dir():
             what, remedy = f"there is no directory {file.parent}", f"make it, or {other}"
@@ -348,7 +370,7 @@ def merge_rows(
                 where=str(place),
                 remedy="see that all nodes mount the same storage",
             )
-        free_file(file, overwrite)  # which may have changed meanwhile
+        free_file(file, overwrite, _SUFFIX)  # which may have changed meanwhile
 
 
 # ── files that are sorted by an id, merged into one that is, with little of them in memory ────

@@ -12,7 +12,6 @@ from raygnn.config.task import read_task
 from raygnn.errors import DataError, InputError
 from raygnn.prediction.driver_side import free_file
 from raygnn.runs.run import Run, open_run
-from raygnn.runs.run_directory import CHECKPOINTS
 from raygnn.util.files import read_json, replacing, storage_errors
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ class Exported:
         edges: the edge types, as ``source:relation:target``.
         relations: edge type → how many relations there are, of those whose edges have some.
         categories: node type → name → how many categories there are.
+        edge_features: edge type → width of its edges' features, of those that have any, in the
+            order of the config's model.edge_features.
+        edge_categories: edge type → name → how many categories there are.
         target: the node type that it gives rows for.
         out_features: their width.
     """
@@ -38,6 +40,8 @@ class Exported:
     edges: list[str]
     relations: dict[str, int]
     categories: dict[str, dict[str, int]]
+    edge_features: dict[str, int]
+    edge_categories: dict[str, dict[str, int]]
     target: str
     out_features: int
 
@@ -68,7 +72,7 @@ def export(
             one that can be exported.
         DataError: the weights are damaged.
     """
-    file = free_file(Path(out).expanduser().absolute(), overwrite)
+    file = free_file(Path(out).expanduser().absolute(), overwrite, ".pt2")
     found = run if isinstance(run, Run) else open_run(run, storage=storage)
     # these sections alone: neither the data nor a cluster need be there
     model = read_model(**found.config["model"])
@@ -76,17 +80,17 @@ def export(
     if found.config.get("tasks"):
         raise InputError(
             "a network for several tasks can not be exported",
-            where=str(found.path),
+            where=found.shown,
             remedy="write what it says of nodes with raygnn embed, or train one task alone",
         )
     if not task.kind.startswith("node") or model.kind not in MODEL_FAMILIES:
         raise InputError(
             f"a network of kind {model.kind} for {task.kind} can not be exported",
-            where=str(found.path),
+            where=found.shown,
             remedy=f"tasks on nodes with model.kind {', '.join(MODEL_FAMILIES)} can; export your "
             "own class with torch.export, where it is defined",
         )
-    checkpoints = found.path / CHECKPOINTS
+    checkpoints = found.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS)
     chosen = weights.find(checkpoints)
     described = read_json(checkpoints / weights.ABOUT).get("schema")
 
@@ -119,6 +123,11 @@ def export(
         relations={etype_str(etype): num for etype, num in schema.relations.items()},
         categories={
             t: {n: c for n, (c, _) in named.items()} for t, named in schema.categories.items()
+        },
+        edge_features={etype_str(etype): width for etype, width in schema.edge_features.items()},
+        edge_categories={
+            etype_str(e): {n: c for n, (c, _) in named.items()}
+            for e, named in schema.edge_categories.items()
         },
         target=schema.target,
         out_features=schema.out_features,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from raygnn.checkpoint import weights
 from raygnn.config.schema import Config
+from raygnn.config.values import parse_moment
 from raygnn.driver.job_plan import Plan, display_of
 from raygnn.driver.launch import Launch
 from raygnn.driver.session import Session, session_beside
@@ -20,6 +24,7 @@ from raygnn.prediction.asked_config import config_for_others, config_of
 from raygnn.runs.display import Display
 from raygnn.runs.run import Run, open_run
 from raygnn.runs.run_directory import CHECKPOINTS
+from raygnn.storage.remote import RemotePath
 from raygnn.worker.job import SPLITS, Request
 
 _PLACE = ".predicting"  # in the storage; no run can have this name
@@ -32,6 +37,8 @@ class Asked:
     Attributes:
         others: the data are others than those of the training.
         task: which of several tasks; "" = the only one, or all.
+        kept: where the weights are kept, if no machine is.
+        at: see `Request`.
     """
 
     config: Config
@@ -42,6 +49,8 @@ class Asked:
     started: float
     others: bool
     task: str = ""
+    kept: RemotePath | None = None
+    at: int | str | None = None
 
     @property
     def one(self) -> Config:
@@ -72,7 +81,9 @@ class Asked:
         ) as session:
             answer = session.launch(
                 _watch,
-                request=Request(self.weights, self.split, task=self.task, **request),
+                request=Request(
+                    self.weights, self.split, at=self.at, task=self.task, kept=self.kept, **request
+                ),
                 program="raygnn.prediction.worker_side:Predicting",
             )
             session.run.update_summary(status="done")
@@ -97,6 +108,7 @@ def ask(
     others: bool = False,
     task: str | None = None,
     one: bool = False,
+    at: Any = None,
 ) -> Asked:
     """What a run is to be asked.
 
@@ -106,22 +118,26 @@ def ask(
         others: of data that it was not trained on.
         task: name of one of its tasks, where it has several.
         one: whether one of several has to be chosen.
+        at: before when all must be that is seen, a number, text or date; None = each seed sees
+            what was before it, where they have times.
 
     Raises:
         InputError: there is no such run, split or task, it has no weights, or cannot be asked
-            about other data.
+            about other data, or at a time.
     """
     there = run if isinstance(run, Run) else open_run(run, storage)
-    found = weights.find(there.path / CHECKPOINTS)
+    found = weights.find(there.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS))
     if others:
         config = config_for_others(there, found, overrides)
     else:
         config = config_of(there, overrides)
     chosen = _split(split, splits, config if others and config.task.of_graphs else None)
-    name = _task(config, task, one)
+    name, moment = _task(config, task, one), None if at is None else _moment(config, at)
     started = time.time() if started is None else started
     show = display_of(display, verbose)
-    return Asked(config.asking(), found, chosen, show, verbose, started, others, name)
+    kept = None if there.replica is None else there.replica.place / CHECKPOINTS
+    config = config.asking(at_once=moment is not None)
+    return Asked(config, found, chosen, show, verbose, started, others, name, kept, moment)
 
 
 def _split(split: str | None, splits: Sequence[str], new_graphs: Config | None) -> str:
@@ -171,6 +187,24 @@ def _task(config: Config, task: str | None, one: bool) -> str:
         where="--task" if task is None else f"--task {task}",
         remedy=f"choose one of {', '.join(names)}" if names else "leave it out",
     )
+
+
+def _moment(config: Config, at: Any) -> int | str:
+    """The time of ``--at``: see `Request`.
+
+    Raises:
+        InputError: it is none, or nothing of the run has times.
+    """
+    where = f"--at {at}"
+    if config.sampling.time is None:
+        what, remedy = "the run was trained without times (sampling.time)", "leave it out"
+        raise InputError(what, where=where, remedy=remedy)
+    is_number = isinstance(at, str) and re.fullmatch(r"\s*-?\d+\s*", at)
+    try:
+        return parse_moment(int(at) if is_number else at)
+    except PydanticCustomError as error:
+        remedy = "give one, or leave it out: each is seen at its own time"
+        raise InputError(error.message(), where=where, remedy=remedy) from None
 
 
 def _watch(session: Session, launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from typing import Any
 
 import torch
@@ -9,11 +10,13 @@ import torch
 from raygnn.checkpoint import weights
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.errors import DataError, InputError
+from raygnn.storage.replica import download_directory
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.util.files import storage_errors
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import ROWS, Job
+from raygnn.worker.node_files import is_away
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Plane
 from raygnn.worker.planes.prediction_rows import Format, write_rows
@@ -48,7 +51,8 @@ class Predicting:
         plane = open_plane(self._job, self._ranks)
         self._check_data(plane.identity)
         task = plane.task()
-        weights.load(request.weights, task.model)
+        self._weights = self._fetched()
+        weights.load(self._weights, task.model)
         self._load_rows(task.embeddings)
         task.to(self._device)
         blackbox.note("predict")
@@ -63,25 +67,41 @@ class Predicting:
         named = {f"{request.split}/{name}": value for name, value in metrics.items()}
         return {"workers": workers, "metrics": named}
 
+    def _fetched(self) -> weights.Weights:
+        """The weights, on this node."""
+        job, request = self._job, self._request
+        if request.kept is None or not is_away(job.run_dir, job.token):
+            return request.weights
+        directory = job.run_dir / "weights"
+        directory.mkdir(exist_ok=True)
+        with open(directory / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for name in (weights.FILE, weights.ABOUT):
+                if not (directory / name).exists():
+                    (request.kept / name).download(directory / name)
+            if request.weights.rows is not None:
+                download_directory(request.kept / weights.ROWS, directory / weights.ROWS)
+        return weights.find(directory)
+
     def _write(self, plane: Plane, task: Any) -> int:
         """Write this rank's rows; returns how many all ranks have."""
         rank, request = self._ranks.world.rank, self._request
         config = self._job.config.of(request.task) if request.task else self._job.config
-        unit = config.task.unit
+        about, unit = config.task, config.task.unit
         file = self._job.run_dir / ROWS / f"rank-{rank}.parquet"
         with storage_errors(file, InputError):
             file.parent.mkdir(exist_ok=True)
             file.unlink(missing_ok=True)  # of an earlier start
             if request.embeddings:
-                key = "node" if config.task.of_edges else unit
+                key = "node" if about.of_edges else unit
                 own = write_rows(file, (e.table(key) for e in plane.embed(task, request)))
             else:
-                form = Format(unit, config.task.classifies, request.scores)
+                form = Format(unit, about.classifies, request.scores, about.several_labels)
                 own = write_rows(file, map(form.table, plane.predict(task, request)))
         return int(self._ranks.control.sum(torch.tensor(own)))
 
     def _load_rows(self, embeddings: Embeddings | None) -> None:
-        found = self._request.weights
+        found = self._weights
         if embeddings is None:
             return
         if found.rows is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -74,6 +74,10 @@ def arrays_usable(job: Job) -> Iterator[Finding]:
         return
     for ntype, arrays in job.partition.columns.items():
         yield from _inputs(job, ntype, arrays)
+    keys = _edge_inputs(job)
+    for name, column in {pair for named in job.partition.edges.values() for pair in named.items()}:
+        if name in keys:
+            yield from _readable(name, keys[name], column)
     for name, task_job in jobs:
         for finding in _targets(task_job):
             yield _of_task(name, finding)
@@ -122,6 +126,8 @@ def _targets(job: Job) -> Iterator[Finding]:
         arrays, relation = job.partition.edges[job.edges.etype], job.edges.relation
         if not task.of_links and task.target in arrays:
             yield from _target(job, arrays[task.target])
+        for name in job.config.model.decoder_feature_names:
+            yield from _readable(name, "model.decoder_features", arrays[name])
         if relation is not None and not _is_number(arrays[relation], whole=True):
             yield error(
                 f"array {relation!r} (model.relation) is {arrays[relation]}, expected one whole "
@@ -142,7 +148,7 @@ def _target(job: Job, column: Column) -> Iterator[Finding]:
     task = job.config.task
     if task.classifies:
         fits, expected = _is_number(column, whole=True), "one whole number"
-        remedy = "set task.target to an array of class numbers"
+        remedy = "set task.target to an array of class numbers, or task.labels to several"
     else:
         fits, expected = _are_numbers(column), "numbers"
         remedy = "set task.target to an array of numbers"
@@ -170,37 +176,59 @@ def _inputs(job: Job, ntype: str, arrays: Mapping[str, tuple[Column, ...]]) -> I
     has_inputs = any(name in arrays for name in names)
     learns = model.embedding is not None and model.embedding.covers(ntype, has_inputs)
     if not has_inputs and not learns:
+        keys = {"model.features": model.feature_names, "model.categories": model.categories}
+        named = [f"{n!r} ({key})" for key, listed in keys.items() for n in listed]
         yield error(
-            f"node type {ntype!r} has no array {' or '.join(map(repr, names))} (model.features); "
+            f"node type {ntype!r} has no array {' or '.join(named)}; "
             f"there are: {', '.join(sorted(arrays)) or 'none'}",
-            "give every node type an array of a name that model.features says, or learned rows "
+            "give every node type an array of a name that one of these keys says, or learned rows "
             "with model.embedding",
         )
     for name in names:
-        if not arrays.get(name):
-            continue
-        column, is_category = arrays[name][0], name in model.categories
-        key = "model.categories" if is_category else "model.features"
-        kind = "whole numbers" if is_category else "numbers"
-        if not _are_numbers(column, whole=is_category):
-            yield error(
-                f"array {name!r} ({key}) is {column.dtype}, not {kind}",
-                f"set {key} to an array of {kind}",
-            )
-        elif 0 in column.shape:
-            yield error(
-                f"array {name!r} ({key}) has rows without values", f"set {key} to another array"
-            )
-        elif is_category and math.prod(column.shape) != 1:
-            yield error(
-                f"array {name!r} ({key}) has rows of {list(column.shape)}, expected one category",
-                "split it into arrays of one category each, or move it to model.features",
-            )
+        if arrays.get(name):
+            key = "model.categories" if name in model.categories else "model.features"
+            yield from _readable(name, key, arrays[name][0])
+
+
+def _readable(name: str, key: str, column: Column) -> Iterator[Finding]:
+    """An array that ``key`` names is of numbers, or of one category in each row."""
+    is_category = key.endswith("categories")
+    kind = "whole numbers" if is_category else "numbers"
+    if not _are_numbers(column, whole=is_category):
+        yield error(
+            f"array {name!r} ({key}) is {column.dtype}, not {kind}",
+            f"set {key} to an array of {kind}",
+        )
+    elif 0 in column.shape:
+        yield error(
+            f"array {name!r} ({key}) has rows without values", f"set {key} to another array"
+        )
+    elif is_category and math.prod(column.shape) != 1:
+        yield error(
+            f"array {name!r} ({key}) has rows of {list(column.shape)}, expected one category",
+            "split it into arrays of one category each, or move it to "
+            f"{key.replace('categories', 'features')}",
+        )
+
+
+def _edge_inputs(job: Job) -> dict[str, str]:
+    """Name of an edge array that the model reads → the key that names it."""
+    model = job.config.model
+    of_features = dict.fromkeys(model.edge_feature_names, "model.edge_features")
+    return of_features | dict.fromkeys(model.edge_category_widths, "model.edge_categories")
 
 
 def inputs_exist(job: Job) -> Iterator[Finding]:
-    """Every array that the model is told to read is there for some node type."""
-    model = job.config.model
+    """Every array that the model is told to read is there for some node type or edge type."""
+    model, edges = job.config.model, job.partition.edges
+    of_edges = {name for columns in edges.values() for name in columns}
+    for name, key in _edge_inputs(job).items() if edges else ():
+        if name not in of_edges:
+            yield error(
+                f"no edge type has an array {name!r} ({key}); "
+                f"there are: {', '.join(sorted(of_edges)) or 'none'}",
+                f"set {key} to arrays that are there",
+            )
     inputs = (*model.feature_names, *model.categories)
     arrays = {name for columns in job.partition.columns.values() for name in columns}
     if arrays.isdisjoint(inputs):
@@ -306,10 +334,80 @@ def _alike(one: EdgeSplit, two: EdgeSplit) -> bool:
     """Whether no edge is for training in one and held out in the other, as far as can be told."""
     if one.etype != two.etype and one.etype != two.reverse and one.reverse != two.etype:
         return True  # of different edges
-    if (one.shares, one.seed) != (two.shares, two.seed):
+    if (one.shares, one.seed, one.time) != (two.shares, two.seed, two.time):
         return False
     # shares are told by an edge's ends in their order, unless both are of one type
-    return one.shares is None or one.etype == two.etype or one.etype[0] == one.etype[2]
+    keyed = one.shares is not None and one.time is None
+    return not keyed or one.etype == two.etype or one.etype[0] == one.etype[2]
+
+
+def times_usable(job: Job) -> Iterator[Finding]:
+    """What `sampling.time` and splits by time name is there and says when, so that no edge is seen
+    before it is there."""
+    time, edges = job.config.sampling.time, job.partition.edges
+    if time is not None:
+        timed = {etype for etype, arrays in edges.items() if time.edges in arrays}
+        if not timed:
+            names = {name for arrays in edges.values() for name in arrays}
+            yield _no_array("no edge type has an", time.edges, "sampling.time.edges", names)
+        for etype in timed:
+            yield from _when(etype_str(etype), time.edges, "sampling.time.edges", edges[etype])
+        pairs = dict(job.partition.reverses)
+        for split in (
+            j.edges.split for j in job.by_task.values() if isinstance(j.edges, EdgeTarget)
+        ):
+            if split.reverse is not None and split.etype not in pairs.values():
+                pairs[split.etype] = split.reverse
+        for one, other in pairs.items():
+            if (one in timed) != (other in timed):
+                late, has = map(etype_str, (other, one) if one in timed else (one, other))
+                yield error(
+                    f"edges of type {late!r} are those of {has!r} the other way round, and have no "
+                    f"array {time.edges!r} (sampling.time.edges): they would be seen before they "
+                    "are there",
+                    f"give them the times of {has!r}: tables do with reverse, other formats with "
+                    "graph.reverse",
+                )
+    for name, task_job in job.by_task.items():
+        for finding in _seed_times(task_job):
+            yield _of_task(name, finding)
+
+
+def _seed_times(job: Job) -> Iterator[Finding]:
+    """The seeds of one task have the arrays that say when they are."""
+    config, time = job.config, job.config.sampling.time
+    arrays: Mapping[str, Column] = {n: c[0] for n, c in job.columns.items() if c}
+    kind, keys = f"node type {job.ntype!r}", {config.seed_time: "sampling.time.seeds"}
+    if isinstance(job.edges, EdgeTarget):
+        arrays, kind = job.partition.edges[job.edges.etype], etype_str(job.edges.etype)
+        if time is not None:  # else edges would be seen when they are to be predicted
+            keys = {config.seed_time: "sampling.time.seeds", time.edges: "sampling.time.edges"}
+    elif job.ntype is None:
+        return  # said already
+    if config.split_time is not None:
+        keys.setdefault(config.split_time, "task.split.time")
+    for name, key in keys.items():
+        if name is not None and name not in arrays:
+            finding = _no_array(f"{kind} has no", name, key, arrays)
+            if not config.trains and key == "sampling.time.seeds":
+                remedy = "predict all at one time with --at, or give them the array"
+                finding = replace(finding, remedy=remedy)
+            yield finding
+        elif name is not None:
+            yield from _when(kind, name, key, arrays)
+
+
+def _no_array(who: str, name: str, key: str, names: Iterable[str]) -> Finding:
+    return error(
+        f"{who} array {name!r} ({key}); there are: {', '.join(sorted(names)) or 'none'}",
+        f"set {key} to an array of whole numbers: `time` of tables that have one",
+    )
+
+
+def _when(kind: str, name: str, key: str, arrays: Mapping[str, Column]) -> Iterator[Finding]:
+    if not _is_number(arrays[name], whole=True):
+        what = f"array {name!r} of {kind} ({key}) is {arrays[name]}, expected one whole number each"
+        yield error(what, f"set {key} to an array of whole numbers")
 
 
 def parts_and_workers(job: Job) -> Iterator[Finding]:
@@ -330,30 +428,39 @@ def batch_size_fits(job: Job) -> Iterator[Finding]:
     train, size = job.partition.splits.get("train"), job.config.sampling.batch_size
     if not train or not job.config.trains or job.config.tasks or train >= size * job.most:
         return
-    seeds = job.config.task.seeds
+    seeds, enough = job.config.task.seeds, -(-train // job.most)
     yield info(
         f"a batch of {job.most} × {size:,} seeds is larger than the {train:,} training {seeds}: "
         "every epoch is one step",
-        f"set sampling.batch_size to less than {-(-train // job.most)} for more steps",
+        f"set sampling.batch_size to less than {enough} for more steps"
+        if enough > 1
+        else f"use fewer cluster.workers, or mark more {seeds} for training, for more steps",
     )
 
 
 def edge_arrays_read(job: Job) -> Iterator[Finding]:
-    """Every array of edges is read by the sampler or the task."""
+    """Every array of edges is read by the model, the sampler or the task."""
     model = job.config.model
-    read = {*MASKS, "label", job.config.sampling.edge_weight}
+    if job.config.task.of_graphs and ":" in model.kind:
+        return  # a class of the user's is given whole graphs
+    time = job.config.sampling.time
+    read = {*MASKS, "label", job.config.sampling.edge_weight, time and time.edges}
+    read |= _edge_inputs(job).keys()
     if model.kind == "rgcn":
         read.add(model.relation or "relation")
     for task_job in job.by_task.values():
         if isinstance(task_job.edges, EdgeTarget):
-            read |= {task_job.config.task.target, task_job.edges.relation}
+            edges = task_job.edges
+            read |= {task_job.config.task.target, edges.relation, edges.split.time}
+            read |= {*task_job.config.model.decoder_feature_names, time and time.seeds}
     types: dict[tuple[str, ...], list[str]] = {}
     for etype, arrays in job.partition.edges.items():
         if unread := tuple(sorted(arrays.keys() - read)):
             types.setdefault(unread, []).append(etype_str(etype))
     for names, kinds in types.items():
         yield info(
-            f"edges of {', '.join(kinds)} have {', '.join(names)}, which no model reads yet: "
-            "they are stored in the partition and have no effect",
-            "leave them out of the graph, or name an array of weights in sampling.edge_weight",
+            f"edges of {', '.join(kinds)} have {', '.join(names)}, which nothing reads: they are "
+            "stored and have no effect",
+            "name features in model.edge_features and weights in sampling.edge_weight, or leave "
+            "them out of the graph",
         )

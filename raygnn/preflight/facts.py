@@ -89,6 +89,7 @@ class NodeFacts:
         storage: whether ``storage`` is the driver's and writable: ``"ok"``, ``"missing"``,
             ``"other"`` (a directory of that name, but not the driver's) or ``"readonly"`` (it can
             be neither made nor written).
+        storage_error: of a store that is not ``"ok"``: what is wrong, and what to do about it.
         partition_files: path within the partition → size, of the files that it sees.
         partition_fingerprint: SHA-256 over the partition's json files.
         damaged: path within the partition → what is wrong with its content, of those of its
@@ -116,6 +117,7 @@ class NodeFacts:
     cache_free: int | None = None
     disk_free: int | None = None
     storage: str = "ok"
+    storage_error: tuple[str, str] | None = None
     partition_files: Mapping[str, int] = field(default_factory=dict)
     partition_fingerprint: str | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
@@ -139,11 +141,16 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray may give away: on each node, used or not, and over all what other jobs leave now."""
+    """What Ray may give away: on each node, used or not, and over all what other jobs leave now.
+
+    Attributes:
+        growing: seconds that a job would wait for more of it; 0 where there will be no more.
+    """
 
     nodes: tuple[NodeResources, ...]
     free_cpus: float
     free_gpus: float
+    growing: float = 0.0
 
     @property
     def cpus(self) -> float:

@@ -13,7 +13,7 @@ from raygnn.config.schema import Config
 from raygnn.graph.data import EdgeTarget
 from raygnn.preflight.facts import Column, DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.links import Link
-from raygnn.preflight.partition_facts import edge_target, task_ntype
+from raygnn.preflight.partition_facts import goal_of, known_splits
 
 Severity = Literal["error", "warn", "info"]
 
@@ -95,10 +95,10 @@ class Job:
             return {"": self}
         facts, jobs = self.partition, {}
         for name, config in self.config.by_task.items():
-            ntype, edges = task_ntype(config, facts.columns), None
-            if config.task.of_edges:
-                edges = edge_target(config, facts.edges, facts.reverses)
-            partition = replace(facts, splits=facts.by_type.get(ntype or "", {}))
+            ntype, edges = goal_of(config, facts)
+            partition = replace(
+                facts, splits=known_splits(config, facts.by_type.get(ntype or "", {}))
+            )
             jobs[name] = replace(self, config=config, partition=partition, ntype=ntype, edges=edges)
         return jobs
 

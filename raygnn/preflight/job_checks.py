@@ -42,6 +42,13 @@ def resources_fit(job: Job) -> Iterator[Finding]:
     worker = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
     has = f"{ray.cpus:g} CPUs and {ray.gpus:g} GPUs"
     fit = ray.workers(cpus, gpus)
+    if job.workers > fit and ray.growing:
+        yield info(
+            f"{job.workers} × {worker} do not fit yet: Ray has {has}; the job would ask for more, "
+            f"and wait up to {cluster.wait} for it",
+            "see that the cluster may grow so far; nodes that are not there yet are not judged",
+        )
+        return
     if job.workers > fit:
         scarce = "gpus" if job.workers * gpus > ray.gpus else "cpus"
         local = len(ray.nodes) == 1 and scarce == "cpus"
@@ -68,18 +75,8 @@ def resources_fit(job: Job) -> Iterator[Finding]:
 
 
 def devices_suit(job: Job) -> Iterator[Finding]:
-    """Precision, backend, sharding and torch's build suit the CPUs or GPUs that there are."""
+    """Sharding, torch's build and DGL's suit the CPUs or GPUs that there are."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
-    if config.precision == "fp16-mixed" and not (gpus and job.resources.gpus):
-        yield error(
-            "precision fp16-mixed needs GPUs, and the workers have none",
-            "set precision to bf16-mixed or fp32, or give each worker a GPU",
-        )
-    if config.comm.backend == "nccl" and not (gpus and job.resources.gpus):
-        yield error(
-            "comm.backend nccl works between GPUs, and the workers have none",
-            "set comm.backend to auto, or give each worker a GPU",
-        )
     without_cuda = [n.node for n in job.holding if (n.versions.get("torch") or "").endswith("+cpu")]
     if gpus and without_cuda:
         yield error(
@@ -190,7 +187,21 @@ def model_runs(job: Job) -> Iterator[Finding]:
 
 
 def storage_visible(job: Job) -> Iterator[Finding]:
-    """`storage` is one directory for all nodes, and can be written on each."""
+    """`storage` is one directory for all nodes, or a place that each can read and write."""
+    if job.config.store is not None:
+        for state, text in (("missing", "reached"), ("other", "read"), ("readonly", "written to")):
+            without = [node for node in job.nodes if node.storage == state]
+            if without:
+                why, remedy = without[0].storage_error or (
+                    "it is another place there than here",
+                    "see that the node reaches it, and has credentials for it",
+                )
+                yield error(
+                    f"storage {job.config.storage} cannot be {text} there: {why}",
+                    remedy,
+                    [node.node for node in without],
+                )
+        return
     texts = {
         "missing": "does not exist there",
         "other": "is another directory there than here",
@@ -207,8 +218,8 @@ def storage_visible(job: Job) -> Iterator[Finding]:
 
 
 def memory_fits(job: Job) -> Iterator[Finding]:
-    """A node has memory for its share of the partition, the cached rows of others, and weights
-    with their gradients and the optimizer's state."""
+    """A node has memory for its share of the partition, the cached rows of others, once for all
+    workers there, and weights with their gradients and the optimizer's state."""
     if not job.holding:
         return
     yield from _gpu_memory_fits(job)
@@ -217,7 +228,7 @@ def memory_fits(job: Job) -> Iterator[Finding]:
     # the partition is mapped: what is not used for long makes room
     held = need - uses[SHARE]
     told = " and ".join(f"{use} ({size(count)})" for use, count in uses.items() if count)
-    remedy = REMEDIES[max(uses, key=lambda use: uses[use])]
+    remedy = REMEDIES[max(uses.keys() - {SHARE}, key=lambda use: uses[use])]
     # a graph that is yet to be partitioned is in memory now, and goes before training begins
     freed = 0 if job.partition.directory else job.partition.bytes
     for node in job.holding:
@@ -231,7 +242,7 @@ def memory_fits(job: Job) -> Iterator[Finding]:
                 "raise the fewest workers in cluster.workers to what the memory is enough for",
                 [node.node],
             )
-        if need > node.memory or held > available:
+        if held > available:
             yield error(
                 f"{told} take {size(need)}, the node has {size(node.memory)} of memory, of which "
                 f"{size(available)} are available",
@@ -240,7 +251,8 @@ def memory_fits(job: Job) -> Iterator[Finding]:
             )
         elif need > 0.8 * node.memory_available:
             yield warn(
-                f"{told} take {size(need)}, only {size(available)} of memory are free",
+                f"{told} take {size(need)}, only {size(available)} of memory are free: what does "
+                "not fit of the partition is read from the disk again and again",
                 "stop other programs there, or add nodes",
                 [node.node],
             )
@@ -259,15 +271,21 @@ def _gpu_memory_fits(job: Job) -> Iterator[Finding]:
 
 
 def disk_space(job: Job) -> Iterator[Finding]:
-    """`storage` has room for checkpoints."""
+    """`storage` has room for checkpoints, or `staging.path`, from where a store gets them."""
+    config, in_store = job.config, job.config.store is not None
+    key, place, low = "storage", f"storage {config.storage}", float(_DISK_LOW)
+    if in_store:  # those that are kept, one that is written, and one that is sent
+        key = place = "staging.path"
+        low = max(low, (config.fault.keep + 2) * weight_bytes(job, 1))
     for node in job.nodes:
         if node.storage != "ok":
             continue  # /proc and others of its kind have no room either
-        if node.disk_free is not None and node.disk_free < _DISK_LOW:
-            finding = error if node.disk_free < _DISK_NONE else warn
+        free = node.cache_free if in_store else node.disk_free
+        if free is not None and free < low:
+            finding = error if free < _DISK_NONE else warn
             yield finding(
-                f"storage {job.config.storage} has {size(node.disk_free)} free for checkpoints",
-                "free space there, or change storage",
+                f"{place} has {size(free)} free for checkpoints; it should have {size(low)}",
+                f"free space there, or change {key}",
                 [node.node],
             )
 
@@ -314,6 +332,7 @@ def memory_plan(job: Job, workers: int) -> dict[str, float]:
     share, cache = facts.bytes * part, config.sampling.cache
     return {
         SHARE: share,
+        # of the rows of other nodes, once for all workers here
         CACHE: 0.0 if cache == "auto" else cache * (facts.bytes - share),
         WEIGHTS: 0.0 if config.cluster.gpus_per_worker else weight_bytes(job, workers) * here,
         ROWS: _row_bytes(config, facts) * part,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raygnn.graph.data import GraphData
     from raygnn.graph.partition.layout import PartitionMeta
     from raygnn.graph.partition.manifest import Manifest
-    from raygnn.graph.remote import AnyPath
+    from raygnn.storage.remote import AnyPath
 
 Stored: TypeAlias = "PartitionMeta | CollectionMeta"
 _Columns: TypeAlias = dict[str, dict[str, tuple[Column, ...]]]
@@ -61,7 +61,7 @@ def stored_files(meta: Stored) -> StoredFiles:
     from raygnn.graph.collection import CollectionMeta
     from raygnn.graph.collection.collection_manifest import MANIFEST as OF_COLLECTION
     from raygnn.graph.partition.manifest import MANIFEST
-    from raygnn.graph.remote import within
+    from raygnn.storage.remote import within
 
     root = meta.directory
     if isinstance(meta, CollectionMeta):
@@ -100,6 +100,10 @@ def collection_facts(
             for ntype, nodes in meta.nodes.items()
         },
         splits=splits,
+        edges={
+            etype: {n: Column(c.dtype, tuple(c.shape)) for n, c in edges.data.items()}
+            for etype, edges in meta.edges.items()
+        },
     )
 
 
@@ -125,6 +129,14 @@ def task_ntype(config: Config, columns: Mapping[str, Mapping[str, Any]]) -> str 
         return task.ntype if task.ntype in columns else None
     holders = [ntype for ntype, arrays in columns.items() if task.target in arrays]
     return holders[0] if len(holders) == 1 else None
+
+
+def goal_of(
+    config: Config, facts: PartitionFacts
+) -> tuple[str | None, EdgeTarget | tuple[str, str] | None]:
+    """What one task predicts for: `task_ntype`, and `edge_target` where it is of edges."""
+    edges = edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None
+    return task_ntype(config, facts.columns), edges
 
 
 def edge_target(
@@ -161,8 +173,22 @@ def edge_target(
             "model would be told it",
             "remove model.relation, or name another array",
         )
+    missing = [name for name in model.decoder_feature_names if name not in names]
+    if missing:
+        return (
+            f"edge type {etype_str(etype)!r} has no array {missing[0]!r} (model.decoder_features)",
+            "set model.decoder_features to arrays that are there",
+        )
+    told = {*model.decoder_feature_names}
+    if task.exclude == "none":
+        told |= {*model.edge_feature_names, *model.edge_category_widths}
+    if target in told:
+        return (
+            f"{target!r} is what is to be predicted (task.target), and the model would be told it",
+            "leave it out of model.decoder_features, and set task.exclude to reverse",
+        )
     masked = any(name in names for name in MASKS)
-    if masked and task.split is not None and task.split.val + task.split.test:
+    if masked and task.split is not None and (task.split.val or task.split.test):
         return (
             f"task.split would be ignored: edges of type {etype_str(etype)} have masks",
             "remove task.split, or give the graph without masks of edges",
@@ -183,7 +209,8 @@ def edge_target(
         )
     split = EdgeSplit(etype, reverse)
     if not masked:
-        split = EdgeSplit(etype, reverse, (shares.val, shares.test), shares.seed)
+        time = config.split_time
+        split = EdgeSplit(etype, reverse, (shares.val, shares.test), shares.seed, time)
     return EdgeTarget(split, relation if reads else None)
 
 
@@ -257,12 +284,17 @@ def partition_facts(config: Config, meta: PartitionMeta) -> PartitionFacts:
         fingerprint=files.fingerprint,
         nodes={ntype: meta.num_nodes(ntype) for ntype in meta.ntypes},
         columns=columns,
-        splits=by_type.get(task_ntype(config, columns) or "", {}),
+        splits=known_splits(config, by_type.get(task_ntype(config, columns) or "", {})),
         by_type=by_type,
         alike=meta.manifest is not None,
         edges=edges,
         reverses=meta.reverses,
     )
+
+
+def known_splits(config: Config, splits: Mapping[str, int]) -> Mapping[str, int]:
+    """How many nodes are in each split; of those that are split by time only the ranks know."""
+    return {} if config.split_time else splits
 
 
 def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFacts:
@@ -283,7 +315,7 @@ def graph_facts(config: Config, data: GraphData, parts: int = 1) -> PartitionFac
         fingerprint=None,
         nodes={ntype: frame.num for ntype, frame in data.nodes.items()},
         columns=columns,
-        splits=by_type.get(task_ntype(config, columns) or "", {}),
+        splits=known_splits(config, by_type.get(task_ntype(config, columns) or "", {})),
         by_type=by_type,
         alike=True,
         edges={
@@ -314,16 +346,16 @@ def _from_manifest(manifest: Manifest, meta: PartitionMeta) -> tuple[_Columns, _
 
 
 def _from_parts(meta: PartitionMeta) -> tuple[_Columns, _Edges, _Counts]:
-    from raygnn.graph.partition.read import load_part
+    from raygnn.graph.partition.read import read_edge_data, read_in_edges, read_node_data
 
     by_part: dict[str, dict[str, dict[int, Column]]] = {ntype: {} for ntype in meta.ntypes}
     counts: dict[str, Counter[str]] = {ntype: Counter() for ntype in meta.ntypes}
     edges: _Edges = {etype: {} for etype in meta.etypes}
     for number in range(meta.num_parts):
-        part = load_part(meta, number)
-        for etype, arrays in part.edge_data.items():
+        read_in_edges(meta, number)  # a damaged file is an error here, not in the job
+        for etype, arrays in read_edge_data(meta, number).items():
             edges[etype] = {name: _column(array) for name, array in arrays.items()} | edges[etype]
-        for ntype, arrays in part.node_data.items():
+        for ntype, arrays in read_node_data(meta, number).items():
             counts[ntype].update(_splits(arrays))
             for name, array in arrays.items():
                 by_part[ntype].setdefault(name, {})[number] = _column(array)

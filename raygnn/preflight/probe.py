@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 import raygnn
 from raygnn.config.places import nearest_existing, unwritable
 from raygnn.config.schema import Config
-from raygnn.errors import InputError
+from raygnn.errors import DataError, InputError
 from raygnn.graph.available_memory import memory
 from raygnn.preflight import machine
 from raygnn.preflight.facts import NodeFacts, NodeResources, Resources
 from raygnn.preflight.links import TOKEN_BYTES, Link, Responder, measure, pairs
 from raygnn.preflight.partition_facts import StoredFiles, stored_files
+from raygnn.storage.remote import AnyPath, RemotePath
 
 if TYPE_CHECKING:
     from raygnn.preflight.partition_facts import Stored
@@ -51,7 +52,7 @@ class Question:
     """What a node is asked to look for.
 
     Attributes:
-        storage: the directory of runs, absolute; None = do not look for one.
+        storage: the directory of runs, absolute, or another place; None = do not look for one.
         token: a file that the driver has put into it, or into the nearest directory above it that
             exists; None where there is one node.
         cache: where a node keeps its copies of parts; None = in its temporary directory.
@@ -59,17 +60,17 @@ class Question:
         share: which node of how many this is: each begins to read files at another one.
     """
 
-    storage: str | None
-    token: str | None
+    storage: AnyPath | None
+    token: AnyPath | None
     cache: str | None
     partition: StoredFiles | None = None
     share: tuple[int, int] = (0, 1)
 
     @classmethod
-    def about(cls, config: Config, meta: Stored | None, token: str | None) -> Question:
+    def about(cls, config: Config, meta: Stored | None, token: AnyPath | None) -> Question:
         path = config.staging.path
         return cls(
-            storage=str(Path(config.storage).absolute()),
+            storage=_place(config),
             token=token,
             cache=None if path is None else str(path),
             partition=None if meta is None else stored_files(meta),
@@ -133,9 +134,11 @@ class Probes:
         Raises:
             InputError: the driver cannot write to the storage.
         """
-        with _token(Path(config.storage).absolute()) as token:
+        with _token(_place(config)) as token:
             question = Question.about(config, meta, token)
-            return self.ask(question, config.cluster.probe_timeout.seconds)
+            deadline = config.cluster.probe_timeout.seconds
+            # nodes that have just come start Python from a cold disk, each of them
+            return self.ask(question, max(deadline, _FIRST if config.cluster.wait_seconds else 0.0))
 
     def ask(self, question: Question, deadline: float) -> Survey:
         """Ask every node, at the same time.
@@ -301,15 +304,29 @@ def _cluster(alive: Sequence[dict[str, Any]], names: dict[str, str]) -> Resource
     )
 
 
+def _place(config: Config) -> AnyPath:
+    store = config.store
+    return config.local_storage.absolute() if store is None else RemotePath.of(store, "storage")
+
+
 @contextmanager
-def _token(storage: Path) -> Iterator[str]:
+def _token(storage: AnyPath) -> Iterator[AnyPath]:
     """A file that only a node which has the same storage can see.
 
     Where there is no such directory yet it lies in the nearest one above: of several commands that
     look at once, none makes or removes what another needs.
     """
+    name = f".probe-{uuid.uuid4().hex}"
+    if isinstance(storage, RemotePath):
+        there = _put(storage, name)
+        try:
+            yield there
+        finally:
+            with suppress(DataError):
+                there.remove()
+        return
     try:
-        file = nearest_existing(storage) / f".probe-{uuid.uuid4().hex}"
+        file = nearest_existing(storage) / name
         file.touch()
     except OSError as error:
         why = unwritable(storage) or error.strerror
@@ -319,7 +336,7 @@ def _token(storage: Path) -> Iterator[str]:
             remedy="make it writable for this user, or change storage",
         ) from error
     try:
-        yield str(file)
+        yield file
     finally:
         file.unlink(missing_ok=True)
 
@@ -369,7 +386,11 @@ def node_facts(
     """
     total, available = memory()
     partition = question.partition
-    storage = question.storage and Path(question.storage)
+    storage, state, why = question.storage, "ok", None
+    if isinstance(storage, RemotePath):
+        state, why = _store(storage, question.token)
+    elif storage is not None:
+        state = _storage(storage, question.token)
     cache = Path(question.cache or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}")
     return NodeFacts(
         node=node or socket.gethostname(),
@@ -389,18 +410,19 @@ def node_facts(
         shm_free=machine.free_space(_SHM) if _SHM.is_dir() else None,
         cache=_unusable(cache),
         cache_free=machine.free_space(cache),
-        disk_free=machine.free_space(storage) if storage else None,
-        storage=_storage(storage, question.token) if storage else "ok",
+        disk_free=machine.free_space(storage) if isinstance(storage, Path) else None,
+        storage=state,
+        storage_error=why,
         partition_files=_sizes(partition) if partition else {},
         partition_fingerprint=partition.fingerprint if partition else None,
         damaged=_damaged(partition, *question.share) if partition else {},
     )
 
 
-def _storage(storage: Path, token: str | None) -> str:
+def _storage(storage: Path, token: AnyPath | None) -> str:
     if token is None:  # it will be made there
         return "readonly" if unwritable(storage) else "ok"
-    seen = Path(token)
+    seen = Path(str(token))
     try:
         if not seen.parent.is_dir():
             return "missing"
@@ -409,6 +431,40 @@ def _storage(storage: Path, token: str | None) -> str:
     except OSError:  # it may not be looked at
         return "missing"
     return "readonly" if unwritable(seen.parent) else "ok"
+
+
+def _store(storage: RemotePath, token: AnyPath | None) -> tuple[str, tuple[str, str] | None]:
+    """As `_storage`; a file is put there and removed."""
+    state = "missing"
+    try:
+        if token is not None and not token.is_file():
+            return "other", None
+        state = "readonly"
+        _put(storage, f".probe-{uuid.uuid4().hex}").remove()
+    except DataError as error:
+        return state, (error.what, error.remedy or "")
+    return "ok", None
+
+
+def _put(storage: RemotePath, name: str) -> RemotePath:
+    """An empty file there, or in the nearest directory above that exists: to remove the only file
+    of a directory in an object store leaves an empty object in the directory's place. Where one
+    may write into the storage alone, it is there all the same.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        place = storage
+        while not place.is_dir() and "/" in place.path.strip("/"):
+            place = place.parent
+        (place / name).write(b"")
+    except DataError as error:
+        if "denied" not in error.what.lower():
+            raise
+        place = storage
+        (place / name).write(b"")
+    return place / name
 
 
 def _unusable(cache: Path) -> str | None:

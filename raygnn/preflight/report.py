@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+from raygnn.config.execution import JOB_CHECKS, NODE_CHECKS
 from raygnn.config.places import size
 from raygnn.config.schema import Config
 from raygnn.errors import PreflightError
@@ -17,53 +18,19 @@ from raygnn.preflight.facts import DryRun, NodeFacts, PartitionFacts, Resources
 from raygnn.preflight.findings import Check, Finding, Job, counted, run_checks
 from raygnn.preflight.job_checks import REMEDIES, memory_plan
 from raygnn.preflight.links import Link
-from raygnn.preflight.partition_facts import edge_target, task_ntype
+from raygnn.preflight.partition_facts import goal_of
 from raygnn.preflight.probe import Survey
+from raygnn.util.files import plain
 
-# of the nodes alone: what `raygnn check` without a job looks at
-CLUSTER_CHECKS: tuple[Check, ...] = (
-    cluster_checks.nodes_answer,
-    cluster_checks.versions_supported,
-    cluster_checks.versions_uniform,
-    cluster_checks.code_uniform,
-    cluster_checks.hardware_uniform,
-    cluster_checks.environment_uniform,
-    cluster_checks.cpus_are_there,
-    cluster_checks.shared_memory,
-    cluster_checks.host_name_resolves,
-    cluster_checks.interfaces_there,
-    cluster_checks.debug_level_safe,
-    cluster_checks.clocks_agree,
-    cluster_checks.open_files,
-    cluster_checks.network_reach,
-    cluster_checks.network_latency,
-    cluster_checks.network_bandwidth,
-)
-CHECKS: tuple[Check, ...] = (
-    *CLUSTER_CHECKS,
-    job_checks.resources_fit,
-    job_checks.devices_suit,
-    job_checks.bf16_is_there,
-    job_checks.gpus_are_there,
-    job_checks.gpus_are_free,
-    job_checks.model_runs,
-    job_checks.storage_visible,
-    data_checks.partition_visible,
-    data_checks.parts_agree,
-    data_checks.arrays_usable,
-    data_checks.inputs_exist,
-    data_checks.embeddings_usable,
-    data_checks.nodes_to_train_on,
-    data_checks.fold_is_unseen,
-    data_checks.splits_agree,
-    data_checks.batch_size_fits,
-    data_checks.edge_arrays_read,
-    job_checks.memory_fits,
-    job_checks.disk_space,
-    job_checks.cache_usable,
-    job_checks.cache_space,
-    data_checks.parts_and_workers,
-)
+
+def _functions(names: Sequence[str]) -> tuple[Check, ...]:
+    modules = (cluster_checks, job_checks, data_checks)
+    return tuple(next(getattr(m, name) for m in modules if hasattr(m, name)) for name in names)
+
+
+CLUSTER_CHECKS = _functions(NODE_CHECKS)  # what `raygnn check` without a job looks at
+CHECKS = CLUSTER_CHECKS + _functions(JOB_CHECKS)
+_NO_GRAPH = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
 
 
 def described() -> dict[str, str]:
@@ -117,7 +84,7 @@ class Report:
             "findings": [
                 {**asdict(finding), "nodes": list(finding.nodes)} for finding in self.findings
             ],
-            "nodes": [_plain(asdict(node)) for node in self.nodes],
+            "nodes": [plain(asdict(node)) for node in self.nodes],
             "links": [asdict(link) for link in self.links],
             "communication": self.comm.to_dict() if self.of_job else None,
             "memory": [
@@ -183,8 +150,13 @@ def preflight(
 def inspect(config: Config, survey: Survey) -> Report:
     """Judge the nodes alone, whatever job may run on them; of ``config`` only ``cluster`` and
     ``comm`` matter."""
-    nothing = PartitionFacts("", 0, 0, {}, None, {}, {}, {})
-    return replace(_report(config, nothing, survey, CLUSTER_CHECKS), of_job=False)
+    return replace(_report(config, _NO_GRAPH, survey, CLUSTER_CHECKS), of_job=False)
+
+
+def before_graph(config: Config, survey: Survey) -> Report:
+    """Judge what can be judged of a job before anything is known of its graph."""
+    checks = tuple(check for check in CHECKS if check.__module__ != data_checks.__name__)
+    return replace(_report(config, _NO_GRAPH, survey, checks), memory={})
 
 
 def _report(
@@ -195,6 +167,7 @@ def _report(
     dry_run: DryRun | None = None,
 ) -> Report:
     start = time.monotonic()
+    ntype, edges = (None, None) if config.tasks else goal_of(config, facts)
     job = Job(
         config=config,
         partition=facts,
@@ -202,8 +175,8 @@ def _report(
         nodes=tuple(node for node in survey.nodes if node.problem is None),
         silent=tuple(node for node in survey.nodes if node.problem is not None),
         workers=resolve_workers(config, survey.resources),
-        ntype=None if config.tasks else task_ntype(config, facts.columns),
-        edges=edge_target(config, facts.edges, facts.reverses) if config.task.of_edges else None,
+        ntype=ntype,
+        edges=edges,
         links=survey.links,
         dry_run=dry_run,
     )
@@ -251,12 +224,6 @@ def _link(link: Link | None) -> str:
         return "none"
     rate = f"{link.mbits / 1000:.1f} Gbit/s" if link.mbits >= 1000 else f"{link.mbits:.0f} Mbit/s"
     return f"{rate}, {link.latency_ms:.2g} ms"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # ------------------------------------------------------------------------------- for people

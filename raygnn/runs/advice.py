@@ -102,6 +102,7 @@ class _Measurements:
         use: ``cpu`` and ``gpu`` → busy share of each window, mean over the ranks.
         gpu_memory: largest share of a GPU's memory that was used; None if unknown.
         slow: rank → share of the windows in which it was slow; its host.
+        fetched: feature rows of other hosts that no cache had; none where all ranks are on one.
     """
 
     config: Mapping[str, Any]
@@ -111,6 +112,7 @@ class _Measurements:
     use: Mapping[str, Sequence[float]]
     gpu_memory: float | None
     slow: Sequence[Mapping[str, Any]]
+    fetched: int
 
     @classmethod
     def of(
@@ -137,7 +139,7 @@ class _Measurements:
             shares = [_numbers((window.get("use") or {}).get(kind)) for window in windows]
             use[kind] = [fmean(window) for window in shares if window]
         memory = [_numbers((window.get("memory") or {}).get("gpu_share")) for window in windows]
-        reduced = summary.get("gradients") or {}
+        reduced, remote = summary.get("gradients") or {}, summary.get("remote") or {}
         return cls(
             config=config,
             seconds=seconds,
@@ -146,6 +148,7 @@ class _Measurements:
             use=use,
             gpu_memory=max((share for window in memory for share in window), default=None),
             slow=summary.get("ranks") or [],
+            fetched=remote.get("rows", 0) - remote.get("cache_hits", 0),
         )
 
     @property
@@ -271,9 +274,9 @@ def _starving_loader(run: _Measurements) -> Iterator[_Finding]:
         return
     if longest == "exchange" and run.world > 1:
         cache = run.get("sampling.cache", 0.0)
-        if cache != 1:
+        if cache != 1 and run.fetched:
             more = 1.0 if cache == "auto" else min(1.0, max(0.2, 2 * cache))
-            expect = "fewer rows from other ranks, for memory"
+            expect = "fewer rows from other hosts, for memory"
             yield what, (f"sampling.cache={more:g}",), False, expect, gain / 2
         if run.get("sampling.topology") == "partitioned":
             expect = "no exchange to draw neighbours, for the memory of the whole structure"

@@ -49,23 +49,16 @@ class Display:
     """Shows one command. Any method raises `OutputLost` where nobody can be shown anything.
 
     Args:
-        console: where to; standard output by default.
-        error_console: where errors go; ``console`` if that is given, else standard error.
+        console: where to; by default standard output, and standard error for errors.
         verbose: whether a stage's details are lines of their own where there is no live line.
 
     Attributes:
         on_note: called with each note, too.
     """
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        error_console: Console | None = None,
-        verbose: bool = False,
-    ):
+    def __init__(self, console: Console | None = None, *, verbose: bool = False):
         self.console = console or _console()
-        self.error_console = error_console or console or _console(stderr=True)
+        self.error_console = console or _console(stderr=True)
         self.verbose = verbose
         self.on_note: Callable[[str], None] | None = None
 
@@ -83,10 +76,13 @@ class Display:
             self.on_note(text)
 
     @contextmanager
-    def stage(self, text: str) -> Iterator[Callable[[str], None]]:
+    def stage(self, text: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
         """A long step. Yields a function that says what it is at, shown on a terminal; elsewhere,
         if verbose, in lines of their own: each that differs up to a comma, else one at most
         every few seconds.
+
+        Args:
+            lines: elsewhere those that differ up to a comma are shown in any case.
 
         Leaves one line with its seconds, if it took any.
         """
@@ -97,20 +93,21 @@ class Display:
                 with self.console.status(self._cut(text), spinner=spinner) as status:
                     yield lambda detail: status.update(self._cut(f"{text}: {detail}"))
             else:
-                yield self._details(text)
+                yield self._details(text, lines)
         except BaseException:
             self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
             raise
         if (seconds := time.monotonic() - start) >= _NOTHING:
             self._line(f"{text}: {seconds:.1f} s")
 
-    def _details(self, text: str) -> Callable[[str], None]:
+    def _details(self, text: str, lines: bool) -> Callable[[str], None]:
         word, last = "", -math.inf
 
         def show(detail: str) -> None:
             nonlocal word, last
             is_new = detail.partition(",")[0] != word
-            if self.verbose and (is_new or time.monotonic() - last >= _BETWEEN_DETAILS):
+            late = self.verbose and time.monotonic() - last >= _BETWEEN_DETAILS
+            if late or (is_new and (self.verbose or lines)):
                 word, last = detail.partition(",")[0], time.monotonic()
                 self._line(f"{text}: {detail}")
 
@@ -170,31 +167,54 @@ class Display:
             settle()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table; columns of numbers are set flush right, whole numbers grouped by thousands."""
-        table = Table(
-            title=self._safe(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-        )
-        for index, column in enumerate(columns):
+        """A table; columns of numbers are set flush right, whole numbers grouped by thousands.
+
+        Cells are folded between words alone; where the words have no room, each row is a block of
+        lines.
+        """
+        cells = [[_cell(value) for value in row] for row in rows]
+        layout = _layout([columns, *cells], self.console.width)
+        self._line((title, "bold"))
+        if layout is None:
+            self._blocks(columns, cells)
+            return
+        padding, widths = layout
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, padding))
+        for index, (column, width) in enumerate(zip(columns, widths)):
             numeric = all(isinstance(row[index], Real) for row in rows) and len(rows) > 0
             table.add_column(
-                self._safe(column), justify="right" if numeric else "left", overflow="fold"
+                self._safe(column),
+                justify="right" if numeric else "left",
+                overflow="fold",
+                width=width,
             )
-        for row in rows:
-            table.add_row(*(self._safe(_cell(value)) for value in row))
+        for row in cells:
+            table.add_row(*map(self._safe, row))
         self.console.print(table)
 
-    def closing(self, summary: Mapping[str, Any], path: Path) -> None:
+    def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        for row in rows:
+            self._line("")
+            for name, value in zip(columns, row):
+                if value:
+                    self._line(f"{'' if name == columns[0] else '  '}{name}: {value}")
+        self._line("")
+
+    def closing(self, summary: Mapping[str, Any], path: str | Path) -> None:
         """The end of a run: its ``summary.json`` and where the rest lies.
 
         Args:
             summary: ``status``, ``metrics``, ``steps``, ``seeds_per_second``, ``seconds`` (split);
                 what is missing is left out.
-            path: the run directory.
+            path: the run directory, or where it is kept.
         """
         rows = {"status": str(summary.get("status", "done"))}
         rows |= {
             name: f"{value:.4f}" for name, value in _sorted_metrics(summary.get("metrics") or {})
         }
+        if (best := summary.get("best_epoch")) is not None:  # counted from 0
+            selected = [name for name in rows if name.startswith("val/")]
+            rows |= {name: f"{rows[name]} (best epoch, {best + 1})" for name in selected}
         if not any(name.startswith("test/") for name in rows):  # what selected is what is reported
             last = _sorted_metrics(summary.get("last_metrics") or {})
             rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}
@@ -211,13 +231,13 @@ class Display:
             rows[f"advice {number + 1}" if number else "advice"] = _advised(said)
         if hints := sum(a["severity"] != "warning" for a in advice):
             rows["hints"] = f"{hints} in report.html"
-        rows["run directory"] = str(path)
+        rows["run directory"] = path = str(path)
         if rows["status"] == "done":
-            rows["next"] = f"raygnn.open_run({str(path)!r}) in Python"
-            if os.path.exists(path / REPORT):
-                rows["next"] = f"open {path / REPORT} in a browser, or {rows['next']}"
+            rows["next"] = f"raygnn.open_run({path!r}) in Python"
+            if os.path.exists(f"{path}/{REPORT}"):
+                rows["next"] = f"open {path}/{REPORT} in a browser, or {rows['next']}"
         else:
-            rows["next"] = f"read {path / 'logs'}, then train with --resume or --overwrite"
+            rows["next"] = f"read {path}/logs, then train with --resume or --overwrite"
         self._line("")
         self.header(rows)
 
@@ -295,6 +315,26 @@ def _console(stderr: bool = False) -> Console:
         given = os.environ.get(WIDTH, "")
         console.width = int(given) if given.isdecimal() else _FILE_WIDTH
     return console
+
+
+def _layout(rows: Sequence[Sequence[str]], room: int) -> tuple[int, list[int]] | None:
+    """The padding of a table's cells and the widths of its columns, none below that of a word in
+    it; None where the words have no room. What is left goes to the columns that lack least."""
+    columns = ["\n".join(column) for column in zip(*rows)]
+    widths = [max(map(cell_len, column.split()), default=0) for column in columns]
+    lacking = [
+        max(map(cell_len, column.split("\n"))) - width for column, width in zip(columns, widths)
+    ]
+    for padding in (1, 0):
+        spare = room - sum(widths) - len(widths) * (2 * padding + 1) - 1
+        if spare >= 0:
+            order = sorted(range(len(widths)), key=lacking.__getitem__)
+            for position, index in enumerate(order):
+                extra = min(lacking[index], spare // (len(order) - position))
+                widths[index] += extra
+                spare -= extra
+            return padding, widths
+    return None
 
 
 def _folded(text: Text, width: int, indent: int | None) -> Text:

@@ -153,9 +153,9 @@ class Progress:
         ]
         if "seeds_per_second" in self._values:
             columns.append(f"{self._values['seeds_per_second']:,.0f} seeds/s")
-        if (steps := self._step - self._first[0]) > 0:
+        if (steps := self._step - self._first[0]) > 0 and self._step < self._total:
             rate = (self._time - self._first[1]) / steps
-            columns.append(f"{clock(max(0, self._total - self._step) * rate)} left")
+            columns.append(f"{clock((self._total - self._step) * rate)} left")
         return _GAP.join(columns)
 
     def unsaid(self, width: int | None = None) -> str:

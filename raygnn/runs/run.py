@@ -9,16 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date, datetime
 from html import escape
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from raygnn.config.places import Uri
 from raygnn.errors import DataError, InputError, TrainingError, error_of
 from raygnn.runs.metrics_files import RANKS, MetricsTail, long, newest, read_metrics
 from raygnn.runs.run_directory import (
+    CHECKPOINTS,
     CONFIG,
     LOGS,
     METRICS,
@@ -27,9 +31,13 @@ from raygnn.runs.run_directory import (
     is_run,
     read_config,
     read_status,
+    read_storage,
     storage_path,
 )
+from raygnn.storage.remote import RemotePath
+from raygnn.storage.replica import AT_ONCE, Replica
 from raygnn.util.files import read_json
+from raygnn.util.locks import LOCK, Holder, holder
 
 if TYPE_CHECKING:
     import pandas
@@ -45,10 +53,43 @@ class Run:
     """A run directory. Every property reads the files anew, so a live run is followed by asking.
 
     Attributes:
-        path: absolute path of the run directory.
+        path: absolute path of the run directory, or of its copy here.
+        replica: makes that, of a run that is kept in a place that pyarrow.fs opens.
     """
 
     path: Path
+    replica: Replica | None = field(default=None, compare=False)
+
+    @property
+    def files(self) -> Path:
+        """The directory, with what the run has written by now."""
+        if self.replica is not None:
+            self.replica.refresh()
+        return self.path
+
+    @property
+    def shown(self) -> str:
+        """What the run is called by: its path or URI."""
+        return str(self.path) if self.replica is None else self.replica.uri.shared
+
+    @property
+    def storage(self) -> Path | Uri:
+        """Where it is kept, with others."""
+        return self.path.parent if self.replica is None else self.replica.uri.parent
+
+    def checkpoints(self, *names: str) -> Path:
+        """The directory of checkpoints and weights, in which files or directories of these names
+        are, as far as the run has them.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        directory = self.path / CHECKPOINTS
+        if self.replica is not None:
+            for name in names:
+                if (self.replica.place / CHECKPOINTS / name).exists():
+                    self.replica.fetch(f"{CHECKPOINTS}/{name}")
+        return directory
 
     @property
     def name(self) -> str:
@@ -61,7 +102,7 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
-        return read_config(self.path)
+        return read_config(self.files)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -70,26 +111,34 @@ class Run:
         Raises:
             DataError: the file is damaged.
         """
-        return read_json(self.path / SUMMARY)
+        return read_json(self.files / SUMMARY)
 
     @property
     def status(self) -> str:
         """``running``, ``done``, ``failed``, ``interrupted``, or ``killed`` (process gone)."""
-        return read_status(self.path)
+        return read_status(self.files)
+
+    @property
+    def holder(self) -> Holder | None:
+        """The process that writes into it."""
+        return holder(self.files / LOCK)
 
     @property
     def progress(self) -> tuple[int, int | None]:
         """Optimizer steps that were made, as far as they are recorded, and how many there will be;
         None where that is not known."""
         summary = self.summary
-        record = newest(self.path / METRICS) or {}
+        record = newest(self.files / METRICS) or {}
         step = max(_whole(summary.get("steps")), _whole(record.get("step")))
         return step, _whole(summary.get("total_steps")) or None
 
     @property
     def began(self) -> float:
-        """When a command began it or went on with it, seconds since the epoch; 0 if unknown."""
-        return _began(self.path) / 1e9
+        """When the first command began it, seconds since the epoch; 0 if unknown."""
+        try:
+            return datetime.fromisoformat(self.summary["started"]).timestamp()
+        except (DataError, KeyError, TypeError, ValueError, OverflowError):
+            return _began(self.files) / 1e9
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -100,7 +149,7 @@ class Run:
         """
         import pandas
 
-        return pandas.DataFrame.from_records(read_metrics(self.path / METRICS))
+        return pandas.DataFrame.from_records(read_metrics(self.files / METRICS))
 
     @property
     def ranks(self) -> pandas.DataFrame:
@@ -112,7 +161,7 @@ class Run:
         import pandas
 
         columns = ("step", "time", "rank", "group", "name", "value")
-        records = chain.from_iterable(iter(MetricsTail(self.path / RANKS).poll, []))
+        records = chain.from_iterable(iter(MetricsTail(self.files / RANKS).poll, []))
         return pandas.DataFrame.from_records(list(long(records)), columns=list(columns))
 
     def plot(self) -> plotly.graph_objects.Figure:
@@ -122,7 +171,7 @@ class Run:
         """
         from raygnn.runs.report.page import figure
 
-        return figure(self.path)
+        return figure(self.files)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write ``report.html`` (or the file ``out``) as the run is now, and return its path.
@@ -132,7 +181,10 @@ class Run:
         """
         from raygnn.runs.report.page import write_report
 
-        return write_report(self.path, out)
+        file = write_report(self.files, out)
+        if self.replica is not None and out is None:
+            (self.replica.place / file.name).upload(file)
+        return file
 
     def predict(
         self,
@@ -142,6 +194,7 @@ class Run:
         scores: bool = False,
         ids: Sequence[int] | Sequence[str] | None = None,
         fanout: Sequence[int] | None = None,
+        at: int | str | date | None = None,
         new_data: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
@@ -157,6 +210,7 @@ class Run:
             scores: also a probability for each class.
             ids: nodes or graphs, to predict for those alone.
             fanout: neighbours that are drawn for these nodes, from them outward; None = all.
+            at: before when all must be that is seen; None = see `raygnn.predict`.
             new_data: for data that the model was not trained on, which ``overrides`` name.
             overrides: such as ``cluster.workers=1``.
             timeout: seconds.
@@ -190,6 +244,7 @@ class Run:
                 ids=id_file if ids is not None else None,
                 fanout=",".join(map(str, fanout)) if fanout is not None else None,
                 task=task,
+                at=at,
                 new_data=new_data,
             )
             return pandas.read_parquet(out)
@@ -199,6 +254,7 @@ class Run:
         ntype: str | None = None,
         *,
         split: str = "all",
+        at: int | str | date | None = None,
         new_data: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
@@ -207,7 +263,7 @@ class Run:
 
         Args:
             ntype: which nodes; None = those that the task is about.
-            split, new_data, overrides, timeout: see `predict`.
+            split, at, new_data, overrides, timeout: see `predict`.
 
         Returns:
             Columns as `raygnn.embed` has them.
@@ -219,8 +275,8 @@ class Run:
 
         with TemporaryDirectory(prefix="raygnn-embed-") as directory:
             out = Path(directory) / "out.parquet"
-            options = {"split": split, "out": out, "ntype": ntype or None, "new_data": new_data}
-            self._ask("embed", overrides, timeout, **options)
+            options = {"split": split, "out": out, "ntype": ntype or None, "at": at}
+            self._ask("embed", overrides, timeout, new_data=new_data, **options)
             return pandas.read_parquet(out)
 
     def evaluate(
@@ -228,6 +284,7 @@ class Run:
         split: str | None = None,
         *,
         task: str | None = None,
+        at: int | str | date | None = None,
         new_data: bool = False,
         overrides: Sequence[str] = (),
         timeout: float = 3600.0,
@@ -237,12 +294,12 @@ class Run:
         Args:
             split: ``train``, ``val`` or ``test``; None: as `raygnn.evaluate` takes it.
             task: which one, of a run with several; None = all.
-            new_data, overrides, timeout: see `predict`.
+            at, new_data, overrides, timeout: see `predict`.
 
         Raises:
             InputError, PreflightError, TrainingError, Interrupted: see `raygnn.predict`.
         """
-        options = {"split": split, "task": task, "new_data": new_data}
+        options = {"split": split, "task": task, "at": at, "new_data": new_data}
         metrics: dict[str, float] = self._ask("evaluate", overrides, timeout, **options)["metrics"]
         return metrics
 
@@ -255,11 +312,11 @@ class Run:
             if value is not None and value is not False:
                 option = "--" + name.replace("_", "-")
                 args.append(option if value is True else f"{option}={value}")
-        return run_verb(verb, str(self.path), *args, timeout=timeout)
+        return run_verb(verb, self.shown, *args, timeout=timeout)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: ``name``, ``path``, ``status`` and the rest of the summary."""
-        return {**self.summary, "name": self.name, "path": str(self.path), "status": self.status}
+        return {**self.summary, "name": self.name, "path": self.shown, "status": self.status}
 
     def _facts(self) -> dict[str, str]:
         summary = self.summary
@@ -273,10 +330,10 @@ class Run:
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
-        return f"Run({str(self.path)!r}: {facts})"
+        return f"Run({self.shown!r}: {facts})"
 
     def _repr_html_(self) -> str:
-        rows = {**self._facts(), "path": str(self.path)}
+        rows = {**self._facts(), "path": self.shown}
         cells = "".join(
             f"<tr><th style='text-align:left'>{escape(key)}</th>"
             f"<td style='text-align:left'>{escape(value)}</td></tr>"
@@ -295,6 +352,8 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
     Raises:
         InputError: there is no run directory; the nearest names are listed.
     """
+    if (uri := _uri(run, storage)) is not None:
+        return _open_remote(uri)
     try:
         given = storage_path(run)
         path = given if is_run(given) else storage_path(storage) / run
@@ -313,6 +372,36 @@ def open_run(run: str | Path, storage: str = "runs") -> Run:
     )
 
 
+def _uri(run: str | Path, storage: str | Path | Uri) -> Uri | None:
+    """Of the run, where that is what names it, or where its name is looked up."""
+    if "://" in str(run):
+        place = read_storage(str(run))
+        return place if isinstance(place, Uri) else None
+    there = storage if isinstance(storage, Uri) else read_storage(str(storage))
+    named = isinstance(there, Uri) and len(Path(run).parts) == 1 and not is_run(Path(run))
+    return there / str(run) if named and isinstance(there, Uri) else None
+
+
+def _open_remote(uri: Uri, *, remains: bool = False) -> Run:
+    """A run that is kept in a place.
+
+    Args:
+        remains: also what is left of one.
+    """
+    replica = Replica(uri)
+    replica.refresh()
+    run = Run(replica.directory, replica)
+    if is_run(run.path) or (remains and _has_remains(run.path)):
+        return run
+    names = [other.name for other in list_runs(uri.parent)]
+    near = difflib.get_close_matches(uri.name, names, n=3, cutoff=0.5) or names[:3]
+    raise InputError(
+        "there is no such run",
+        where=str(uri),
+        remedy=f"did you mean {', '.join(near)}?" if near else f"there are none in {uri.parent}",
+    )
+
+
 def open_remains(run: str | Path, storage: str = "runs") -> Run:
     """As :func:`open_run`, and of a run whose config.yaml is missing or damaged what is left of
     it: a summary.json, or a rank's file in logs/. Of use to read, not to decide what may be
@@ -321,6 +410,8 @@ def open_remains(run: str | Path, storage: str = "runs") -> Run:
     Raises:
         InputError: see :func:`open_run`.
     """
+    if (uri := _uri(run, storage)) is not None:
+        return _open_remote(uri, remains=True)
     try:
         return open_run(run, storage)
     except InputError:
@@ -339,13 +430,17 @@ def _has_remains(path: Path) -> bool:
         return False
 
 
-def list_runs(storage: str = "runs") -> list[Run]:
+def list_runs(storage: str | Uri = "runs") -> list[Run]:
     """The runs in ``storage``, the one that began last first; ``[]`` when it does not exist.
 
     Raises:
         InputError: ``storage`` cannot be listed.
+        DataError: likewise, of one that is no directory.
     """
-    directory = storage_path(storage)
+    place = storage if isinstance(storage, Uri) else read_storage(str(storage))
+    if isinstance(place, Uri):
+        return _list_remote(place)
+    directory = place
     try:
         paths = [path for path in directory.iterdir() if not path.is_symlink() and is_run(path)]
     except FileNotFoundError:
@@ -353,6 +448,18 @@ def list_runs(storage: str = "runs") -> list[Run]:
     except OSError as error:
         raise InputError(f"cannot be listed: {error.strerror}", where=str(directory)) from error
     return [Run(path) for path in sorted(paths, key=_began, reverse=True)]
+
+
+def _list_remote(storage: Uri) -> list[Run]:
+    def look(name: str) -> Run:
+        replica = Replica(storage / name, only=(CONFIG, SUMMARY, METRICS))
+        replica.refresh()
+        return Run(replica.directory, replica)
+
+    names = RemotePath.of(storage, "storage").folders()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = pool.map(look, (n for n in names if not n.startswith(".") and n != "partitions"))
+        return sorted((r for r in runs if is_run(r.path)), key=lambda r: _began(r.path))[::-1]
 
 
 def run_verb(verb: str, *args: str, timeout: float) -> dict[str, Any]:

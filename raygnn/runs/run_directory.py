@@ -15,15 +15,19 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from raygnn.config.places import without_users
+from raygnn.config.places import SCHEMES, Uri, without_users
 from raygnn.config.yaml_text import read_yaml, write_yaml
 from raygnn.errors import ConfigError, DataError, InputError, TrainingError
+from raygnn.storage.claim import CLAIMS, Claim
+from raygnn.storage.publisher import Publisher
+from raygnn.storage.remote import RemotePath, Stat
+from raygnn.storage.replica import bring, clear, private_directory, upload_run
 from raygnn.util.files import (
     Appender,
     open_regular,
@@ -35,7 +39,7 @@ from raygnn.util.files import (
     write_atomic,
     write_json,
 )
-from raygnn.util.locks import Lock, holder
+from raygnn.util.locks import LOCK, Lock, holder
 
 Mode = Literal["new", "overwrite", "resume"]
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -48,7 +52,6 @@ SUMMARY = "summary.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
-LOCK = ".lock"
 SAVE = ".save"  # made by a user, or a batch system, who wants a checkpoint
 # in logs/, lines of events:
 EVENTS = "events.jsonl"  # of rank 0
@@ -56,6 +59,8 @@ SCALING = "scaling.jsonl"  # of what decides how many ranks there are
 LOGGERS = "loggers.jsonl"  # of what forwards records
 TOLD = "told.jsonl"  # of the command, which repeats what the others report
 _TOKEN = ".run-"
+# with the token of the newest command: in a store, and here as long as not all is there
+_NEWEST, _UNSENT = ".newest", ".unsent"
 _SHOWN = 200  # characters of a path that is none
 _LARGEST_CONFIG = 2**20  # bytes
 _LARGEST_LOCK = 4096  # bytes
@@ -82,11 +87,28 @@ def storage_path(storage: str | Path) -> Path:
     uri = urlsplit(text)
     if uri.scheme != "file" or uri.netloc not in ("", "localhost") or not uri.path:
         raise InputError(
-            f"storage {without_users(text)[:_SHOWN]!r} is neither a directory nor a file:///path",
+            f"{without_users(text)[:_SHOWN]!r} is neither a directory nor a file:///path",
             where="storage",
-            remedy="give a directory that every node sees",
+            remedy="give a directory of this machine",
         )
     return Path(unquote(uri.path))
+
+
+def read_storage(text: str) -> Path | Uri:
+    """What ``storage`` names: a directory of this machine, absolute, or another place.
+
+    Raises:
+        InputError: it is none.
+    """
+    if "://" not in text or text.startswith("file:"):
+        return storage_path(text)
+    if text.partition("://")[0] not in SCHEMES or "\0" in text:
+        raise InputError(
+            f"{without_users(text)[:_SHOWN]!r} is no place for runs",
+            where="storage",
+            remedy=f"give a directory, or a URI that begins with {', '.join(SCHEMES)}",
+        )
+    return Uri(text)
 
 
 def local_path(text: str, where: str) -> Path:
@@ -139,6 +161,15 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def is_kept(store: Uri, name: str) -> bool:
+    """Whether there is a run of that name in a store.
+
+    Raises:
+        DataError: the store cannot be read.
+    """
+    return (RemotePath.of(store, "storage") / name / CONFIG).is_file()
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The resolved configuration of the run at ``path``.
 
@@ -180,23 +211,45 @@ def _is_held(lock: Path) -> bool:
 class RunDir:
     """The run directory of this command: :meth:`create`, :meth:`begin`, write, :meth:`release`.
 
+    Of a run that is kept in a `store` it is the directory that stands for it while this command
+    works, which has what is there, and from which what changes is brought there.
+
     Attributes:
         path: absolute path of the directory.
+        place: in the store; None where there is none.
+        tell: takes what the user should know.
         begun: whether :meth:`begin` was called; until then what lies there is an earlier run's.
         token: name of a file in it that no other directory has, and no other command makes; empty
             before :meth:`begin`.
     """
 
-    def __init__(self, path: Path, mode: Mode):
+    def __init__(self, path: Path, mode: Mode, store: Uri | None = None, patience: float = 0.0):
         self.path = path
+        self.uri = None if store is None else store / path.name
+        self.place = None if self.uri is None else RemotePath.of(self.uri, "storage")
+        self.tell: Callable[[str], object] = lambda text: None
         self.begun = False
         self._mode = mode
         self._made: list[Path] = []
         self.token = ""
         self._lock = Lock(path / LOCK, "is writing into this run directory")
+        self._claim = None if self.place is None else Claim(self.place)
+        self._publisher: Publisher | None = None
+        self._brought: dict[str, Stat] = {}
+        self._taken_over = False  # of the store
+        self._patience = patience
 
     @classmethod
-    def create(cls, storage: str, name: str, *, mode: Mode = "new") -> RunDir:
+    def create(
+        cls,
+        storage: str | Path,
+        name: str,
+        *,
+        mode: Mode = "new",
+        store: Uri | None = None,
+        patience: float = 60.0,
+        tell: Callable[[str], object] = lambda text: None,
+    ) -> RunDir:
         """Claim ``<storage>/<name>`` for this process; nothing in it is changed yet.
 
         Args:
@@ -204,16 +257,25 @@ class RunDir:
             name: one path component.
             mode: ``new`` needs a free name, ``resume`` an existing run, ``overwrite`` takes both
                 and removes the old run when the new one begins.
+            store: where runs are kept, if that is not ``storage`` itself.
+            patience: seconds to wait, at the end, for a store that is away.
+            tell: takes what the user should know.
 
         Raises:
+            DataError: the store cannot be read or written.
             InputError: the name is taken, in use by a live process, not a run directory (we
                 never delete anything else), missing (``resume``), or cannot be written.
         """
         if not name or Path(name).name != name or name == "..":
             raise InputError(f"{name!r} is not a name for a directory", where="name")
         path = storage_path(storage) / name
-        run = cls(path, mode)
-        _check(path, mode)
+        run = cls(path, mode, store, patience)
+        run.tell = tell
+        if store is None:
+            _check(path, mode, run.shown)
+        else:
+            with storage_errors(path, InputError, "set staging.path elsewhere"):
+                private_directory(path.parent)
         with storage_errors(path, InputError):
             run._made = [part for part in (path, *path.parents) if not part.exists()]
             while True:
@@ -224,7 +286,10 @@ class RunDir:
                 except FileNotFoundError:
                     continue  # its last holder was just removing it
         try:
-            _check(path, mode)  # again, now that nobody else can change it
+            if run._claim is not None:
+                run._claim.acquire(tell)
+                run._take_over()
+            _check(path, mode, run.shown)  # again, now that nobody else can change it
         except BaseException:
             run.release()
             raise
@@ -243,6 +308,8 @@ class RunDir:
         with storage_errors(self.path, InputError):
             if self._mode == "overwrite":
                 self._clear()
+                if self.place is not None:
+                    clear(self.place, CLAIMS)
             self.begun = True
             for old in self.path.glob(f"{_TOKEN}*"):  # of a command that was killed
                 old.unlink()
@@ -260,6 +327,14 @@ class RunDir:
                 summary["job"] = job
             summary.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
             write_json(self.path / SUMMARY, {**summary, "status": "running"})
+            if self.place is not None:
+                (self.path / _UNSENT).write_text(token)
+        if self.place is not None:
+            (self.place / _NEWEST).write(token.encode())
+            self._publisher = Publisher(
+                self.path, self.place, lambda text: self.tell(text), lambda: self._is_taken
+            )
+            self._publisher.start({} if self._mode == "overwrite" else self._brought)
 
     def notes(self) -> Iterator[str]:
         """What the user should know of the claim, a line each."""
@@ -268,11 +343,17 @@ class RunDir:
                 f"process {stale.pid} on {stale.host}, which was writing into {self.path}, gives "
                 "no sign of life: this command takes its place"
             )
+        if self._claim is not None and self._claim.stale:
+            yield f"{self._claim.stale} held {self.place}, and gives no sign of life any more"
 
     @property
     def lost(self) -> str | None:
-        """See :func:`lost`."""
-        return lost(self.path, self.token)
+        """See :func:`lost`; ``replaced``, too, where another command holds the name in a store."""
+        return lost(self.path, self.token) or ("replaced" if self._is_taken else None)
+
+    @property
+    def _is_taken(self) -> bool:
+        return self._claim is not None and self._claim.lost
 
     def check(self) -> None:
         """See that the directory is still the one that this command claimed.
@@ -290,6 +371,11 @@ class RunDir:
             )
 
     @property
+    def shown(self) -> str:
+        """How users name the run."""
+        return str(self.path) if self.uri is None else self.uri.shared
+
+    @property
     def summary(self) -> dict[str, Any]:
         """``summary.json`` as it is now."""
         return read_json(self.path / SUMMARY)
@@ -305,8 +391,8 @@ class RunDir:
             write_json(self.path / SUMMARY, {**self.summary, **entries})
 
     def write(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Write ``preflight.json``, or ``partition.json``: its ``directory``, and ``parts`` as its
-        manifest has them.
+        """Write ``preflight.json``, or ``partition.json``: its ``directory``, and of its
+        ``parts`` the counts over all types.
 
         Raises:
             TrainingError: it cannot be written.
@@ -319,12 +405,26 @@ class RunDir:
         return self.path / CHECKPOINTS
 
     def release(self) -> None:
-        """Let go of the directory; when no run began, what :meth:`create` made is removed again."""
+        """Let go of the directory; when no run began, what :meth:`create` made is removed again.
+        What is in a store need not be here."""
+        done = not self.begun
+        if self._claim is not None:
+            if self._publisher is not None:
+                done = self._publisher.finish(self._patience)
+            self._claim.release()
+            # what a command before could not bring, and no command has gone on with, stays
+            if done and self._taken_over and (self.begun or not (self.path / _UNSENT).exists()):
+                self._clear()
+            elif not done:
+                self.tell(
+                    f"not all that the run wrote is in {self.place}: the rest is in {self.path} on "
+                    "this machine, and a command that goes on with the run here brings it there"
+                )
         if self.lost is None and self.token:
             (self.path / self.token).unlink(missing_ok=True)
-        if not self.begun and not is_run(self.path) and _is_free(self.path):
+        if done and not is_run(self.path) and _is_free(self.path):
             (self.path / LOCK).unlink(missing_ok=True)
-            for directory in self._made:
+            for directory in self._made or [self.path] * (self._claim is not None):
                 try:
                     directory.rmdir()
                 except OSError:
@@ -336,6 +436,23 @@ class RunDir:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def _take_over(self) -> None:
+        """Put what the store has of the run into the directory, in place of what is there."""
+        assert self.place is not None
+        with storage_errors(self.path, InputError, "set staging.path elsewhere"):
+            unsent, newest = self.path / _UNSENT, self.place / _NEWEST
+            if (
+                self._mode == "resume"
+                and unsent.exists()
+                and newest.is_file()
+                and newest.read_bytes() == unsent.read_bytes()
+            ):
+                upload_run(self.path, self.place)  # no other command has written since
+            else:
+                self._clear()
+            self._brought = bring(self.place, self.path)
+            self._taken_over = True
 
     def _clear(self) -> None:
         """Remove what the old run left, its config last so that it stays recognisable."""
@@ -356,7 +473,7 @@ def _is_free(path: Path) -> bool:
     )
 
 
-def _check(path: Path, mode: Mode) -> None:
+def _check(path: Path, mode: Mode, shown: str) -> None:
     """Refuse a directory that ``mode`` may not have."""
     with storage_errors(path, InputError):
         free = _is_free(path)
@@ -372,7 +489,7 @@ def _check(path: Path, mode: Mode) -> None:
         remedy = "choose another name, or pass --overwrite to replace it, --resume to go on "
         remedy += "(in Python overwrite=True, resume=True)"
     if what:
-        raise InputError(what, where=str(path), remedy=remedy)
+        raise InputError(what, where=shown, remedy=remedy)
 
 
 class Events:
@@ -387,12 +504,12 @@ class Events:
         self._file = Appender(path)
         self._lock = threading.Lock()
 
-    def tell(self, text: str, **facts: object) -> None:
-        """Add an event: its text, the time, and facts of plain JSON types."""
-        event = {"time": round(time.time(), 3), "text": text, **facts}
+    def tell(self, text: str) -> None:
+        """Add an event: its text and the time."""
+        event = {"time": round(time.time(), 3), "text": text}
         with self._lock, contextlib.suppress(OSError):
             full = len(self._file.waiting) > _MOST_WAITING
-            self._file.add(b"" if full else json.dumps(plain(event)).encode() + b"\n")
+            self._file.add(b"" if full else json.dumps(event).encode() + b"\n")
 
     def flush(self) -> None:
         """Try again to write what could not be written."""

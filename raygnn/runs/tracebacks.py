@@ -17,12 +17,19 @@ _OURS = re.compile(
     r"/raygnn/(driver|worker|checkpoint|prediction|tuning|sampling|tasks|models|graph|runs|config|preflight)/"
 )
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(64)?/python3|^<")
+# what comes before a package in the path of its file
+_BEFORE_PACKAGE = re.compile(
+    r"^.*/(?:site|dist)-packages/|^.*/(?=raygnn/)|^.*/lib(?:64)?/python3[^/]*/"
+)
 _PREPARES = re.compile(r"/raygnn/sampling/|/raygnn/worker/planes/\w+_plane\.py")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of code that was being executed; ``whose``: ``user``, ``raygnn`` or ``library``."""
+    """A line of code that was being executed; ``whose``: ``user``, ``raygnn`` or ``library``.
+
+    As text, files that are not the user's are named from their package on.
+    """
 
     file: str
     line: int
@@ -30,7 +37,8 @@ class Frame:
     whose: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+        file = self.file if self.whose == "user" else _BEFORE_PACKAGE.sub("", self.file)
+        return f"{file}:{self.line} in {self.function}"
 
     @classmethod
     def of(cls, value: Any) -> Frame | None:

@@ -7,7 +7,9 @@ layer's input are the nodes that it computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,23 +48,46 @@ class Adjacency:
         indptr: int64 ``[D+1]``.
         src: int64 ``[E]``, numbers of the source nodes within the block.
         relation: int64 ``[E]``, the relation of each edge, for models that ask for it; else None.
+        rows: ``[E, F]`` in the compute dtype, the edges' features; None where there are none.
+        categories: name → the edges' category numbers, int64 ``[E]``.
+        elapsed: int64 ``[E]``, how long before the destination's time each edge was; None where
+            models do not ask for it.
     """
 
     indptr: Tensor
     src: Tensor
     relation: Tensor | None = None
+    rows: Tensor | None = None
+    categories: dict[str, Tensor] = field(default_factory=dict)
+    elapsed: Tensor | None = None
 
     @staticmethod
     def of_edges(
-        src: Tensor, dst: Tensor, num_dst: int, relation: Tensor | None = None
+        src: Tensor,
+        dst: Tensor,
+        num_dst: int,
+        relation: Tensor | None = None,
+        rows: Tensor | None = None,
+        categories: Mapping[str, Tensor] | None = None,
     ) -> Adjacency:
         """Edges in any order, ``src`` and ``dst`` int64 ``[E]``, grouped; those of a destination
         stay in their order."""
         order = torch.argsort(dst, stable=True)
         starts = dst.new_zeros(num_dst + 1).index_add_(0, dst + 1, torch.ones_like(dst))
-        relation = None if relation is None else relation.index_select(0, order)
-        grouped = Adjacency(starts.cumsum(0), src.index_select(0, order), relation)
+        grouped = Adjacency(
+            starts.cumsum(0),
+            src.index_select(0, order),
+            None if relation is None else relation.index_select(0, order),
+            None if rows is None else rows.index_select(0, order),
+            {n: numbers.index_select(0, order) for n, numbers in (categories or {}).items()},
+        )
         return grouped.knowing(dst.index_select(0, order))
+
+    def with_rows(self, rows: Tensor) -> Adjacency:
+        """The same edges with ``rows`` ``[E, F]``, and what is computed of them already."""
+        other = copy(self)
+        other.__dict__["rows"] = rows
+        return other
 
     def knowing(self, dst: Tensor) -> Adjacency:
         """The same, where what `dst` would compute is known already."""
@@ -117,13 +142,30 @@ class Block:
     def to(self, device: torch.device) -> Block:
         return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
-    def to_dgl(self) -> Any:
-        """The same as a DGL block (MFG), for modules that are built from ``dgl.nn``."""
+    def to_dgl(self, shapes: Mapping[EdgeType, Mapping[str, tuple[int, ...]]] | None = None) -> Any:
+        """The same as a DGL block (MFG), for modules that are built from ``dgl.nn``.
+
+        Args:
+            shapes: edge type → name → shape of a row, of the arrays that ``rows`` has side by side,
+                which are laid into the block with the categories.
+        """
         data: Any = {etype: adj.csc() for etype, adj in self.adj.items()}
-        if list(self.num_src) == [DEFAULT_NTYPE] and len(data) == 1:
+        plain = list(self.num_src) == [DEFAULT_NTYPE] and len(data) == 1
+        if plain:
             (csc,) = data.values()
-            return dgl().create_block(csc, self.num_src[DEFAULT_NTYPE], self.num_dst[DEFAULT_NTYPE])
-        return dgl().create_block(data, self.num_src, self.num_dst)
+            num = self.num_src[DEFAULT_NTYPE], self.num_dst[DEFAULT_NTYPE]
+            graph = dgl().create_block(csc, *num)
+        else:
+            graph = dgl().create_block(data, self.num_src, self.num_dst)
+        for etype, adj in self.adj.items():
+            frame = graph.edata if plain else graph.edges[etype].data
+            frame.update(adj.categories)
+            named = (shapes or {}).get(etype, {})
+            if adj.rows is not None:
+                parts = adj.rows.split([math.prod(shape) for shape in named.values()], 1)
+                for (name, shape), rows in zip(named.items(), parts, strict=True):
+                    frame[name] = rows.reshape(len(rows), *shape)
+        return graph
 
 
 @dataclass(kw_only=True)
@@ -181,7 +223,11 @@ class Part:
     nodes: Tensor | None = None
     pairs: Tensor | None = None
     relation: Tensor | None = None
+    pair_features: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Part:
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 @dataclass(kw_only=True)
@@ -201,8 +247,11 @@ class Batch(Share):
         pairs: for edges as seeds, int64 ``[2, B]``: the source and the destination of each, as
             numbers of the last block's destinations of their types; else None.
         relation: of each of these edges, int64 ``[B]``; None where they have none.
+        pair_features: of each of these edges, ``[B, F]`` in the compute dtype, what their decoder
+            reads; None where it reads none.
         instead: ``"source"`` and ``"target"``, as far as such ends are to be replaced → int64
-            ``[K]``, the nodes that take their place, as ``pairs`` numbers them.
+            ``[K]``, the nodes that take their place, as ``pairs`` numbers them; ``[B, K]`` where
+            each edge has its own.
         routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
             None where no node type has some.
         parts: of several tasks, by name: what belongs to the seeds of each. ``seeds``, ``y`` and
@@ -216,6 +265,7 @@ class Batch(Share):
     categories: dict[str, dict[str, Tensor]]
     pairs: Tensor | None = None
     relation: Tensor | None = None
+    pair_features: Tensor | None = None
     instead: dict[str, Tensor] = field(default_factory=dict)
     routes: RowRoutes | None = None
     parts: dict[str, Part] = field(default_factory=dict)
@@ -236,6 +286,8 @@ class GraphBatch(Share):
         node_data: node type → name → ``[N, …]``: the graphs' other arrays, numbers with a
             fraction in the compute dtype, all others as they are; for a user's own module.
         edge_data: edge type → name → ``[E, …]``, likewise.
+        edge_x: edge type → features ``[E, F]``, in the compute dtype, of the types that have any.
+        edge_categories: edge type → name → category numbers, int64 ``[E]``.
     """
 
     sizes: dict[str, Tensor]
@@ -245,6 +297,8 @@ class GraphBatch(Share):
     categories: dict[str, dict[str, Tensor]]
     node_data: dict[str, dict[str, Tensor]]
     edge_data: dict[EdgeType, dict[str, Tensor]]
+    edge_x: dict[EdgeType, Tensor] = field(default_factory=dict)
+    edge_categories: dict[EdgeType, dict[str, Tensor]] = field(default_factory=dict)
 
     @cached_property
     def block(self) -> Block:
@@ -252,7 +306,8 @@ class GraphBatch(Share):
         nums = {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
         adj = {}
         for etype, (src, dst) in self.edges.items():
-            adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]])
+            data = self.edge_x.get(etype), self.edge_categories.get(etype)
+            adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], None, *data)
         real, counted = self.weight > 0, {}
         if not real.all():  # a graph of padding is no data
             counted = {t: torch.repeat_interleave(real, n) for t, n in self.sizes.items()}

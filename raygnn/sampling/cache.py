@@ -1,4 +1,4 @@
-"""Which remote rows a rank keeps: those that its batches will ask for most often.
+"""Which remote rows a host keeps: those that its ranks' batches will ask for most often.
 
 The choice is made once, from the structure and the way batches are drawn, so that nothing has to
 be tracked or moved while training.
@@ -13,11 +13,13 @@ from numba import njit
 
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.exchange import Ids, as_ids
+from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import Fanout
 
 Scores = dict[str, np.ndarray]  # node type → float32 [nodes]
 
 _TINY = float(np.finfo(np.float32).tiny)
+_BLOCK = 1 << 26  # nodes that a hop is worked out for in one go over the edges
 
 
 def inclusion(
@@ -34,7 +36,10 @@ def inclusion(
     batch with ``batch_size / seeds``; a node is in the next frontier if it was in this one, or
     if one of its out-neighbours there draws it. Draws are taken as independent, and weighted
     ones as even. Hops are followed through the rows that the rank holds: all of them with a
-    replicated topology, else its own, which leaves out what remote nodes would draw.
+    topology, else its own, which leaves out what remote nodes would draw.
+
+    Memory: 4 bytes for each node of the graph, as many for each row that the rank holds, and for
+    each node of a block.
 
     Args:
         seeds: node type → ids of the seeds that this rank mostly computes, on any device.
@@ -45,13 +50,18 @@ def inclusion(
     chance = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
     for ntype, ids in seeds.items():
         chance[ntype][as_ids(ids)] = min(1.0, batch_size / max(num, 1))
+    topology = shard.topology.items()
     for fanout in fanouts:
-        missed = {t: np.zeros(len(p), np.float32) for t, p in chance.items()}
-        for etype, rows in shard.topology.items():
-            held = chance[etype[2]][rows.first : rows.first + rows.num]
-            _spread(rows.indptr, rows.src, held, fanout[etype], replace, missed[etype[0]])
-        for ntype, p in chance.items():
-            chance[ntype] = p - (1 - p) * np.expm1(missed[ntype])  # 1 - x loses an x near 1
+        held = {e[2]: chance[e[2]][r.first : r.first + r.num].copy() for e, r in topology}
+        for ntype, everyone in chance.items():
+            for first in range(0, len(everyone), _BLOCK):
+                p = everyone[first : first + _BLOCK]
+                missed = np.zeros(len(p), np.float32)
+                for e, rows in topology:
+                    if e[0] == ntype:
+                        drawn = held[e[2]], fanout[e], replace
+                        _spread(rows.indptr, rows.src, *drawn, missed, first)
+                _include(p, missed)
     return chance
 
 
@@ -59,42 +69,107 @@ def degrees(shard: Shard) -> Scores:
     """How many of the edges that this rank holds come from each node: the baseline."""
     counts = {t: np.zeros(shard.num_nodes(t), np.float32) for t in shard.ntypes}
     for etype in shard.etypes:
-        sources = shard.own_sources(etype)
-        counts[etype[0]] += np.bincount(sources, minlength=len(counts[etype[0]]))
+        np.add.at(counts[etype[0]], shard.own_sources(etype), np.float32(1))
     return counts
 
 
-def choose(scores: Scores, bounds: Mapping[str, np.ndarray], rank: int, share: float) -> Scores:
+def choose_for_host(
+    scores: Scores, bounds: Mapping[str, np.ndarray], host: Host, share: float
+) -> Scores:
+    """What `choose` chooses by the sum of what the host's ranks gave as ``scores``: by how often
+    rows will be asked for there. Collective; the same on all ranks of a host, where it is in
+    memory once."""
+    chosen = {}
+    for ntype, score in scores.items():
+        together = {ntype: host.add_up(score)}
+        nothing = np.empty(0, np.int64)
+        best = choose(together, bounds, host.ranks, share)[ntype] if host.leads else nothing
+        chosen[ntype] = host.publish(best)
+    return chosen
+
+
+def choose(
+    scores: Scores, bounds: Mapping[str, np.ndarray], ranks: Sequence[int], share: float
+) -> Scores:
     """The remote nodes with the highest scores, in id order.
 
     Args:
-        share: of the remote nodes of each type, 0 to 1; nodes with score 0 are never chosen.
+        ranks: those whose nodes are not remote.
+        share: of the remote nodes of each type, 0 to 1; nodes with score 0 are never chosen, and
+            of those with equal scores the first.
 
     Returns:
         node type → int64 ids.
     """
     chosen = {}
     for ntype, score in scores.items():
-        first, last = int(bounds[ntype][rank]), int(bounds[ntype][rank + 1])
-        remote = score.copy()
-        remote[first:last] = 0
-        count = min(int(share * (len(score) - (last - first))), int(np.count_nonzero(remote)))
-        chosen[ntype] = np.empty(0, np.int64)
-        if count:
-            top = np.argpartition(remote, len(remote) - count)[len(remote) - count :]
-            chosen[ntype] = np.sort(top)
+        others = [rank for rank in range(len(bounds[ntype]) - 1) if rank not in ranks]
+        spans = np.array([bounds[ntype][rank : rank + 2] for rank in others], np.int64)
+        away = sum(int(stop - start) for start, stop in spans)
+        reached = sum(int(np.count_nonzero(score[start:stop])) for start, stop in spans)
+        count = min(int(share * away), reached)
+        bits = score.view(np.uint32)  # of numbers that are not negative: in the same order
+        chosen[ntype] = _highest(bits, spans, count) if count else np.empty(0, np.int64)
     return chosen
 
 
 @njit(cache=True, nogil=True, boundscheck=False)
-def _spread(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[no-untyped-def]
+def _highest(bits, spans, count):  # type: ignore[no-untyped-def]
+    """Where the ``count`` highest are, ascending; of equal ones the first. By counting, so that
+    no array but the answer grows with what is chosen from.
+
+    Args:
+        bits: uint32 ``[N]``; spans: int64 ``[K, 2]``, from which to choose.
+        count: from 1 to as many as there are.
+    """
+    upper, lower = np.zeros(1 << 16, np.int64), np.zeros(1 << 16, np.int64)
+    for k in range(spans.shape[0]):
+        for i in range(spans[k, 0], spans[k, 1]):
+            upper[bits[i] >> 16] += 1
+    left, top = np.int64(count), len(upper) - 1
+    while upper[top] < left:
+        left -= upper[top]
+        top -= 1
+    for k in range(spans.shape[0]):
+        for i in range(spans[k, 0], spans[k, 1]):
+            if bits[i] >> 16 == top:
+                lower[bits[i] & 0xFFFF] += 1
+    rest = len(lower) - 1
+    while lower[rest] < left:
+        left -= lower[rest]
+        rest -= 1
+    limit = (top << 16) | rest
+    chosen = np.empty(count, np.int64)
+    at = 0
+    for k in range(spans.shape[0]):
+        for i in range(spans[k, 0], spans[k, 1]):
+            if bits[i] > limit or (bits[i] == limit and left > 0):
+                left -= np.int64(bits[i] == limit)
+                chosen[at] = i
+                at += 1
+    return chosen
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _include(chance, log_missed):  # type: ignore[no-untyped-def]
+    """Add to the chances of nodes those of being drawn: see `_spread`."""
+    for i in range(chance.shape[0]):
+        # 1 - x loses an x near 1
+        chance[i] -= (np.float32(1) - chance[i]) * np.float32(np.expm1(log_missed[i]))
+
+
+@njit(cache=True, nogil=True, boundscheck=False)
+def _spread(  # type: ignore[no-untyped-def]
+    indptr, src, chance, fanout, replace, log_missed, first
+):
     """One hop of vertex-inclusion probabilities (SALIENT++, sec. 3).
 
     Args:
         indptr: ``[R+1]``; src: ids of the sources.
         chance: float32 ``[R]``, that each row's node is in the frontier.
         fanout: neighbours drawn per row, -1 = all.
-        log_missed: float32, by source id: added to is the log of the chance that no row draws it.
+        log_missed: float32, by source id from ``first`` on: added to is the log of the chance
+            that no row draws it.
     """
     for row in range(chance.shape[0]):
         degree = indptr[row + 1] - indptr[row]
@@ -108,4 +183,6 @@ def _spread(indptr, src, chance, fanout, replace, log_missed):  # type: ignore[n
         # a chance below what float32 has is one, too
         missed = np.float32(min(np.log1p(-min(chance[row] * drawn, 0.999999)), -_TINY))
         for j in range(indptr[row], indptr[row + 1]):
-            log_missed[src[j]] += missed
+            place = src[j] - first
+            if 0 <= place < log_missed.shape[0]:
+                log_missed[place] += missed

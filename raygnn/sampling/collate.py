@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import SCALE, Inputs
 from raygnn.sampling.loader import Note, silent
 from raygnn.sampling.plan import SeedPlan, rank_share
+from raygnn.sampling.seeds import as_labels
 
 log = logging.getLogger("raygnn")
 
@@ -40,21 +41,25 @@ class Collate:
     Attributes:
         pattern: a graph that all others must be like: types, arrays, shapes of rows.
         inputs: node type → which arrays are the model's input.
+        edge_inputs: edge type → the same of edges, of the types that have any.
         dtype: to compute in.
         whole: whether all arrays go along, for a user's own module.
-        classes: how many there are; None where targets are numbers.
-        categories: node type → name → how many there are.
+        classes: how many there are; None where targets are numbers or labels.
+        categories: node type or edge type → name → how many there are.
         asked: whether the graphs are others than those of the training, which the pattern was
             like: their targets may be unknown, -1 or NaN.
+        labels: whether targets are several labels; see `as_labels`.
     """
 
     pattern: Sample
     inputs: Mapping[str, Inputs]
+    edge_inputs: Mapping[EdgeType, Inputs]
     dtype: torch.dtype
     whole: bool
     classes: int | None
-    categories: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    categories: Mapping[Any, Mapping[str, int]] = field(default_factory=dict)
     asked: bool = False
+    labels: bool = False
 
     def check(self, number: int, sample: Sample) -> None:
         """Refuse a graph that can not be joined to the others.
@@ -72,17 +77,21 @@ class Collate:
         for ntype, num in sample.num_nodes.items():
             arrays = sample.node_data.get(ntype, {})
             self._check_arrays(number, ntype, arrays, self._read(ntype), num)
-            for name, count in self.categories.get(ntype, {}).items():
-                _check_range(number, f"{ntype}/{name}", self._nodes(sample, ntype, name), count)
         for etype, ends in sample.edges.items():
-            likes = self.pattern.edge_data.get(etype, {}) if self.whole else {}
             arrays = sample.edge_data.get(etype, {})
+            likes = self._read(etype)
             self._check_arrays(number, etype_str(etype), arrays, likes, len(ends[0]))
+        for of, counts in self.categories.items():
+            for name, count in counts.items():
+                text = f"{of if isinstance(of, str) else etype_str(of)}/{name}"
+                _check_range(number, text, self._array(sample, of, name), count)
         y, shape = self._target(sample), _target(self.pattern).shape
         if y.shape != shape:
             text = f"has a target of shape {list(y.shape)}, {self._others} {list(shape)}"
             raise _unlike(number, text)
-        if self.classes is None:
+        if self.labels:
+            as_labels(y, f"graph {number} of the dataset")
+        elif self.classes is None:
             if not bool((torch.isfinite(y.double()) | (y.isnan() & self.asked)).all()):
                 raise _unlike(number, f"has the target {y.tolist()}, which is not finite")
         elif y.is_floating_point() or y.dim():
@@ -112,28 +121,39 @@ class Collate:
         for etype in self.pattern.edges:
             edge_sizes[etype] = torch.tensor([len(s.edges[etype][0]) for s in samples])
             edges[etype] = self._joined_edges(etype, samples, sizes, edge_sizes[etype])
-        x, categories = {}, {}
-        for ntype, chosen in self.inputs.items():
-            parts = [self._column(ntype, name, samples).flatten(1) for name in chosen.plain]
-            parts += [self._scaled(ntype, name, samples) for name in chosen.scaled]
-            if parts:
-                x[ntype] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            if chosen.categories:
-                categories[ntype] = {
-                    name: _join([self._nodes(s, ntype, name) for s in samples]).flatten().long()
-                    for name in chosen.categories
-                }
+        x, categories = self._chosen(self.inputs, samples)
+        edge_x, edge_categories = self._chosen(self.edge_inputs, samples)
         y = torch.stack([self._target(sample) for sample in samples])
+        y = y.float() if self.classes is None else y.long()
         return {
             "sizes": sizes,
             "edge_sizes": edge_sizes,
             "edges": edges,
             "x": x,
             "categories": categories,
-            "node_data": self._all(self.pattern.node_data, samples, self._nodes),
-            "edge_data": self._all(self.pattern.edge_data, samples, _edges),
-            "y": y.float() if self.classes is None else y.long(),
+            "edge_x": edge_x,
+            "edge_categories": edge_categories,
+            "node_data": self._all(self.pattern.node_data, samples),
+            "edge_data": self._all(self.pattern.edge_data, samples),
+            "y": as_labels(y, "the batch") if self.labels else y,
         }
+
+    def _chosen(
+        self, inputs: Mapping[K, Inputs], samples: Sequence[Sample]
+    ) -> tuple[dict[K, Tensor], dict[K, dict[str, Tensor]]]:
+        """What a model reads of each type: rows, and categories by name."""
+        x, categories = {}, {}
+        for kind, chosen in inputs.items():
+            parts = [self._column(kind, name, samples).flatten(1) for name in chosen.plain]
+            parts += [self._scaled(kind, name, samples) for name in chosen.scaled]
+            if parts:
+                x[kind] = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            if chosen.categories:
+                categories[kind] = {
+                    name: _join([self._array(s, kind, name) for s in samples]).flatten().long()
+                    for name in chosen.categories
+                }
+        return x, categories
 
     @property
     def _others(self) -> str:
@@ -179,17 +199,19 @@ class Collate:
                 dtypes = f"of {array.dtype}, {self._others} {like.dtype}"
                 raise _unlike(number, f"has {kind}/{name} {dtypes}")
 
-    def _nodes(self, sample: Sample, ntype: str, name: str) -> Tensor:
-        """An array of nodes; one that a graph without nodes lacks has no rows."""
-        rows = sample.node_data.get(ntype, {}).get(name)
-        return self.pattern.node_data[ntype][name][:0] if rows is None else rows
+    def _array(self, sample: Sample, kind: Hashable, name: str) -> Tensor:
+        """An array of a type of nodes or edges; one that a graph without any lacks has no rows."""
+        rows = arrays_of(sample, kind).get(name)
+        return arrays_of(self.pattern, kind)[name][:0] if rows is None else rows
 
-    def _read(self, ntype: str) -> Mapping[str, Tensor]:
-        """The pattern's arrays of nodes that a graph must have."""
-        named = self.pattern.node_data.get(ntype, {})
+    def _read(self, kind: str | EdgeType) -> Mapping[str, Tensor]:
+        """The pattern's arrays of a type of nodes or edges that a graph must have."""
+        named = arrays_of(self.pattern, kind)
         if self.whole:
             return named
-        chosen = self.inputs[ntype]
+        chosen = self.inputs[kind] if isinstance(kind, str) else self.edge_inputs.get(kind)
+        if chosen is None:
+            return {}
         scales = [name + SCALE for name in chosen.scaled]
         read = (*chosen.plain, *chosen.scaled, *scales, *chosen.categories)
         return {name: named[name] for name in read}
@@ -208,20 +230,17 @@ class Collate:
             ends.append(local + torch.repeat_interleave(first, counts))
         return ends[0], ends[1]
 
-    def _column(self, ntype: str, name: str, samples: Sequence[Sample]) -> Tensor:
+    def _column(self, kind: Hashable, name: str, samples: Sequence[Sample]) -> Tensor:
         """``[N, …]`` in the compute dtype; at least two-dimensional."""
-        joined = _join([self._nodes(s, ntype, name).to(self.dtype) for s in samples])
+        joined = _join([self._array(s, kind, name).to(self.dtype) for s in samples])
         return joined.unsqueeze(1) if joined.dim() == 1 else joined
 
-    def _scaled(self, ntype: str, name: str, samples: Sequence[Sample]) -> Tensor:
-        scale = self._column(ntype, name + SCALE, samples)
-        return self._column(ntype, name, samples).flatten(1) * scale.flatten(1)
+    def _scaled(self, kind: Hashable, name: str, samples: Sequence[Sample]) -> Tensor:
+        scale = self._column(kind, name + SCALE, samples)
+        return self._column(kind, name, samples).flatten(1) * scale.flatten(1)
 
     def _all(
-        self,
-        pattern: Mapping[K, Mapping[str, Tensor]],
-        samples: Sequence[Sample],
-        rows: Callable[[Sample, K, str], Tensor],
+        self, pattern: Mapping[K, Mapping[str, Tensor]], samples: Sequence[Sample]
     ) -> dict[K, dict[str, Tensor]]:
         """All arrays, where a user's own module wants them; whole numbers, masks and ids as they
         are."""
@@ -230,7 +249,7 @@ class Collate:
             return array.to(self.dtype) if array.is_floating_point() else array
 
         return {
-            kind: {n: _join([converted(rows(s, kind, n)) for s in samples]) for n in named}
+            kind: {n: _join([converted(self._array(s, kind, n)) for s in samples]) for n in named}
             for kind, named in (pattern.items() if self.whole else ())
         }
 
@@ -299,8 +318,11 @@ def _join(rows: Sequence[Tensor]) -> Tensor:
     return rows[0].clone() if len(rows) == 1 else torch.cat(list(rows))
 
 
-def _edges(sample: Sample, etype: EdgeType, name: str) -> Tensor:
-    return sample.edge_data[etype][name]
+def arrays_of(sample: Sample, kind: Any) -> Mapping[str, Tensor]:
+    """Those of a node type, or of an edge type."""
+    data: Mapping[Any, Mapping[str, Tensor]]
+    data = sample.node_data if isinstance(kind, str) else sample.edge_data
+    return data.get(kind, {})
 
 
 def _target(sample: Sample) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -249,6 +249,65 @@ def group_by_owner(ids: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.
     """A stable order of ``ids`` by their owners, and how many each rank owns, int64 ``[W]``."""
     owner = owners(ids, bounds)
     return np.argsort(owner, kind="stable"), np.bincount(owner, minlength=len(bounds) - 1)
+
+
+def name_to_owners(
+    ids: Mapping[str, np.ndarray], bounds: Mapping[str, np.ndarray], exchange: Exchange
+) -> dict[str, np.ndarray]:
+    """Tell the owners of nodes which of them are needed. Collective.
+
+    Args:
+        ids: node type → int64 ``[n]``, any global ids; the same types in one order on all ranks.
+
+    Returns:
+        node type → int64 ``[m]``, those of this rank's nodes that any rank named, by rank.
+    """
+    named = {t: np.unique(nodes) for t, nodes in ids.items()}  # which also puts them by owner
+    cuts = [np.diff(np.searchsorted(nodes, bounds[t])) for t, nodes in named.items()]
+    send = np.stack(cuts, axis=1)
+    columns = [torch.from_numpy(nodes) for nodes in named.values()]
+    return dict(zip(ids, map(as_ids, exchange.columns(columns, send, exchange.counts(send)))))
+
+
+def ask_owners(
+    ids: Ids,
+    bounds: np.ndarray,
+    exchange: Exchange,
+    answer: Callable[[np.ndarray], Sequence[Tensor]],
+) -> list[Tensor]:
+    """Rows of nodes or edges from the ranks that own them. Collective.
+
+    Args:
+        ids: int64 ``[n]``, global, on any device.
+        bounds: int64 ``[W+1]``, see `owners`.
+        answer: ids of this rank's → their rows, K tensors ``[m, …]`` on the CPU; those of a list
+            with a repetition may be written to.
+
+    Returns:
+        K tensors ``[n, …]``, in the order of ``ids``.
+    """
+    named, rank = as_ids(ids), exchange.world.rank
+    order, counts = group_by_owner(named, bounds)
+    start, stop = offsets(counts)[rank : rank + 2]
+    near, far = order[start:stop], np.delete(order, slice(start, stop))
+    counts[rank] = 0
+    send = counts[:, None]
+    asked = exchange.counts(send)
+    (wanted,) = exchange.columns([torch.from_numpy(named[far])], send, asked)
+    given = answer(as_ids(wanted))
+    back = np.repeat(asked, len(given), axis=1), np.repeat(send, len(given), axis=1)
+    others = exchange.columns(given, *back)
+    if not len(near):
+        own = [column.new_empty((len(named), *column.shape[1:])) for column in others]
+    elif not len(far):
+        return list(answer(named))
+    else:  # any row first where others' go, so that own ones are moved once
+        filled = named.copy()
+        filled[far] = named[near[0]]
+        own = list(answer(filled))
+    for rows, came in zip(own, others):
+        rows[torch.from_numpy(far)] = came.to(rows.device)
+    return own
 
 
 def inverse(order: np.ndarray) -> np.ndarray:

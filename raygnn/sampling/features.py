@@ -1,11 +1,16 @@
-"""Node rows, wherever they are: on this rank, cached, or on the rank that owns them; and how they
-become the model's input.
+"""Node rows, wherever they are: on this host, cached there, or on the rank that owns them; and how
+they become the model's input.
 
 A table has room for every node of its type, of which only what is used takes memory: first the
-rank's own rows, then cached rows, then a room for rows that a batch fetches. So one look-up
-gives one slot per node, a gather or an aggregation is one operation on one table, and what
-arrives from other ranks is received where it is read. All node types and columns share one
-exchange of counts, one of ids and one of rows.
+rows of the host's ranks, which are read where they lie, then cached rows, both in memory once for
+all ranks of the host; then a room for rows that a batch fetches. So one look-up gives one slot per
+node, a gather or an aggregation is one operation on one table, and what arrives from other hosts
+is received where it is read. All node types and columns share one exchange of counts, one of ids
+and one of rows.
+
+Only rows that stay as they are can be read so. Those that are learned, or computed, lie with the
+rank that owns them, and a neighbour on the same host is sent them as any other rank is: it would
+read rows of another step, or half of one.
 
 Floating-point and plain integer arrays are joined into one table in the compute dtype when they
 are staged. int8 arrays with a scale beside them (``NAME`` and ``NAME_scale``, one number per
@@ -16,18 +21,21 @@ stay whole numbers; the model embeds them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.staging.shard import Shard
+from raygnn.graph.staging.mapped import map_table, use_large_pages
+from raygnn.graph.staging.shard import Shard, TableLayout
 from raygnn.sampling import kernels
 from raygnn.sampling.exchange import Exchange, Ids, as_ids, row_bytes
+from raygnn.sampling.host_memory import Host
 from raygnn.sampling.sampler import Draws, Frontier
 
 FEATURES = "features"
@@ -46,13 +54,6 @@ def degree_column(etype: EdgeType) -> str:
 def weight_column(etype: EdgeType) -> str:
     """Name of the column with the weight of each source row of ``etype`` in a combination."""
     return f"weight:{etype_str(etype)}"
-
-
-def with_room(rows: Tensor, total: int) -> Tensor:
-    """A table ``[total, …]`` that begins with ``rows``; the rest is memory not yet touched."""
-    table = rows.new_empty((total, *rows.shape[1:]))
-    table[: len(rows)] = rows
-    return table
 
 
 class BufferRing:
@@ -95,16 +96,17 @@ class FeatureStore:
         bounds: node type → int64 ``[W+1]``; rank r holds the ids ``bounds[r] … bounds[r+1]-1``.
         exchange: the data plane's collectives.
         tables: node type → table; the same columns on every rank.
+        layouts: node type → where its tables have what; a type without has its own rows first.
         ring: gathers after which an output buffer is used again; 0 = never.
         beside: lay what `combine` gives of a node and of its neighbours side by side: see
             `_beside`. Not for another device, where columns of a table come slowly.
 
     Attributes:
         bounds: see above.
+        ntypes: those of the tables, also such as have no column.
         exchange: what it fetches over; a loader's sampler uses the same.
-        filled: whether its cache has been chosen.
-        remote, hits: distinct remote rows that batches needed so far, and how many of them the
-            cache had.
+        remote, hits: distinct rows of other hosts that batches needed so far, and how many of
+            them the cache had.
     """
 
     def __init__(
@@ -113,55 +115,61 @@ class FeatureStore:
         exchange: Exchange,
         tables: Mapping[str, Table],
         *,
+        layouts: Mapping[str, TableLayout] | None = None,
         ring: int = 0,
         beside: bool = False,
     ):
         self.bounds = bounds
         self.exchange = exchange
-        self._tables = tables
+        self.ntypes = list(tables)
+        self._tables = {t: table for t, table in tables.items() if table}
         self._ring = BufferRing(ring)
         self._answers = BufferRing(1)
         self._lay_beside = beside
         rank = exchange.world.rank
-        self._first = {t: int(b[rank]) for t, b in bounds.items()}
+        self._layouts = layouts or {t: TableLayout.alone(b, rank) for t, b in bounds.items()}
+        # what to add to an id for the slot of an own row
+        self._shift = {t: int(a.starts[rank] - bounds[t][rank]) for t, a in self._layouts.items()}
+        # the same on all ranks: all rows of a type are here where all ranks are on one host
+        self._fetches = any((self._layouts[t].starts < 0).any() for t in self._tables)
         # where fetched rows go: after what is there to stay
-        self._base = {t: int(b[rank + 1]) - self._first[t] for t, b in bounds.items()}
+        self._base = {t: layout.room for t, layout in self._layouts.items()}
         nothing = kernels.hash_slots(np.empty(0, np.int64), 0)
         self._cache = dict.fromkeys(bounds, nothing)
-        self.filled = False
         self.remote = 0
         self.hits = 0
 
-    @property
-    def ntypes(self) -> list[str]:
-        return list(self._tables)
-
     def row_bytes(self, ntype: str) -> int:
         """Bytes of one row, over all columns."""
-        return sum(map(row_bytes, self._tables[ntype].values()))
+        return sum(map(row_bytes, self._tables.get(ntype, {}).values()))
 
-    def fill_cache(self, chosen: Mapping[str, Ids]) -> None:
-        """Fetch rows and keep them; once in a store's life. Collective; any rank may choose none.
+    def fill_cache(self, chosen: Mapping[str, Ids], host: Host) -> None:
+        """Fetch the rows for which the layouts have place, each rank of the host its share of
+        them; once in a store's life. Collective.
 
         Args:
-            chosen: node type → distinct int64 ids owned elsewhere; none for a type not named.
+            chosen: node type → distinct int64 ids of other hosts, ascending, the same on all
+                ranks of the host; none for a type not named.
         """
-        assert not self.filled
-        self.filled = True
-        keep = {t: as_ids(ids) for t, ids in chosen.items()}
         nobody = np.empty(0, np.int64)
-        most = max((len(ids) for ids in keep.values()), default=0)
-        kept: dict[str, list[np.ndarray]] = {t: [] for t in self._tables}
-        starts = dict(self._base)
+        mine = dict.fromkeys(self.ntypes, (0, nobody))  # place in the cache → ids
+        wanted = {t: as_ids(ids) for t, ids in chosen.items()}
+        for ntype, ids in wanted.items():
+            low, high = (len(ids) * (host.place + i) // len(host.ranks) for i in (0, 1))
+            mine[ntype] = low, ids[low:high]
+        most = max((len(ids) for _, ids in mine.values()), default=0)
         for number in range(-(-self.exchange.max(most) // _FILL_AT_ONCE)):
-            piece = slice(number * _FILL_AT_ONCE, (number + 1) * _FILL_AT_ONCE)
-            _, fetched, _, _ = self._place({t: keep.get(t, nobody)[piece] for t in self._tables})
-            for ntype, ids in fetched.items():
-                kept[ntype].append(ids)
-                self._base[ntype] += len(ids)
-        for ntype, pieces in kept.items():
-            ids = np.concatenate([nobody, *pieces])
-            self._cache[ntype] = kernels.hash_slots(ids, starts[ntype])
+            at = number * _FILL_AT_ONCE
+            self._base = {t: self._layouts[t].cached + low + at for t, (low, _) in mine.items()}
+            self._slots({t: ids[at : at + _FILL_AT_ONCE] for t, (_, ids) in mine.items()})
+        self._base = {t: layout.room for t, layout in self._layouts.items()}
+        self.remote = 0  # of batches
+        for ntype, ids in wanted.items():
+            keys, slots = nobody, nobody
+            if host.leads:
+                keys, slots = kernels.hash_slots(ids, self._layouts[ntype].cached)
+            self._cache[ntype] = host.publish(keys), host.publish(slots)
+        host.wait()
 
     def gather(self, ids: Mapping[str, Ids]) -> Rows:
         """Rows of every column for ``ids`` (node type → int64 ``[n]``, on any device), in that
@@ -209,7 +217,7 @@ class FeatureStore:
                 weight,
                 beside[etype[2]][1] if etype[2] in beside else None,
             )
-        targets = {t: slots[t][: len(ids)] for t, ids in nodes.items()}
+        targets = {t: rows[: len(nodes[t])] for t, rows in slots.items()}
         return self._rows(targets, {t: halves[0] for t, halves in beside.items()}), combined
 
     def _beside(self, nodes: Mapping[str, Ids], draws: Draws) -> dict[str, tuple[Tensor, Tensor]]:
@@ -222,7 +230,7 @@ class FeatureStore:
         halves = {}
         for ntype, ids in nodes.items() if self._lay_beside else ():
             into = [e for e in draws if e[2] == ntype]
-            if len(into) != 1 or FEATURES not in self._tables[ntype]:
+            if len(into) != 1 or FEATURES not in self._tables.get(ntype, {}):
                 continue
             own, other = self._tables[ntype][FEATURES], self._tables[into[0][0]][FEATURES]
             if own.dtype != torch.float32:
@@ -234,9 +242,8 @@ class FeatureStore:
 
     def _rows(self, slots: Mapping[str, Tensor], room: Mapping[str, Tensor] | None = None) -> Rows:
         """``room``: node type → where its features go."""
-        rows: Rows = {}
+        rows: Rows = {t: {} for t in self.ntypes}
         for ntype, table in self._tables.items():
-            rows[ntype] = {}
             for name, column in table.items():
                 if name == FEATURES and room and ntype in room:
                     gathered = torch.index_select(column, 0, slots[ntype], out=room[ntype])
@@ -247,33 +254,26 @@ class FeatureStore:
 
     def _slots(self, ids: Frontier) -> dict[str, Tensor]:
         """The slot of each id, after what is missing has been fetched."""
-        slots, _, remote, hits = self._place(ids)
-        self.remote += remote
-        self.hits += hits
-        return slots
-
-    def _place(self, ids: Frontier) -> tuple[dict[str, Tensor], Frontier, int, int]:
-        """Slots, the ids that had to be fetched, and how many were remote and in the cache."""
-        slots, missing, remote, hits = {}, {}, 0, 0
-        rank, size = self.exchange.world.rank, self.exchange.world.size
-        counts = np.zeros((size, len(self._tables)), np.int64)
+        slots, missing = {}, {}
+        counts = np.zeros((self.exchange.world.size, len(self._tables)), np.int64)
         for number, t in enumerate(self._tables):
-            located = kernels.locate(ids[t], self.bounds[t], rank, *self._cache[t], self._base[t])
+            starts = self._layouts[t].starts
+            located = kernels.locate(ids[t], self.bounds[t], starts, *self._cache[t], self._base[t])
             slots[t], missing[t] = torch.from_numpy(located[0]), located[1]
             counts[:, number] = located[2]
-            remote += int(located[3])
-            hits += int(located[4])
+            self.remote += int(located[3])
+            self.hits += int(located[4])
         self._fetch(missing, counts)
-        return slots, missing, remote, hits
+        return slots
 
     def _fetch(self, missing: Frontier, counts: np.ndarray) -> None:
         """Receive the rows of ``missing`` (by owner) from their owners, at the tables' base."""
         exchange = self.exchange
-        if exchange.world.size == 1 or not any(self._tables.values()):  # of nodes without features
+        if not self._fetches:
             return
         asked = exchange.counts(counts)
         came = exchange.columns([torch.from_numpy(ids) for ids in missing.values()], counts, asked)
-        index = {t: ids - self._first[t] for t, ids in zip(missing, came)}
+        index = {t: ids + self._shift[t] for t, ids in zip(missing, came)}
         numbers, answers, rooms = [], [], []
         for number, (ntype, table) in enumerate(self._tables.items()):
             base = self._base[ntype]
@@ -376,6 +376,31 @@ def choose_inputs(
     return Inputs(tuple(plain), tuple(scaled), tuple(n for n in categories if n in arrays))
 
 
+def choose_edge_inputs(
+    arrays: Mapping[EdgeType, Container[str]], features: Sequence[str], categories: Iterable[str]
+) -> dict[EdgeType, Inputs]:
+    """The same of edge types, of those that have any.
+
+    Raises:
+        DataError: none has an array of such a name.
+    """
+    chosen = {
+        etype: Inputs(
+            tuple(name for name in features if name in named),
+            (),
+            tuple(name for name in categories if name in named),
+        )
+        for etype, named in arrays.items()
+    }
+    present = {name for i in chosen.values() for name in (*i.plain, *i.categories)}
+    if missing := [name for name in (*features, *categories) if name not in present]:
+        raise DataError(
+            f"no edge type has an array {missing[0]!r}",
+            remedy="set model.edge_features and model.edge_categories to arrays that are there",
+        )
+    return {etype: inputs for etype, inputs in chosen.items() if inputs.stored}
+
+
 def row_width(rows: Tensor) -> int:
     """Numbers in one row of an array ``[N, ...]``."""
     return math.prod(rows.shape[1:])
@@ -393,8 +418,10 @@ def build_store(
     ring: int = 0,
     beside: bool = False,
     learned: Mapping[str, Tensor] | None = None,
+    host: Host | None = None,
+    cached: Mapping[str, np.ndarray] | None = None,
 ) -> FeatureStore:
-    """The store of what the model reads.
+    """The store of what the model reads. Collective.
 
     Args:
         inputs: of each node type.
@@ -402,43 +429,95 @@ def build_store(
         degree_etypes: edge types whose in-degrees go into their destination type's table.
         weighted: whether source rows need the weights of a graph convolution (Kipf & Welling,
             2017): ``1 / sqrt(degree + 1)``, and 1 where an edge type joins different node types.
-        resident: keep the owned rows in this process's memory, which is read faster than a mapped
-            file.
+        resident: keep the rows of the host in its memory, which is read faster than a mapped file;
+            the same on all its ranks.
         ring: gathers after which an output buffer is used again.
         beside: see `FeatureStore`.
         learned: node type → float32 ``[nodes of the type, dim]``, this rank's own learned rows
             first, used as it is; None = the store has none of them.
+        host: the ranks whose rows are read and not fetched; None = this one alone.
+        cached: node type → what to keep of other hosts: see `FeatureStore.fill_cache`.
     """
-    tables = {t: _table(shard, t, inputs[t], dtype, resident) for t in shard.ntypes}
-    for ntype, rows in (learned or {}).items():
-        tables[ntype][LEARNED] = rows
+    learned, host = learned or {}, host or Host.alone(exchange)
+    cached = {t: as_ids(ids) for t, ids in (cached or {}).items() if t not in learned}
+    # learned rows change, so a type that has some is read from a table of this rank's rows alone
+    layouts = {
+        t: TableLayout.alone(shard.bounds[t], shard.rank)
+        if t in learned
+        else shard.layout(t, host.ranks, len(cached.get(t, ())))
+        for t in shard.ntypes
+    }
+    hosts = {t: Host.alone(exchange) if t in learned else host for t in shard.ntypes}
+    build = _TableBuilder(shard, layouts, hosts, resident)
+    for ntype in shard.ntypes:
+        build.inputs(ntype, inputs[ntype], dtype)
+        if ntype in learned:
+            build.tables[ntype][LEARNED] = learned[ntype]
     for etype in degree_etypes:
         degree = shard.in_degree(etype).to(torch.int32)
-        total = shard.num_nodes(etype[2])
-        tables[etype[2]][degree_column(etype)] = with_room(degree, total)
+        build.copied(etype[2], degree_column(etype), degree)
     for etype in shard.etypes if weighted else ():
         source = etype[0]
         weight = torch.ones(shard.owned(source))
         if source == etype[2]:
             weight = (shard.in_degree(etype).float() + 1).rsqrt()
-        tables[source][weight_column(etype)] = with_room(weight, shard.num_nodes(source))
-    return FeatureStore(shard.bounds, exchange, tables, ring=ring, beside=beside)
+        build.copied(source, weight_column(etype), weight)
+    store = FeatureStore(
+        shard.bounds, exchange, build.tables, layouts=layouts, ring=ring, beside=beside
+    )
+    store.fill_cache(cached, host)
+    if resident and host.leads:
+        for ntype, ids in cached.items():
+            first = layouts[ntype].cached
+            for column in build.tables[ntype].values():
+                use_large_pages(column[first : first + len(ids)])
+    return store
 
 
-def _table(shard: Shard, ntype: str, inputs: Inputs, dtype: torch.dtype, resident: bool) -> Table:
-    arrays, total = shard.node_data[ntype], shard.num_nodes(ntype)
-    room = total - shard.owned(ntype)
-    table = {}
-    if inputs.plain:
-        table[FEATURES] = _matrix(shard.table(ntype, inputs.plain, dtype, room, resident=resident))
-    for name in inputs.scaled:
-        rows = shard.table(ntype, [name], torch.int8, room, resident=resident)
-        table[f"int8:{name}"] = _matrix(rows)
-        scale = arrays[name + SCALE].flatten().to(dtype)
-        table[f"scale:{name}"] = with_room(scale, total)
-    for name in inputs.categories:
-        table[f"category:{name}"] = with_room(arrays[name].flatten().to(torch.int64), total)
-    return table
+@dataclass(frozen=True)
+class _TableBuilder:
+    """Makes tables column by column, the same ones on every rank. Collective."""
+
+    shard: Shard
+    layouts: Mapping[str, TableLayout]
+    hosts: Mapping[str, Host]
+    resident: bool
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    def inputs(self, ntype: str, inputs: Inputs, dtype: torch.dtype) -> None:
+        """The columns of what a model reads of a node type."""
+        arrays = self.shard.node_data[ntype]
+        self.tables[ntype] = {}
+        if inputs.plain:
+            self._stored(ntype, FEATURES, inputs.plain, dtype)
+        for name in inputs.scaled:
+            self._stored(ntype, f"int8:{name}", [name], torch.int8)
+            self.copied(ntype, f"scale:{name}", arrays[name + SCALE].flatten().to(dtype))
+        for name in inputs.categories:
+            self.copied(ntype, f"category:{name}", arrays[name].flatten().to(torch.int64))
+
+    def copied(self, ntype: str, column: str, rows: Tensor, *, large: bool = False) -> None:
+        """A column of which each rank lays its own rows into the host's memory."""
+        layout = self.layouts[ntype]
+        with self.hosts[ntype].memory(layout.room * row_bytes(rows)) as handle:
+            shape = rows.dtype, rows.shape[1:], layout.total
+            table = map_table(*shape, shared=layout.room, handle=handle, large=large)
+        start = int(layout.starts[self.shard.rank])
+        own = table[start : start + len(rows)].copy_(rows)
+        if large and handle is not None:
+            use_large_pages(own)
+        self.tables[ntype][column] = table
+
+    def _stored(self, ntype: str, column: str, names: Sequence[str], dtype: torch.dtype) -> None:
+        """A column of what the node has in files."""
+        rows = self.shard.rows(ntype, names, dtype)  # made now, before neighbours look for them
+        if self.resident:
+            self.copied(ntype, column, _matrix(rows), large=True)
+            return
+        layout = self.layouts[ntype]
+        with self.hosts[ntype].memory(layout.room * row_bytes(rows)) as handle:
+            table = self.shard.table(ntype, names, dtype, layout, handle)
+        self.tables[ntype][column] = _matrix(table)
 
 
 def assemble(

@@ -110,7 +110,8 @@ class BatchMaker:
         begin, waited = time.perf_counter(), self.store.exchange.seconds
         self.note("sample", epoch=epoch, step=step)
         start = self.seeds(epoch, step)
-        given: dict[str, Any] = {"epoch": epoch, "step": step, "banned": start.banned}
+        given: dict[str, Any] = {"epoch": epoch, "step": step}
+        given |= {"banned": start.banned, "times": start.times}
         routes: RowRoutes | None = None
         combined: dict[EdgeType, Tensor] = {}
         if self.combine is None:

@@ -33,6 +33,7 @@ class Negatives:
     Args:
         ntypes: end → node type.
         config: ``task.negatives``.
+        number: nodes of a draw; None = what ``config`` says.
         seed: of the run.
         weights: end → int64 ``[N]``, how many training edges have a node there, in the order of
             the user's graph; for ``degree``.
@@ -47,12 +48,14 @@ class Negatives:
         config: NegativesConfig,
         seed: int,
         *,
+        number: int | None = None,
         weights: Mapping[End, np.ndarray] | None = None,
         ids: Mapping[str, np.ndarray] | None = None,
         own: Mapping[str, tuple[int, int]] | None = None,
     ):
         self._ntypes = ntypes
         self._config = config
+        self._number = number or config.number
         self._seed = seed
         self._ids = ids or {}
         self._own = own or {}
@@ -77,12 +80,27 @@ class Negatives:
         wanted = [end for end in ENDS if self._config.ends in ("both", end)]
         return {end: self._drawn(end, epoch, step, ends[end]) for end in wanted}
 
+    def draw_each(self, epoch: int, step: int, edges: np.ndarray) -> dict[str, np.ndarray]:
+        """As `draw`, other nodes for each edge: end → int64 ``[n, number]``.
+
+        Args:
+            edges: int64 ``[n]``, their numbers in the user's graph.
+        """
+        draws = np.arange(self._number).astype(np.uint64)
+        keys = mix(edges.astype(np.uint64)).reshape(-1, 1) + draws
+        wanted = [end for end in ENDS if self._config.ends in ("both", end)]
+        return {end: self._any(end, epoch, step, mix(keys)) for end in wanted}
+
     def _drawn(self, end: End, epoch: int, step: int, here: np.ndarray) -> np.ndarray:
-        kind, number, ntype = self._config.kind, self._config.number, self._ntypes[end]
-        if kind == "in_batch":
+        if self._config.kind == "in_batch":
             return here
+        return self._any(end, epoch, step, np.arange(self._number, dtype=np.uint64))
+
+    def _any(self, end: End, epoch: int, step: int, draws: np.ndarray) -> np.ndarray:
+        """A node for each draw, by its number."""
+        kind, ntype = self._config.kind, self._ntypes[end]
         key = np.uint64(derive_key(self._seed, epoch, step, _PURPOSE, ENDS.index(end)))
-        place = uniform(mix(np.arange(number, dtype=np.uint64) + key))
+        place = uniform(mix(draws + key))
         if kind == "local":
             first, owned = self._own[ntype]
             return first + (place * owned).astype(np.int64)
@@ -101,6 +119,7 @@ def make_negatives(
     ntypes: Mapping[End, str],
     seed: int,
     ends: Mapping[End, np.ndarray],
+    number: int | None = None,
 ) -> Negatives:
     """What draws them for one edge type. Collective.
 
@@ -108,19 +127,20 @@ def make_negatives(
 
     Args:
         ends: global ids of this rank's training edges.
+        number: see `Negatives`.
     """
     if config.kind == "in_batch":
         return Negatives(ntypes, config, seed)
     if config.kind == "local":
         own = {t: _own(shard, t) for t in ntypes.values()}
-        return Negatives(ntypes, config, seed, own=own)
+        return Negatives(ntypes, config, seed, number=number, own=own)
     ids = {t: _by_original(shard, exchange, t) for t in dict.fromkeys(ntypes.values())}
     weights: dict[End, np.ndarray] = {}
     if config.kind == "degree":
         for end, ntype in ntypes.items():
             counts = np.bincount(ends[end], minlength=shard.num_nodes(ntype))
             weights[end] = exchange.sum(torch.from_numpy(counts)).numpy()[ids[ntype]]
-    return Negatives(ntypes, config, seed, weights=weights, ids=ids)
+    return Negatives(ntypes, config, seed, number=number, weights=weights, ids=ids)
 
 
 def _own(shard: Shard, ntype: str) -> tuple[int, int]:

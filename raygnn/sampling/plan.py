@@ -92,13 +92,11 @@ class SeedPlan(Steps):
         num_seeds: how many there are, over all ranks.
         global_batch: seeds per step, over all ranks.
         seed: of the run.
-        shuffle: off for evaluation, which goes through the seeds in order.
     """
 
     num_seeds: int
     global_batch: int
     seed: int = 0
-    shuffle: bool = True
     accumulate: int = 1
 
     @property
@@ -133,8 +131,6 @@ class SeedPlan(Steps):
         assert 0 <= step < self.steps_per_epoch, (step, self.steps_per_epoch)
         start = step * self.global_batch
         positions = np.arange(start, start + self.size(step))
-        if not self.shuffle:
-            return positions
         return permute(positions, self.num_seeds, derive_key(self.seed, epoch))
 
 

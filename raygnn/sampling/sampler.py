@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raygnn.graph.data import EdgeType
-from raygnn.graph.staging.shard import Shard
-from raygnn.sampling import kernels
+from raygnn.graph.staging.shard import CATEGORY, FEATURES, RELATION, TIME, Rows, Shard
+from raygnn.sampling import drawing, kernels
 from raygnn.sampling.batch import Adjacency, Block
+from raygnn.sampling.drawing import ALL
 from raygnn.sampling.exchange import (
     Exchange,
     Ids,
@@ -28,10 +30,66 @@ from raygnn.sampling.exchange import (
     offsets,
 )
 from raygnn.sampling.plan import Fanout
-from raygnn.util.hashing import derive_key
+from raygnn.util.hashing import derive_key, mix
 
-Frontier = dict[str, np.ndarray]  # node type → distinct global ids
+_ALIKE = np.empty(0, np.float64)
+
+Frontier = dict[str, np.ndarray]  # node type → distinct global ids, or numbers of `Bounds`
 Draws = dict[EdgeType, Ragged]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Which edges are drawn for a node at a time: earlier ones alone.
+
+    Attributes:
+        latest: take the latest ones, and not any.
+        window: how long ago an edge may have been at most, in the units of the times; None = any
+            time.
+    """
+
+    latest: bool = False
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The times of a batch, before which edges must be. A seed's holds for all hops from it, so
+    that nodes are reached as pairs of a node and a time: distinct numbers, the place of the time in
+    the upper bits and the node in the lower ones.
+
+    Attributes:
+        times: int64 ``[T]``, distinct.
+        bits: node type → how many of them a node takes.
+    """
+
+    times: np.ndarray
+    bits: Mapping[str, int]
+
+    @staticmethod
+    def pair(
+        nodes: Mapping[str, np.ndarray], times: Mapping[str, np.ndarray], bits: Mapping[str, int]
+    ) -> tuple[Bounds, Frontier]:
+        """Numbers of nodes with times, each int64 ``[n]``."""
+        distinct, place = np.unique(np.concatenate(list(times.values())), return_inverse=True)
+        places = np.split(place, np.cumsum([len(values) for values in times.values()])[:-1])
+        pairs = {t: (at << bits[t]) | nodes[t] for t, at in zip(times, places)}
+        return Bounds(distinct, bits), pairs
+
+    def nodes(self, pairs: Frontier) -> Frontier:
+        """The nodes of pairs, by node type."""
+        return {t: numbers & ((1 << self.bits[t]) - 1) for t, numbers in pairs.items()}
+
+    def of(self, pairs: Frontier) -> Frontier:
+        """The times of pairs, by node type."""
+        return {t: self.times[numbers >> self.bits[t]] for t, numbers in pairs.items()}
+
+    def sources(self, etype: EdgeType, pairs: np.ndarray, drawn: Ragged) -> np.ndarray:
+        """Numbers of the nodes that destinations drew, which are reached with their times."""
+        source, _, target = etype
+        places = (pairs >> self.bits[target]) << self.bits[source]
+        numbers: np.ndarray = np.repeat(places, np.diff(drawn.indptr)) | drawn.ids
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -40,11 +98,12 @@ class Drawn:
 
     Attributes:
         ids: edge type → the sources that each node drew.
-        relations: edge type → the relations of the edges to them, for the types that have any.
+        columns: edge type → what blocks carry of the edges to them, ``[E, …]`` each: see
+            `Rows.carried`.
     """
 
     ids: Draws
-    relations: Draws
+    columns: dict[EdgeType, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -59,20 +118,17 @@ class Banned:
     pairs: Mapping[EdgeType, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        pairs = {e: (as_ids(src), as_ids(dst)) for e, (src, dst) in self.pairs.items()}
+        pairs = {}
+        for etype, ends in self.pairs.items():
+            src, dst = map(as_ids, ends)
+            order = np.lexsort((src, dst))
+            pairs[etype] = src[order], dst[order]
         object.__setattr__(self, "pairs", pairs)  # once, however many hops there are
 
     def of(self, etype: EdgeType, nodes: np.ndarray) -> Ragged:
-        """The banned sources of each of ``nodes`` (distinct)."""
+        """The banned sources of each of ``nodes``, ascending."""
         src, dst = self.pairs[etype]
-        order = np.argsort(nodes, kind="stable")
-        at = np.searchsorted(nodes[order], dst)
-        at[at == len(nodes)] = 0
-        known = nodes[order[at]] == dst if len(nodes) else np.zeros(len(dst), bool)
-        row = order[at[known]]
-        by_row = np.argsort(row, kind="stable")
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(nodes)))])
-        return Ragged(indptr, src[known][by_row])
+        return Ragged(*drawing.lists_of(dst, src, nodes))
 
 
 class NeighborSampler:
@@ -84,10 +140,8 @@ class NeighborSampler:
             the sampler the same number of times.
         seed: of the run.
         replace: draw with replacement.
-        weight: edge array that neighbours are drawn in proportion to; None, and edge types that
-            lack it, draw alike.
-        relation: edge array that blocks shall carry (`Adjacency.relation`), of the edge types
-            that have it; None = nothing.
+        weighted: draw in proportion to the edges' weights, where the shard has some.
+        timing: how edges are drawn that have times, which ascend in the shard's lists.
     """
 
     def __init__(
@@ -97,25 +151,19 @@ class NeighborSampler:
         *,
         seed: int = 0,
         replace: bool = False,
-        weight: str | None = None,
-        relation: str | None = None,
+        weighted: bool = False,
+        timing: Timing | None = None,
     ):
         self._shard = shard
         self._exchange = exchange
         self._seed = seed
         self._replace = replace
-        none = np.empty(0, np.float32)
-        self._weights = {
-            e: _weights(none if weight is None else rows.data.get(weight, none))
-            for e, rows in shard.topology.items()
-        }
-        self._relations = {
-            e: rows.data[relation]
-            for e, rows in shard.topology.items()
-            if relation is not None and relation in rows.data
-        }
+        self._weighted = weighted
+        self._timing = timing
+        self._bits = {t: max(1, shard.num_nodes(t)).bit_length() for t in shard.ntypes}
         fits = max(map(shard.num_nodes, shard.ntypes), default=0) < 2**31
-        self._wire = np.dtype(np.int32 if fits else np.int64)  # of ids on their way
+        # of ids, and of times, on their way
+        self._wire = np.dtype(np.int32 if fits and timing is None else np.int64)
         # decided by what all ranks share: the exchanges of a partitioned topology are collective
         self._remote = exchange.world.size > 1 and not shard.replicated
 
@@ -127,25 +175,23 @@ class NeighborSampler:
         epoch: int,
         step: int,
         banned: Banned | None = None,
+        times: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[list[Block], Frontier]:
         """The blocks for ``seeds``, from the input nodes to the seeds.
 
         Args:
-            seeds: node type → int64 ``[B]``, distinct global ids, on any device; the last block's
-                destinations, in the given order.
+            seeds: node type → int64 ``[B]``, global ids on any device; the last block's
+                destinations, in the given order. Distinct, with times as pairs with them.
             fanouts: neighbours per edge type, from the seeds outward.
             banned: edges that no hop may draw. Collective: all ranks give some, or none does.
+            times: node type → int64 ``[B]``, before which all edges around a seed must be; given
+                where, and only where, there is a `Timing`.
 
         Returns:
-            ``(blocks, input ids per node type)``.
+            ``(blocks, input ids per node type)``; with times, ids occur once for each time.
         """
-        blocks: list[Block] = []
-        frontier = self._seeds(seeds)
-        for hop, fanout in enumerate(fanouts):
-            key = derive_key(self._seed, epoch, step, hop)
-            block, frontier = self.hop(frontier, fanout, key, banned)
-            blocks.insert(0, block)
-        return blocks, frontier
+        blocks, frontier, bounds = self._hops(seeds, fanouts, epoch, step, banned, times)
+        return blocks, frontier if bounds is None else bounds.nodes(frontier)
 
     def sample_open(
         self,
@@ -155,6 +201,7 @@ class NeighborSampler:
         epoch: int,
         step: int,
         banned: Banned | None = None,
+        times: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[list[Block], Frontier, Draws]:
         """As `sample`, but the last hop is left as lists of ids.
 
@@ -165,13 +212,37 @@ class NeighborSampler:
             ``(blocks, destinations of the first block, their neighbours)``.
         """
         *inner, outer = fanouts
-        blocks, frontier = self.sample(seeds, inner, epoch=epoch, step=step, banned=banned)
+        blocks, frontier, bounds = self._hops(seeds, inner, epoch, step, banned, times)
         key = derive_key(self._seed, epoch, step, len(inner))
-        draws = self._draw(frontier, outer, key, banned).ids
+        drawn = self._draw(frontier, outer, key, banned, bounds)
         counts = {t: len(ids) for t, ids in frontier.items()}
         nothing = torch.empty(0, dtype=torch.int64)
-        adj = {e: Adjacency(torch.from_numpy(d.indptr), nothing) for e, d in draws.items()}
-        return [Block(adj, counts, counts), *blocks], frontier, draws
+        adj = {e: _adjacency(drawn, e, nothing) for e in drawn.ids}
+        nodes = frontier if bounds is None else bounds.nodes(frontier)
+        return [Block(adj, counts, counts), *blocks], nodes, drawn.ids
+
+    def _hops(
+        self,
+        seeds: Mapping[str, Ids],
+        fanouts: Sequence[Fanout],
+        epoch: int,
+        step: int,
+        banned: Banned | None,
+        times: Mapping[str, np.ndarray] | None,
+    ) -> tuple[list[Block], Frontier, Bounds | None]:
+        assert (times is None) == (self._timing is None)
+        nobody = np.empty(0, np.int64)
+        frontier = {t: as_ids(seeds.get(t, nobody)) for t in self._shard.ntypes}
+        bounds = None
+        if times is not None:
+            given = {t: times.get(t, nobody) for t in frontier}
+            bounds, frontier = Bounds.pair(frontier, given, self._bits)
+        blocks: list[Block] = []
+        for hop, fanout in enumerate(fanouts):
+            key = derive_key(self._seed, epoch, step, hop)
+            block, frontier = self.hop(frontier, fanout, key, banned, bounds)
+            blocks.insert(0, block)
+        return blocks, frontier, bounds
 
     def hop(
         self,
@@ -179,11 +250,16 @@ class NeighborSampler:
         fanout: Fanout,
         key: int = 0,
         banned: Banned | None = None,
+        bounds: Bounds | None = None,
     ) -> tuple[Block, Frontier]:
-        """One block whose destinations are ``nodes``; returns it and its source nodes."""
+        """One block whose destinations are ``nodes``, with ``bounds`` pairs with its times; returns
+        it and its source nodes, or pairs."""
         frontier = {t: as_ids(ids) for t, ids in nodes.items()}
-        drawn = self._draw(frontier, fanout, key, banned)
+        drawn = self._draw(frontier, fanout, key, banned, bounds)
         draws = drawn.ids
+        if bounds is not None:
+            pairs = {e: bounds.sources(e, frontier[e[2]], lists) for e, lists in draws.items()}
+            draws = {e: Ragged(lists.indptr, pairs[e]) for e, lists in draws.items()}
         adj: dict[EdgeType, Adjacency] = {}
         sources: Frontier = {}
         for ntype, known in frontier.items():
@@ -194,12 +270,7 @@ class NeighborSampler:
             start = 0
             for etype in etypes:
                 stop = start + len(draws[etype].ids)
-                relation = drawn.relations.get(etype)
-                adj[etype] = Adjacency(
-                    torch.from_numpy(draws[etype].indptr),
-                    torch.from_numpy(local[start:stop]),
-                    None if relation is None else torch.from_numpy(relation.ids),
-                )
+                adj[etype] = _adjacency(drawn, etype, torch.from_numpy(local[start:stop]))
                 start = stop
         block = Block(
             adj={e: adj[e] for e in draws},
@@ -208,41 +279,66 @@ class NeighborSampler:
         )
         return block, sources
 
-    def _seeds(self, seeds: Mapping[str, Ids]) -> Frontier:
-        return {t: as_ids(seeds.get(t, np.empty(0, np.int64))) for t in self._shard.ntypes}
-
-    def _draw(self, frontier: Frontier, fanout: Fanout, key: int, banned: Banned | None) -> Drawn:
+    def _draw(
+        self,
+        frontier: Frontier,
+        fanout: Fanout,
+        key: int,
+        banned: Banned | None,
+        bounds: Bounds | None,
+    ) -> Drawn:
+        nodes, times = frontier, None
+        if bounds is not None:
+            nodes, times = bounds.nodes(frontier), bounds.of(frontier)
         bans: Draws = {}
         if banned is not None:
-            bans = {e: banned.of(e, frontier[e[2]]) for e in banned.pairs}
-        if self._remote:
-            return self._ask_owners(frontier, fanout, key, bans)
-        return self._draw_here(frontier, fanout, key, bans)
+            bans = {e: banned.of(e, nodes[e[2]]) for e in banned.pairs}
+        draw = self._ask_owners if self._remote else self._draw_here
+        drawn = draw(nodes, fanout, key, bans, times)
+        for etype, columns in drawn.columns.items():
+            if TIME in columns:
+                assert times is not None
+                until = np.repeat(times[etype[2]], np.diff(drawn.ids[etype].indptr))
+                columns[TIME] = torch.from_numpy(until) - columns[TIME]
+        return drawn
 
-    def _draw_here(self, nodes: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:
-        """Draw for nodes whose rows are held here."""
-        ids, relations = {}, {}
+    def _draw_here(
+        self, nodes: Frontier, fanout: Fanout, key: int, bans: Draws, times: Frontier | None
+    ) -> Drawn:
+        """Draw for nodes whose rows are held here, from the edges before ``times``."""
+        ids: Draws = {}
+        columns: dict[EdgeType, dict[str, Tensor]] = {}
         for number, etype in enumerate(self._shard.etypes):
             chosen = nodes[etype[2]]
-            rows, weight = self._shard.topology[etype], self._weights[etype]
-            relation = self._relations.get(etype, np.empty(0, np.int64))
-            index = chosen - rows.first
+            rows = self._shard.topology[etype]
+            index, most = chosen - rows.first, fanout[etype]
+            span = whole = drawing.spans(rows.indptr, index)
+            row_keys = rows.keys[index]
+            if self._timing is not None and times is not None and rows.times is not None:
+                until = times[etype[2]]
+                span = _before(self._timing, rows, index, until, most)
+                most = ALL if self._timing.latest else most
+                row_keys = mix(row_keys.astype(np.uint64) ^ mix(until.astype(np.uint64)))
             keyed = np.uint64(derive_key(key, number))
-            given = (index, rows.keys[index], fanout[etype], self._replace, keyed)
-            if not len(weight) and etype not in bans:
-                drawn = kernels.sample_rows(rows.indptr, rows.src, relation, *given)
+            how = row_keys, most, self._replace, keyed, bool(rows.carried)
+            weights = rows.weights if self._weighted else None
+            if weights is None and etype not in bans:
+                drawn = drawing.sample_rows(*span, rows.src, *how)
             else:
+                given = (_ALIKE, _ALIKE.view(np.uint64)) if weights is None else weights
                 ban = bans.get(etype, Ragged.empty(len(chosen)))
-                drawn = kernels.draw_rows(
-                    rows.indptr, rows.src, relation, weight, *given, ban.indptr, ban.ids
+                drawn = drawing.draw_rows(
+                    *span, *whole, rows.src, *given, *how, ban.indptr, ban.ids
                 )
-            indptr, sources, edge_relations = drawn
+            indptr, sources, places = drawn
             ids[etype] = Ragged(indptr, sources)
-            if etype in self._relations:
-                relations[etype] = Ragged(indptr, edge_relations)
-        return Drawn(ids, relations)
+            at = torch.from_numpy(places)
+            columns[etype] = {n: c.index_select(0, at) for n, c in rows.carried.items()}
+        return Drawn(ids, columns)
 
-    def _ask_owners(self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws) -> Drawn:
+    def _ask_owners(
+        self, frontier: Frontier, fanout: Fanout, key: int, bans: Draws, times: Frontier | None
+    ) -> Drawn:
         """Draw where the rows are: four all-to-alls, whatever the number of edge types."""
         order, cuts = {}, {}
         for ntype, nodes in frontier.items():
@@ -251,25 +347,80 @@ class NeighborSampler:
         questions = [
             RaggedByRank(Ragged.of_one(nodes[order[t]]), cuts[t]) for t, nodes in frontier.items()
         ]
+        for t, until in (times or {}).items():
+            questions.append(RaggedByRank(Ragged.of_one(until[order[t]]), cuts[t]))
         questions += [RaggedByRank(ban.take(order[e[2]]), cuts[e[2]]) for e, ban in bans.items()]
         asked = exchange_ragged(self._exchange, questions, self._wire)
-        here = dict(zip(frontier, asked))
+        rest = iter(asked)
+        here = dict(zip(frontier, rest))
+        named = {t: lists.lists.ids for t, lists in here.items()}
+        limits = times and {t: next(rest).lists.ids for t in times}
         drawn = self._draw_here(
-            {t: nodes.lists.ids for t, nodes in here.items()},
-            fanout,
-            key,
-            {e: ban.lists for e, ban in zip(bans, asked[len(here) :])},
+            named, fanout, key, {e: ban.lists for e, ban in zip(bans, rest)}, limits
         )
-        both = [*drawn.ids.items(), *drawn.relations.items()]
-        answers = [RaggedByRank(lists, here[e[2]].cuts) for e, lists in both]
+        answers = [RaggedByRank(lists, here[e[2]].cuts) for e, lists in drawn.ids.items()]
         came = exchange_ragged(self._exchange, answers, self._wire)
         back = {t: inverse(order[t]) for t in order}
-        lists = [answer.lists.take(back[e[2]]) for (e, _), answer in zip(both, came)]
-        ids = dict(zip(drawn.ids, lists))
-        return Drawn(ids, dict(zip(drawn.relations, lists[len(ids) :])))
+        ids = {e: lists.lists.take(back[e[2]]) for e, lists in zip(drawn.ids, came)}
+        return Drawn(ids, self._ask_columns(drawn, answers, came, back))
+
+    def _ask_columns(
+        self,
+        drawn: Drawn,
+        answers: Sequence[RaggedByRank],
+        came: Sequence[RaggedByRank],
+        back: Mapping[str, np.ndarray],
+    ) -> dict[EdgeType, dict[str, Tensor]]:
+        """What blocks carry of edges, which travels with the draw: one all-to-all, if there is any.
+
+        Args:
+            drawn: for all ranks; answers: the lists of it, by edge type.
+            came: the lists of this rank's nodes, from their owners; back: node type → the order
+                that they were asked for in.
+        """
+        values, send, receive, orders = [], [], [], []
+        for etype, given, got in zip(drawn.ids, answers, came):
+            if not drawn.columns[etype]:
+                continue
+            places = Ragged(got.lists.indptr, np.arange(len(got.lists.ids)))
+            order = torch.from_numpy(places.take(back[etype[2]]).ids)
+            for column in drawn.columns[etype].values():
+                values.append(column)
+                send.append(np.diff(given.lists.indptr[given.cuts]))
+                receive.append(np.diff(got.lists.indptr[got.cuts]))
+                orders.append(order)
+        if not values:
+            return drawn.columns
+        columns = self._exchange.columns(values, np.stack(send, 1), np.stack(receive, 1))
+        ordered = iter([column.index_select(0, order) for column, order in zip(columns, orders)])
+        return {e: {n: next(ordered) for n in named} for e, named in drawn.columns.items()}
 
 
-def _weights(weight: np.ndarray) -> np.ndarray:
-    """As the kernels take them: one number per edge, of a type that numba knows."""
-    flat = weight.reshape(len(weight)) if weight.ndim > 1 else weight
-    return flat.astype(np.float32) if flat.dtype == np.float16 else flat
+def _before(
+    timing: Timing, rows: Rows, index: np.ndarray, until: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The parts of lists that may be drawn from; where the latest are to be drawn, these."""
+    window = -1 if timing.window is None else timing.window
+    start, degree = drawing.spans_before(rows.indptr, rows.times, index, until, window)
+    if not timing.latest or most == ALL:
+        return start, degree
+    kept = np.minimum(degree, most)
+    return start + degree - kept, kept
+
+
+def _adjacency(drawn: Drawn, etype: EdgeType, src: Tensor) -> Adjacency:
+    """With what is carried of the edges; ``src``: numbers of their sources."""
+    columns = drawn.columns[etype]
+    relation = columns.get(RELATION)
+    return Adjacency(
+        torch.from_numpy(drawn.ids[etype].indptr),
+        src,
+        None if relation is None else relation.long(),
+        rows=columns.get(FEATURES),
+        elapsed=columns.get(TIME),
+        categories={
+            name.removeprefix(CATEGORY): numbers.long()
+            for name, numbers in columns.items()
+            if name.startswith(CATEGORY)
+        },
+    )

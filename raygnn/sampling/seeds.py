@@ -16,17 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raygnn.errors import DataError
 from raygnn.graph.data import EdgeType
-from raygnn.graph.staging.shard import NUMBER, SPLIT, Shard
+from raygnn.graph.staging.shard import FEATURES, NUMBER, SPLIT, Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Part
-from raygnn.sampling.exchange import Exchange, Ids, World, as_ids, group_by_owner, inverse
+from raygnn.sampling.exchange import Exchange, Ids, World, as_ids, ask_owners
 from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.plan import MultitaskPlan, SeedPlan, Steps, rank_share
 from raygnn.sampling.sampler import Banned
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+JOINED = "\0joined"  # the features of edges side by side, among their arrays
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,15 @@ class BatchStart:
         fields: what a `Batch` or a `Part` has of its seeds.
         banned: edges that no hop may draw.
         etype: of the seeds, where these are edges of one type.
+        times: node type → int64, before which all must be that a node sees; then nodes are distinct
+            as pairs with them. None: they see all.
     """
 
     nodes: Mapping[str, np.ndarray]
     fields: Mapping[str, Any]
     banned: Banned | None = None
     etype: EdgeType | None = None
+    times: Mapping[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,26 +89,35 @@ class Seeds(Protocol):
         ...
 
 
+def _kept(ids: Ids) -> np.ndarray:
+    """In CPU memory, of the type they come in: every rank has those of all ranks."""
+    return ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
+
+
 class NodeSeeds:
     """Nodes of one type, in the order of their original ids.
 
     Args:
         ids: int64 ``[n]``, reshuffled global ids, on any device.
-        targets: ``[n, …]``.
+        targets: ``[n, …]``; whole numbers may be of any type, and come out as int64.
+        times: int64 ``[n]``, see `BatchStart`.
     """
 
-    def __init__(self, ntype: str, ids: Ids, targets: Tensor):
+    def __init__(self, ntype: str, ids: Ids, targets: Tensor, times: Ids | None = None):
         self.ntype = ntype
         self.targets = targets
+        self._times = None if times is None else _kept(times)
         self.num = len(ids)
-        self._ids = as_ids(ids)
+        self._ids = _kept(ids)
 
     def ids(self, index: Ids) -> np.ndarray:
-        return self._ids[as_ids(index)]
+        return as_ids(self._ids[as_ids(index)])
 
     def start(self, piece: SeedSlice) -> BatchStart:
         y = self.targets[torch.from_numpy(piece.index)]
-        return BatchStart({self.ntype: self._ids[piece.index]}, {"y": y})
+        y = y if y.is_floating_point() else y.long()
+        times = None if self._times is None else {self.ntype: self._times[piece.index]}
+        return BatchStart({self.ntype: self.ids(piece.index)}, {"y": y}, times=times)
 
 
 def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.ndarray:
@@ -110,7 +126,7 @@ def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.nda
     Args:
         split: "train", "val" or "test"; a mask that the partition lacks selects nothing.
         targets: ``[owned]`` classes, below 0 where unknown, or numbers ``[owned, …]``, NaN where
-            unknown.
+            unknown, or labels ``[owned, K]`` from `as_labels`, of which one must be known.
 
     Returns:
         int64 ``[n]``.
@@ -125,23 +141,49 @@ def owned_nodes(shard: Shard, ntype: str, split: str, targets: Tensor) -> np.nda
 def known(targets: Tensor) -> Tensor:
     """Which of some classes or numbers are known, bool ``[n]``: see `owned_nodes`."""
     if not targets.is_floating_point():
-        return targets >= 0
+        return (targets >= 0).flatten(1).any(1) if targets.dim() > 1 else targets >= 0
     return ~targets.flatten(1).isnan().any(1) if targets.dim() > 1 else ~targets.isnan()
 
 
-def gather_seeds(shard: Shard, exchange: Exchange, ntype: str, targets: Tensor) -> NodeSeeds:
+def as_labels(values: Tensor, where: str) -> Tensor:
+    """Labels as stored → 0, 1, or -1 where not known, int64 of the same shape.
+
+    Raises:
+        DataError: one is neither 0, 1, -1 nor NaN.
+    """
+    numbers = values.double().nan_to_num(-1.0, torch.inf, -torch.inf)
+    bad = numbers[(numbers != 0) & (numbers.abs() != 1)]
+    if len(bad):
+        message = f"a label is {bad[0]:g}, expected 0, 1, or -1 or NaN where it is not known"
+        raise DataError(message, where=where, remedy="correct it, or leave out task.labels")
+    return numbers.long()
+
+
+def gather_seeds(
+    shard: Shard, exchange: Exchange, ntype: str, targets: Tensor, times: np.ndarray | None = None
+) -> NodeSeeds:
     """The training nodes of all ranks. Collective.
 
-    Sixteen bytes and a target for each on every rank, so that any rank can compute any seed.
+    An id and a target for each on every rank, so that any rank can compute any seed: six bytes
+    where there are fewer than 2³¹ nodes and 2¹⁵ classes, and four times as many while they are put
+    in order; eight more with times.
+
+    Args:
+        times: int64 ``[owned]``, see `BatchStart`.
     """
     owned = owned_nodes(shard, ntype, "train", targets)
-    ids = torch.from_numpy(owned + shard.first(ntype))
-    original = torch.from_numpy(shard.original[ntype][owned].astype(np.int64))
-    keys, ids, values = (
-        exchange.gather_rows(rows) for rows in (original, ids, targets[torch.from_numpy(owned)])
-    )
+    narrow = np.int32 if shard.num_nodes(ntype) < 2**31 else np.int64
+    values = targets[torch.from_numpy(owned)]
+    if not values.is_floating_point():
+        highest = exchange.max(int(values.max()) if len(values) else 0)
+        values = values.to(torch.int16 if highest < 2**15 else torch.int64)
+    columns = shard.original[ntype][owned], owned + shard.first(ntype)
+    keys, ids = (exchange.gather_rows(torch.from_numpy(c.astype(narrow))) for c in columns)
     order = torch.argsort(keys)
-    return NodeSeeds(ntype, ids[order].numpy(), values[order])
+    when = None
+    if times is not None:
+        when = exchange.gather_rows(torch.from_numpy(times[owned]))[order]
+    return NodeSeeds(ntype, ids[order], exchange.gather_rows(values)[order], when)
 
 
 class Edges:
@@ -159,16 +201,17 @@ class Edges:
     def __init__(self, shard: Shard, exchange: Exchange, etype: EdgeType):
         self.etype = etype
         self.exchange = exchange
-        rows, ntype = shard.topology[etype], etype[2]
-        low = shard.first(ntype) - rows.first
-        indptr = rows.indptr[low : low + shard.owned(ntype) + 1]
-        span = slice(int(indptr[0]), int(indptr[-1]))
-        self.src = rows.src[span].astype(np.int64)
-        self.dst = np.repeat(np.arange(len(indptr) - 1) + shard.first(ntype), np.diff(indptr))
+        first, span = shard.first(etype[2]), slice(*shard.own_edges(etype))
+        degree = shard.in_degree(etype).numpy()
+        self.src = shard.own_sources(etype).astype(np.int64)
+        self.dst = np.repeat(np.arange(len(degree)) + first, degree)
         self.first = shard.edge_first(etype) + span.start
         stops = exchange.gather_rows(torch.tensor([shard.edge_first(etype) + span.stop])).numpy()
         self.bounds = np.concatenate([[0], stops])
-        self._data = {name: array[span] for name, array in rows.data.items()}
+        rows = shard.topology[etype]
+        self._data: dict[str, Any] = {name: array[span] for name, array in rows.data.items()}
+        if FEATURES in rows.carried:
+            self._data[JOINED] = rows.carried[FEATURES][span]
 
     def over(self, exchange: Exchange) -> Edges:
         """The same, asked for by other collectives."""
@@ -176,13 +219,8 @@ class Edges:
         other.exchange = exchange
         return other
 
-    @property
-    def num(self) -> int:
-        """Edges of all ranks."""
-        return int(self.bounds[-1])
-
-    def column(self, name: str) -> np.ndarray:
-        """An array of the own edges, ``[own, …]``."""
+    def column(self, name: str) -> Any:
+        """An array of the own edges, ``[own, …]``; `JOINED` as a tensor."""
         return self._data[name]
 
     def __contains__(self, name: str) -> bool:
@@ -199,21 +237,13 @@ class Edges:
         Returns:
             Sources and destinations int64 ``[2, n]``, and the named arrays' rows.
         """
-        positions = as_ids(positions)
-        order, counts = group_by_owner(positions, self.bounds)
-        send = counts[:, None]
-        asked = self.exchange.counts(send)
-        given = [torch.from_numpy(positions[order])]
-        (wanted,) = self.exchange.columns(given, send, asked)
-        at = wanted.numpy() - self.first
         arrays = [self.src, self.dst, *(self._data[name] for name in names)]
-        came = self.exchange.columns(
-            [torch.from_numpy(array[at]) for array in arrays],
-            np.repeat(asked, len(arrays), axis=1),
-            np.repeat(send, len(arrays), axis=1),
+        columns = ask_owners(
+            positions,
+            self.bounds,
+            self.exchange,
+            lambda own: [torch.as_tensor(array[own - self.first]) for array in arrays],
         )
-        back = inverse(order)
-        columns = [column[back] for column in came]
         return torch.stack(columns[:2]).numpy(), columns[2:]
 
 
@@ -221,7 +251,7 @@ class EdgeSeeds:
     """Edges of one type as seeds.
 
     Args:
-        positions: int64 ``[n]``, the edges to train on, on every rank alike; None = all.
+        positions: ``[n]``, the edges to train on, on every rank alike.
         exclude: which edges a batch may not sample, so that it does not see what it is to
             predict: None, "self" (the seeds of all ranks) or "reverse" (and the same pairs the
             other way round). They are left out by their ends, so parallel edges do not give them
@@ -230,57 +260,66 @@ class EdgeSeeds:
             joins nodes of two types.
         target, relation: the arrays that hold what is to be predicted, and each edge's relation.
         negatives: draws nodes that take the place of ends.
+        time: the array that says when each edge is; its ends see what was before, and other nodes
+            take their place at that time, some for each edge.
     """
 
     def __init__(
         self,
         edges: Edges,
-        positions: Ids | None = None,
+        positions: Ids,
         *,
         exclude: Literal["self", "reverse"] | None = None,
         reverse: EdgeType | None = None,
         target: str | None = None,
         relation: str | None = None,
         negatives: Negatives | None = None,
+        time: str | None = None,
     ):
         self.etype = edges.etype
-        self.num = edges.num if positions is None else len(positions)
+        self.num = len(positions)
         self._edges = edges
-        self._positions = None if positions is None else as_ids(positions)
+        self._positions = _kept(positions)
         self._exclude = exclude
         source, _, other = edges.etype
         self._reverse = reverse or (edges.etype if source == other else None)
         self._target = target
         self._relation = relation
         self._negatives = negatives
+        self._time = time
 
     def ids(self, index: Ids) -> np.ndarray:
-        numbers = as_ids(index)
-        return numbers if self._positions is None else self._positions[numbers]
+        return as_ids(self._positions[as_ids(index)])
 
     def start(self, piece: SeedSlice) -> BatchStart:
         negatives = self._negatives
         # of all ranks, so that a batch sees the same however many there are
         everyone = self._exclude is not None or (negatives is not None and negatives.in_batch)
         positions = self.ids(piece.chosen if everyone else piece.index)
-        names = [name for name in (self._target, self._relation) if name is not None]
+        joined = JOINED if JOINED in self._edges else None
+        read = self._target, self._relation, joined, self._time, self._time and NUMBER
+        names = [name for name in read if name is not None]
         ends, columns = self._edges.rows(positions, names)
         drawn: dict[str, np.ndarray] = {}
-        if negatives is not None:
+        if negatives is not None and self._time is None:
             drawn = negatives.draw(piece.epoch, piece.step, dict(zip(ENDS, ends)))
         banned = self._banned(*ends)
         if everyone:
             ends = ends[:, piece.mine]
             columns = [column[torch.from_numpy(piece.mine)] for column in columns]
-        named = dict(zip(names, columns))
-        nodes, pairs, instead = _nodes(self.etype, ends, drawn)
+        data = dict(zip(names, columns))
+        when = None if self._time is None else data[self._time].long().numpy()
+        if negatives is not None and when is not None:
+            drawn = negatives.draw_each(piece.epoch, piece.step, data[NUMBER].numpy())
+        nodes, times, pairs, instead = _nodes(self.etype, ends, drawn, when)
         fields = {
-            "y": torch.ones(len(piece.mine)) if self._target is None else named[self._target],
+            "y": torch.ones(len(piece.mine)) if self._target is None else data[self._target],
             "pairs": torch.from_numpy(pairs),
-            "relation": None if self._relation is None else named[self._relation].long(),
+            "relation": None if self._relation is None else data[self._relation].long(),
+            "pair_features": data.get(JOINED),
             "instead": {end: torch.from_numpy(local) for end, local in instead.items()},
         }
-        return BatchStart(nodes, fields, banned, self.etype)
+        return BatchStart(nodes, fields, banned, self.etype, times)
 
     def _banned(self, src: np.ndarray, dst: np.ndarray) -> Banned | None:
         if self._exclude is None:
@@ -296,36 +335,72 @@ def in_order(edges: Edges, own: np.ndarray) -> np.ndarray:
     """Positions of edges of all ranks, in the order of the user's graph: the same on every rank,
     and the same edges in the same order whatever the partition. Collective.
 
+    Four bytes for each on every rank where the type has fewer than 2³¹ edges, and five times as
+    many while they are put in order.
+
     Args:
         own: int64 ``[n]``, which of the own edges.
     """
+    narrow = np.int32 if edges.bounds[-1] < 2**31 else np.int64
     keys = edges.exchange.gather_rows(
         torch.from_numpy(np.ascontiguousarray(edges.column(NUMBER)[own]))
     )
-    positions = edges.exchange.gather_rows(torch.from_numpy(own + edges.first))
+    places = (own + edges.first).astype(narrow)
+    positions = edges.exchange.gather_rows(torch.from_numpy(places))
     ordered: np.ndarray = positions[torch.argsort(keys)].numpy()
     return ordered
 
 
 def _nodes(
-    etype: EdgeType, ends: np.ndarray, drawn: dict[str, np.ndarray]
-) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
-    """The nodes of a batch, each once by type, with ``pairs`` and ``instead`` as `Batch` has
-    them."""
+    etype: EdgeType,
+    ends: np.ndarray,
+    drawn: dict[str, np.ndarray],
+    when: np.ndarray | None,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None, np.ndarray, dict[str, np.ndarray]]:
+    """The nodes of a batch, each once by type (and time), and their times, as `BatchStart` has
+    them; ``pairs`` and ``instead`` as `Batch` has them.
+
+    Args:
+        when: of the edges, int64 ``[n]``; then what is drawn is ``[n, K]``.
+    """
     nobody = np.empty(0, np.int64)
-    columns = {end: np.concatenate([ids, drawn.get(end, nobody)]) for end, ids in zip(ENDS, ends)}
-    source, target = columns.values()
-    if etype[0] == etype[2]:
-        ids, both = kernels.relabel(nobody, np.concatenate([source, target]))
-        nodes, local = {etype[0]: ids}, [both[: len(source)], both[len(source) :]]
-    else:
-        (first, one), (second, other) = (kernels.relabel(nobody, c) for c in (source, target))
-        nodes, local = {etype[0]: first, etype[2]: second}, [one, other]
-    num = ends.shape[1]
+    ids: dict[str, list[np.ndarray]] = {}
+    times: dict[str, list[np.ndarray]] = {}
+    for ntype, end, column in zip((etype[0], etype[2]), ENDS, ends):
+        others = drawn.get(end, nobody)
+        ids.setdefault(ntype, []).extend([column, others.ravel()])
+        if when is not None:
+            repeated = np.repeat(when, others.shape[1] if end in drawn else 0)
+            times.setdefault(ntype, []).extend([when, repeated])
+    nodes, until, local = {}, {}, []
+    for ntype, pieces in ids.items():
+        given = np.concatenate(times[ntype]) if times else None
+        nodes[ntype], until[ntype], numbers = distinct(np.concatenate(pieces), given)
+        local += np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1])
     instead: dict[str, np.ndarray] = {
-        end: numbers[num:] for end, numbers in zip(ENDS, local) if end in drawn
+        end: numbers.reshape(drawn[end].shape)
+        for end, numbers in zip(ENDS, local[1::2])
+        if end in drawn
     }
-    return nodes, np.stack([numbers[:num] for numbers in local]), instead
+    return nodes, until if times else None, np.stack(local[::2]), instead
+
+
+def distinct(
+    ids: np.ndarray, times: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each node once, or once for each of its times, in order of first appearance.
+
+    Returns:
+        Nodes and, if any are given, their times, int64 ``[M]`` each, and the number among them of
+        each of ``ids``.
+    """
+    if times is None:
+        nodes, local = kernels.relabel(ids[:0], ids)
+        return nodes, nodes[:0], local
+    values, place = np.unique(times, return_inverse=True)
+    size = int(ids.max(initial=0)) + 1
+    pairs, local = kernels.relabel(ids[:0], place * size + ids)
+    return pairs % size, values[pairs // size], local
 
 
 @dataclass(frozen=True)
@@ -404,7 +479,7 @@ class MultitaskSeeds(SeedAssigner):
             )
             for name, task in self.tasks.items()
         }
-        nodes, numbers = _together({name: start.nodes for name, start in starts.items()})
+        nodes, times, numbers = _together(starts)
         parts = {name: _part(start, numbers[name]) for name, start in starts.items()}
         fields = {
             **dict.fromkeys(("seeds", "y", "weight"), self._empty),
@@ -412,23 +487,28 @@ class MultitaskSeeds(SeedAssigner):
             "window": sum(part.window for part in parts.values()),
             "parts": parts,
         }
-        return BatchStart(nodes, fields, _all_banned(start.banned for start in starts.values()))
+        banned = _all_banned(start.banned for start in starts.values())
+        return BatchStart(nodes, fields, banned, times=times)
 
 
 def _together(
-    starts: Mapping[str, Mapping[str, np.ndarray]],
-) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]]]:
-    """The nodes of all tasks, each once by type, and what number each task's have in them."""
-    nodes: dict[str, np.ndarray] = {}
+    starts: Mapping[str, BatchStart],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None, dict[str, dict[str, np.ndarray]]]:
+    """The nodes of all tasks, each once by type (and time), their times, and what number each
+    task's have in them."""
+    nodes, times = dict[str, np.ndarray](), dict[str, np.ndarray]()
     numbers: dict[str, dict[str, np.ndarray]] = {name: {} for name in starts}
-    for ntype in dict.fromkeys(ntype for start in starts.values() for ntype in start):
-        pieces = {name: start[ntype] for name, start in starts.items() if ntype in start}
-        ids = np.concatenate(list(pieces.values()))
-        nodes[ntype], local = kernels.relabel(ids[:0], ids)
-        stops = np.cumsum([len(piece) for piece in pieces.values()])
-        for name, piece in zip(pieces, np.split(local, stops[:-1])):
+    for ntype in dict.fromkeys(ntype for start in starts.values() for ntype in start.nodes):
+        some = {name: start for name, start in starts.items() if ntype in start.nodes}
+        ids = np.concatenate([start.nodes[ntype] for start in some.values()])
+        when = [start.times[ntype] for start in some.values() if start.times is not None]
+        nodes[ntype], until, local = distinct(ids, np.concatenate(when) if when else None)
+        if when:
+            times[ntype] = until
+        stops = np.cumsum([len(start.nodes[ntype]) for start in some.values()])
+        for name, piece in zip(some, np.split(local, stops[:-1])):
             numbers[name][ntype] = piece
-    return nodes, numbers
+    return nodes, times or None, numbers
 
 
 def _part(start: BatchStart, numbers: Mapping[str, np.ndarray]) -> Part:

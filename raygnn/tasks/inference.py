@@ -1,9 +1,10 @@
-"""Exact outputs for owned nodes, with full neighbourhoods, on all ranks together.
+"""Exact outputs of the nodes that are asked for, with full neighbourhoods, on all ranks together.
 
-Networks that expose their layers are run layer by layer over all owned nodes (as in GraphSAGE's
-and DGL's full-graph inference): every edge is used once per layer and memory stays bounded by a
-chunk. Other modules are run on minibatches with full fanout, which is exact as well, but visits
-an edge once for every batch that reaches it.
+Networks that expose their layers are run layer by layer (as in GraphSAGE's and DGL's full-graph
+inference): the last one for the nodes that are asked for, each earlier one for those that the next
+one reads. A layer computes a node once, whoever reads it, so no minibatches could do with less, and
+memory stays bounded by a chunk and the rank's own rows. Other modules are run on minibatches with
+full fanout, which is exact as well, but visits an edge once for every batch that reaches it.
 """
 
 from __future__ import annotations
@@ -11,34 +12,88 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raygnn.graph.data import EdgeType
+from raygnn.graph.staging.mapped import map_table
+from raygnn.graph.staging.shard import FEATURES as EDGE_FEATURES
 from raygnn.graph.staging.shard import Shard
 from raygnn.models.heads import NodeModel
 from raygnn.models.network import Encoder, Network
-from raygnn.sampling.batch import GraphBatch
-from raygnn.sampling.exchange import Exchange, Ids, as_ids
+from raygnn.models.typed_layers import Combined, Degrees, Hidden
+from raygnn.sampling import kernels
+from raygnn.sampling.batch import Block, GraphBatch
+from raygnn.sampling.drawing import ALL
+from raygnn.sampling.exchange import (
+    Exchange,
+    Ids,
+    World,
+    as_ids,
+    ask_owners,
+    name_to_owners,
+    row_bytes,
+)
 from raygnn.sampling.features import (
     FEATURES,
+    BufferRing,
     FeatureStore,
     Inputs,
     Rows,
-    Table,
     assemble,
     degree_column,
-    with_room,
 )
-from raygnn.sampling.kernels import ALL
 from raygnn.sampling.plan import Fanout
-from raygnn.sampling.sampler import Frontier, NeighborSampler
+from raygnn.sampling.sampler import Bounds, Frontier, NeighborSampler, Timing
+
+T = TypeVar("T")
 
 CHUNK_EDGES = 1_000_000  # of one chunk, at most
 CHUNK_BYTES = 1 << 27  # of the rows of its sources, if each of them has one edge
 _HEAD_ROWS = 1 << 16  # that go through a head at a time
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """What a model makes of some of a rank's own nodes.
+
+    Attributes:
+        ids: int64 ``[n]``, global, ascending.
+        rows: float32 ``[n, D]``, on the CPU.
+    """
+
+    ids: np.ndarray
+    rows: Tensor
+
+    def of(self, ids: Ids) -> Tensor:
+        """The rows of some of them, in this order."""
+        ids = as_ids(ids)
+        if np.array_equal(ids, self.ids):
+            return self.rows
+        at = np.searchsorted(self.ids, ids)
+        assert np.array_equal(self.ids.take(at, mode="clip"), ids)
+        return self.rows[torch.from_numpy(at)]
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """What a layer is given for one chunk of nodes: see `Stack.layer`."""
+
+    block: Block
+    h: Hidden
+    degree: Degrees
+    combined: Combined | None = None
+
+    def to(self, device: torch.device) -> LayerInput:
+        if device.type == "cpu":
+            return self
+        h, degree, combined = _on(device, self.h), _on(device, self.degree), self.combined
+        return LayerInput(self.block.to(device), h, degree, combined and _on(device, combined))
 
 
 @contextmanager
@@ -53,14 +108,18 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class Inference:
-    """Runs a model over whole owned node sets. Collective: all ranks call `outputs` together.
+    """Runs a model over nodes of the whole graph. Collective: all ranks call each method together.
 
     Args:
-        store: the input features (and degrees where needed).
+        store: the input features (and degrees and weights where needed).
         inputs: which of its columns are the model's input.
         num_layers: of the model.
         batch_size: seeds per minibatch, for modules without layers; None = 1,024.
-        relation: see `NeighborSampler`.
+        timing: see `NeighborSampler`; then nodes are asked for at times.
+        at: the time of all of them; None = their own.
+        hops: what is drawn per hop, from the nodes outward, where draws are no chance; None = all
+            neighbours.
+        spare: bytes that may be kept from one call to the next, see `outputs`.
     """
 
     def __init__(
@@ -73,7 +132,10 @@ class Inference:
         num_layers: int,
         batch_size: int | None,
         device: torch.device,
-        relation: str | None = None,
+        timing: Timing | None = None,
+        at: int | None = None,
+        hops: Sequence[Fanout] | None = None,
+        spare: float = 0,
     ):
         self._shard = shard
         self._exchange = exchange
@@ -82,76 +144,106 @@ class Inference:
         self._num_layers = num_layers
         self._batch_size = batch_size or 1024
         self._device = device
-        self._sampler = NeighborSampler(shard, exchange, relation=relation)
-        self._kept: dict[str, Tensor] | None = None
-        self._all = dict.fromkeys(shard.etypes, ALL)
+        self._spare = spare
+        self._sampler = NeighborSampler(shard, exchange, timing=timing)
+        # a rank has the in-edges of its own nodes in either topology: nobody has to be asked
+        alone = Exchange(World(0, 1))
+        self._own_sampler = NeighborSampler(shard, alone, timing=timing)
+        self._timed, self._at = timing is not None, at
+        self._represented: dict[str, NodeRows] | None = None
+        self._kept: tuple[Frontier, list[LayerInput]] | None = None
+        self._hops = hops or [dict.fromkeys(shard.etypes, ALL)] * num_layers
 
     @torch.no_grad()
-    def outputs(self, model: nn.Module, ntype: str, owned: Ids) -> Tensor:
+    def outputs(
+        self,
+        model: nn.Module,
+        ntype: str,
+        owned: Ids,
+        fanouts: Sequence[Fanout] | None = None,
+        *,
+        times: np.ndarray | None = None,
+        again: bool = False,
+    ) -> Tensor:
         """Outputs (float32 ``[n, out_features]``, CPU) of nodes that this rank owns.
 
         Args:
             ntype: their type; the model's target.
-            owned: int64 ``[n]``, global ids within this rank's range, on any device.
+            owned: int64 ``[n]``, distinct global ids within this rank's range, on any device.
+            fanouts: neighbours per hop, drawn the same for a node whatever else is asked for;
+                None = all of them, which is exact.
+            times: int64 ``[n]``, when each is asked for; None = all at one time, or at any.
+            again: whether the same nodes will be asked for again. What the first layer reads is
+                then kept, where it is combined without parameters and fits.
         """
         owned = as_ids(owned)
         with evaluating(model):
-            if isinstance(model, Network):
-                hidden = self._layer_by_layer(model)[ntype]
-                return hidden[owned - self._shard.first(ntype)].float()
-            if isinstance(model, NodeModel):
-                rows = self.represent(model.encoder, [ntype])[ntype]
-                return self._headed(model, rows[owned - self._shard.first(ntype)])
-            return self._by_batches(model, ntype, owned)
+            if fanouts is None and times is None and isinstance(model, Network):
+                nodes = {ntype: np.sort(owned)}
+                return self._layer_by_layer(model, nodes, again=again)[ntype].of(owned)
+            if fanouts is None and times is None and isinstance(model, NodeModel):
+                rows = self.represent(model.encoder, {ntype: owned}, again=again)[ntype]
+                return self._headed(model, rows.of(owned))
+            return self._by_batches(model, ntype, owned, fanouts, times)
 
     @torch.no_grad()
-    def outputs_of_few(
-        self, model: nn.Module, ntype: str, owned: np.ndarray, fanouts: Sequence[Fanout] | None
-    ) -> Tensor:
-        """As `outputs`, from minibatches around the nodes whatever the model is: cheaper than all
-        layers of the whole graph where the nodes are few.
+    def encode(
+        self, model: Encoder, nodes: Mapping[str, np.ndarray], times: Mapping[str, np.ndarray]
+    ) -> Hidden:
+        """An encoder's outputs of any nodes, each at a time of its own, from all that is there
+        before: float32, on the device.
 
         Args:
-            fanouts: neighbours per hop, drawn the same for a node whatever else is asked for;
-                None = all of them, which is exact.
+            nodes, times: node type → int64 ``[n]``, distinct as pairs.
         """
         with evaluating(model):
-            return self._by_batches(model, ntype, owned, fanouts)
+            given = self._given(nodes, self._hops, times)
+            return {t: rows.float() for t, rows in model.represent(*given).items()}
 
     @torch.no_grad()
-    def hidden(self, model: Network, ntype: str) -> Tensor:
-        """What goes into a network's last layer: float32 ``[owned, hidden]`` of all owned nodes of
-        a type that the layer before it computes."""
+    def hidden(self, model: Network, ntype: str, owned: np.ndarray) -> Tensor:
+        """What goes into a network's last layer: float32 ``[n, hidden]`` of nodes that this rank
+        owns, of a type that the layer before it computes."""
+        nodes = {ntype: np.sort(owned)}
         with evaluating(model):
-            return self._layer_by_layer(model, model.num_layers - 1)[ntype].float()
+            return self._layer_by_layer(model, nodes, model.num_layers - 1)[ntype].of(owned)
 
     @torch.no_grad()
-    def represent(self, model: Encoder, ntypes: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs (float32 ``[owned, out_features]``, CPU) of all owned nodes of some types."""
-        kept = self._kept
-        if kept is not None and all(t in kept for t in ntypes):
-            return {t: kept[t] for t in ntypes}
+    def represent(
+        self, model: Encoder, nodes: Mapping[str, np.ndarray], *, again: bool = False
+    ) -> dict[str, NodeRows]:
+        """An encoder's outputs of this rank's own ones of the nodes that any rank names.
+
+        Args:
+            nodes: node type → int64 ``[n]``, global ids, of any rank; the same types on all ranks.
+            again: see `outputs`.
+        """
+        if self._represented is not None:
+            return self._represented
+        named = name_to_owners(nodes, self._shard.bounds, self._exchange)
+        own = {t: np.unique(ids) for t, ids in named.items()}
         with evaluating(model):
             if isinstance(model, Network):
-                hidden = self._layer_by_layer(model)
-                return {t: hidden[t].float() for t in ntypes}
+                return self._layer_by_layer(model, own, again=again)
             return {
-                t: self._by_batches(
-                    lambda *inputs, t=t: model.represent(*inputs)[t],
-                    t,
-                    self._shard.first(t) + np.arange(self._shard.owned(t)),
+                t: NodeRows(
+                    ids,
+                    self._by_batches(lambda *inputs, t=t: model.represent(*inputs)[t], t, ids),
                 )
-                for t in ntypes
+                for t, ids in own.items()
             }
 
     @contextmanager
-    def represented(self, model: Encoder, ntypes: Sequence[str]) -> Iterator[None]:
-        """In the block, `represent` and `outputs` of this encoder give what is computed once."""
-        self._kept = self.represent(model, ntypes)
+    def represented(
+        self, model: Encoder, nodes: Mapping[str, np.ndarray], *, again: bool = False
+    ) -> Iterator[None]:
+        """In the block, `represent` and `outputs` of this encoder give what is computed once, of
+        these nodes alone."""
+        self._represented = self.represent(model, nodes, again=again)
         try:
             yield
         finally:
-            self._kept = None
+            self._represented = None
 
     def _headed(self, model: NodeModel, rows: Tensor) -> Tensor:
         """Outputs from an encoder's rows, float32, a chunk at a time."""
@@ -159,84 +251,195 @@ class Inference:
         pieces = [head(piece.to(self._device)).cpu() for piece in rows.split(_HEAD_ROWS)]
         return torch.cat(pieces) if pieces else head(rows.to(self._device)).cpu()
 
-    def _layer_by_layer(self, model: Network, layers: int | None = None) -> dict[str, Tensor]:
-        """Outputs of all owned nodes of the types that a network's first layers compute, of all
-        layers where ``layers`` is None: ``[owned, out_features]``."""
-        shard, store = self._shard, self._store
+    def _layer_by_layer(
+        self, model: Network, nodes: Frontier, layers: int | None = None, *, again: bool = False
+    ) -> dict[str, NodeRows]:
+        """What a network's first layers, or all of them, make of own nodes (ascending)."""
         layers = model.num_layers if layers is None else layers
-        width = max(i.width(shard.node_data[t]) for t, i in self._inputs.items())
-        for number in range(layers):
-            kept: dict[str, list[Tensor]] = {t: [] for t in model.computes(number)}
-            for chunk in self._chunks(list(kept), width):
-                block, sources = self._sampler.hop(chunk, self._all)
-                rows = store.gather({t: sources[t] for t in store.ntypes})
-                if number == 0:
-                    x, categories = assemble(rows, self._inputs)
-                    h = model.inputs(
-                        self._moved(x), {t: self._moved(c) for t, c in categories.items()}
-                    )
-                else:
-                    h = self._moved({t: columns[FEATURES] for t, columns in rows.items()})
-                out = model.layer(number, block.to(self._device), h, self._degrees(rows))
-                for t, pieces in kept.items():
-                    pieces.append(out[t].cpu())
-            hidden = {t: torch.cat(pieces) for t, pieces in kept.items()}
-            if number == layers - 1:
-                return hidden
-            width = max(rows.shape[1] for rows in hidden.values())
-            store = FeatureStore(
-                shard.bounds, self._exchange, {t: self._table(t, h) for t, h in hidden.items()}
-            )
+        needed = self._needed(model, nodes, layers)
+        inputs = self._first_inputs(model, needed[0], again)
+        for number, ids in enumerate(needed):
+            tables: Hidden = {}
+            filled = dict.fromkeys(ids, 0)
+            for given in (some.to(self._device) for some in inputs):
+                out = model.layer(number, given.block, given.h, given.degree, given.combined)
+                for t, start in filled.items():
+                    if t not in tables:
+                        width = out[t].shape[1:]
+                        tables[t] = map_table(out[t].dtype, width, len(ids[t]), large=True)
+                    filled[t] += len(out[t])
+                    tables[t][start : filled[t]] = out[t]
+            if number + 1 == layers:
+                return {t: NodeRows(ids[t], rows.float()) for t, rows in tables.items()}
+            fanout = self._hops[self._num_layers - 2 - number]
+            inputs = self._next_inputs(tables, ids, needed[number + 1], fanout)
         raise AssertionError("a network has at least one layer")
 
-    def _moved(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.to(self._device) for name, value in values.items()}
+    def _needed(self, model: Network, nodes: Frontier, layers: int) -> list[Frontier]:
+        """The own nodes (ascending) that each layer has to compute, from the first one on."""
+        nobody = np.empty(0, np.int64)
+        needed = [{t: nodes.get(t, nobody) for t in model.computes(layers - 1)}]
+        for number in reversed(range(layers - 1)):
+            needed.insert(0, self._read_by(needed[0], model.computes(number)))
+        return needed
+
+    def _read_by(self, nodes: Frontier, ntypes: Sequence[str]) -> Frontier:
+        """The own nodes (ascending) of some types that a layer reads to compute ``nodes`` of all
+        ranks: these nodes themselves and their neighbours."""
+        shard = self._shard
+        marks = {t: np.zeros(shard.owned(t), np.bool_) for t in ntypes}
+
+        def mark(ids: Frontier) -> None:
+            for t, some in ids.items():
+                marks[t][some - shard.first(t)] = True
+
+        mark(nodes)
+        if self._exchange.max(int(not all(marked.all() for marked in marks.values()))):
+            for chunk in self._chunks(nodes, 1):
+                others: dict[str, list[np.ndarray]] = {t: [np.empty(0, np.int64)] for t in marks}
+                for source, rows, chosen in (
+                    (e[0], shard.topology[e], chunk[e[2]]) for e in shard.etypes if e[0] in marks
+                ):
+                    given = rows.indptr, rows.src, chosen - rows.first, shard.first(source)
+                    others[source].append(kernels.mark_sources(*given, marks[source]))
+                named = {t: np.concatenate(ids) for t, ids in others.items()}
+                mark(name_to_owners(named, shard.bounds, self._exchange))
+        return {t: np.flatnonzero(marked) + shard.first(t) for t, marked in marks.items()}
+
+    def _first_inputs(self, model: Network, ids: Frontier, again: bool) -> Iterator[LayerInput]:
+        """What the first layer is given, for chunks of own nodes."""
+        width = max(i.width(self._shard.node_data[t]) for t, i in self._inputs.items())
+        how = model.first_combine if all(i.one_table for i in self._inputs.values()) else None
+        # a layer that makes its inputs narrower does so before it combines them
+        if how is None or width > model.first_width:
+            for block, rows in self._gathered(self._from_store, ids, width, self._hops[-1]):
+                x, categories = assemble(rows, self._inputs)
+                moved = {t: _on(self._device, c) for t, c in categories.items()}
+                h = model.inputs(_on(self._device, x), moved)
+                yield LayerInput(block, h, self._degrees(rows))
+            return
+        kept = self._kept
+        if kept is None or self._exchange.max(int(not _same(kept[0], ids))):
+            chunks = self._combined(ids, "weighted" if how == "gcn" else how)
+            if not (again and self._fits(ids)):
+                yield from chunks
+                return
+            kept = self._kept = ids, list(chunks)
+        yield from kept[1]
+
+    def _combined(self, ids: Frontier, how: str) -> Iterator[LayerInput]:
+        """The inputs of own nodes, and their neighbours' combined straight from the table."""
+        for chunk in self._chunks(ids, 1):
+            (block,), nodes, draws = self._own_sampler.sample_open(
+                chunk, self._hops[-1:], epoch=0, step=0, times=self._all_at(chunk)
+            )
+            rows, combined = self._store.combine(nodes, draws, how)
+            x, _ = assemble(rows, self._inputs)
+            yield LayerInput(block, x, self._degrees(rows), combined)
+
+    def _fits(self, ids: Frontier) -> bool:
+        """Whether what `_combined` gives may be kept, the same on all ranks."""
+        size = {t: self._store.row_bytes(t) for t in self._store.ntypes}
+        total = sum(
+            len(nodes) * (size[t] + sum(size[e[0]] + 8 for e in self._shard.etypes if e[2] == t))
+            for t, nodes in ids.items()
+        )
+        for etype, rows in self._shard.topology.items():
+            nodes = ids.get(etype[2], np.empty(0, np.int64)) - rows.first
+            edges = int((rows.indptr[nodes + 1] - rows.indptr[nodes]).sum())
+            total += edges * sum(row_bytes(column) for column in rows.carried.values())
+        return not self._exchange.max(int(total > self._spare))
+
+    def _next_inputs(
+        self, tables: Hidden, held: Frontier, ids: Frontier, fanout: Fanout
+    ) -> Iterator[LayerInput]:
+        """What a further layer is given, for chunks of own nodes.
+
+        Args:
+            tables: node type → the layer's before rows of the nodes ``held``.
+        """
+        shard = self._shard
+        columns = {t: {FEATURES: rows} for t, rows in tables.items()}
+        for etype in shard.etypes:
+            if (t := etype[2]) in tables:
+                own = torch.from_numpy(held[t] - shard.first(t))
+                columns[t][degree_column(etype)] = shard.in_degree(etype)[own]
+
+        places = {t: np.full(shard.owned(t), -1) for t in columns}  # -1: no look-up takes it
+        for t, nodes in held.items():
+            places[t][nodes - shard.first(t)] = np.arange(len(nodes))
+        ring = BufferRing(1)  # a chunk's rows are used before the next one's are made
+
+        def rows_of(t: str, nodes: np.ndarray) -> list[Tensor]:
+            index = torch.from_numpy(places[t][nodes - shard.first(t)])
+            return [ring.gather(f"{t}/{n}", column, index) for n, column in columns[t].items()]
+
+        def gather(sources: Frontier) -> Rows:
+            bounds, exchange = shard.bounds, self._exchange
+            return {
+                t: dict(
+                    zip(names, ask_owners(sources[t], bounds[t], exchange, partial(rows_of, t)))
+                )
+                for t, names in columns.items()
+            }
+
+        width = max(rows.shape[1] for rows in tables.values())
+        for block, rows in self._gathered(gather, ids, width, fanout):
+            h = {t: column[FEATURES] for t, column in rows.items()}
+            yield LayerInput(block, h, self._degrees(rows))
+
+    def _gathered(
+        self, gather: Callable[[Frontier], Rows], ids: Frontier, width: int, fanout: Fanout
+    ) -> Iterator[tuple[Block, Rows]]:
+        """Blocks of own nodes, and the rows of their sources."""
+        bounds = None
+        if self._timed:
+            assert self._at is not None  # with times of their own they go by minibatches
+            bounds = Bounds(np.array([self._at]), dict.fromkeys(self._shard.ntypes, 62))
+        for chunk in self._chunks(ids, width):
+            block, sources = self._own_sampler.hop(chunk, fanout, bounds=bounds)
+            yield block, gather(sources)
+
+    def _from_store(self, sources: Frontier) -> Rows:
+        return self._store.gather({t: sources[t] for t in self._store.ntypes})
 
     def _degrees(self, rows: Rows) -> dict[EdgeType, Tensor]:
         return {
-            e: rows[e[2]][degree_column(e)].to(self._device)
+            e: rows[e[2]][degree_column(e)]
             for e in self._shard.etypes
             if degree_column(e) in rows.get(e[2], {})
         }
 
-    def _table(self, ntype: str, hidden: Tensor) -> Table:
-        shard, total = self._shard, self._shard.num_nodes(ntype)
-        table = {FEATURES: with_room(hidden, total)}
-        for etype in shard.etypes:
-            if etype[2] == ntype:
-                degree = shard.in_degree(etype).to(torch.int32)
-                table[degree_column(etype)] = with_room(degree, total)
-        return table
-
-    def _chunks(self, ntypes: list[str], width: int) -> Iterator[Frontier]:
-        """Pieces of the owned nodes with at most ``CHUNK_EDGES`` in-edges each, or one node.
+    def _chunks(self, nodes: Frontier, width: int) -> Iterator[Frontier]:
+        """Pieces of own nodes with at most ``CHUNK_EDGES`` in-edges each, or one node.
 
         Every rank yields the same number of pieces (some may be empty), as the work on each is
         collective.
 
         Args:
-            width: of the sources' rows, the same on all ranks.
+            width: of the sources' rows, the same on all ranks; those of the edges come to it.
         """
         shard = self._shard
-        most = max(1, min(CHUNK_EDGES, CHUNK_BYTES // (4 * max(1, width))))
-        for ntype in ntypes:
-            edges = np.zeros(shard.owned(ntype) + 1, np.int64)
+        carried = [rows.carried.get(EDGE_FEATURES) for rows in shard.topology.values()]
+        width = max(1, width) + max((c.shape[1] for c in carried if c is not None), default=0)
+        most = max(1, min(CHUNK_EDGES, CHUNK_BYTES // (4 * width)))
+        nobody = {t: np.empty(0, np.int64) for t in shard.ntypes}
+        for ntype, ids in nodes.items():
+            edges = np.arange(len(ids) + 1)  # nodes without edges count, too
             for etype in shard.etypes:
                 if etype[2] == ntype:
-                    edges[1:] += np.cumsum(shard.in_degree(etype).numpy())
-            edges += np.arange(len(edges))  # nodes without edges count, too
+                    degree = shard.in_degree(etype).numpy()[ids - shard.first(ntype)]
+                    edges[1:] += np.cumsum(degree)
             marks = np.arange(most, int(edges[-1]) + most, most)
             stops = np.searchsorted(edges, marks, side="right") - 1
             pieces = max(1, self._exchange.max(len(stops)))
             start = 0
             for number in range(pieces):
                 # a node with more edges than a chunk still makes a chunk of its own
-                stop = int(stops[number]) if number < len(stops) else shard.owned(ntype)
-                stop = shard.owned(ntype) if number == pieces - 1 else stop
-                chunk = {t: np.empty(0, np.int64) for t in shard.ntypes}
-                chunk[ntype] = np.arange(start, stop) + shard.first(ntype)
+                stop = int(stops[number]) if number < len(stops) else len(ids)
+                stop = len(ids) if number == pieces - 1 else stop
+                yield {**nobody, ntype: ids[start:stop]}
                 start = max(start, stop)
-                yield chunk
 
     def _by_batches(
         self,
@@ -244,31 +447,61 @@ class Inference:
         ntype: str,
         owned: np.ndarray,
         fanouts: Sequence[Fanout] | None = None,
+        times: np.ndarray | None = None,
     ) -> Tensor:
         size = self._batch_size
-        fanouts = fanouts or [self._all] * self._num_layers
+        fanouts = fanouts or self._hops
         pieces: list[Tensor] = []
-        for number in range(-(-self._exchange.max(len(owned)) // size)):
-            ids = owned[number * size : (number + 1) * size]
+        for number in range(max(1, -(-self._exchange.max(len(owned)) // size))):
+            chunk = slice(number * size, (number + 1) * size)
+            ids, when = owned[chunk], None if times is None else times[chunk]
             real = len(ids)
             if not real:  # the other ranks still need this one's rows
                 ids = np.array([self._any_node(ntype)])
-            # one step for all batches: what a node draws does not depend on who comes before it
-            blocks, sources = self._sampler.sample({ntype: ids}, fanouts, epoch=0, step=0)
-            rows = self._store.gather({t: sources[t] for t in self._store.ntypes})
-            x, categories = assemble(rows, self._inputs)
-            out = model(
-                [block.to(self._device) for block in blocks],
-                self._moved(x),
-                self._degrees(rows),
-                None,
-                {t: self._moved(c) for t, c in categories.items() if c},
-            )
+                when = None if times is None else np.zeros(1, np.int64)
+            seeds = {ntype: ids}
+            out = model(*self._given(seeds, fanouts, None if when is None else {ntype: when}))
             pieces.append(out[:real].float().cpu())
         return torch.cat(pieces)
 
+    def _given(
+        self,
+        seeds: Mapping[str, np.ndarray],
+        fanouts: Sequence[Fanout],
+        times: Mapping[str, np.ndarray] | None,
+    ) -> tuple[Any, ...]:
+        """What `Encoder.represent` is given for a minibatch. Collective."""
+        # one step for all batches: what a node draws does not depend on who comes before it
+        blocks, sources = self._sampler.sample(
+            seeds, fanouts, epoch=0, step=0, times=times or self._all_at(seeds)
+        )
+        rows, device = self._from_store(sources), self._device
+        x, categories = assemble(rows, self._inputs)
+        return (
+            [block.to(device) for block in blocks],
+            _on(device, x),
+            _on(device, self._degrees(rows)),
+            None,
+            {t: _on(device, c) for t, c in categories.items()},
+        )
+
+    def _all_at(self, nodes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+        """One time for all nodes, where they have times."""
+        if not self._timed:
+            return None
+        assert self._at is not None
+        return {t: np.full(len(ids), self._at) for t, ids in nodes.items()}
+
     def _any_node(self, ntype: str) -> int:
         return min(self._shard.first(ntype), self._shard.num_nodes(ntype) - 1)
+
+
+def _on(device: torch.device, values: Mapping[T, Tensor]) -> dict[T, Tensor]:
+    return {name: value.to(device) for name, value in values.items()}
+
+
+def _same(one: Frontier, other: Frontier) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[t], other[t]) for t in one)
 
 
 @torch.no_grad()

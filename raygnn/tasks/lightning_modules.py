@@ -289,7 +289,7 @@ class MultitaskTask(Task):
     def of(self, name: str) -> Task:
         """One of the tasks, with the model as it is now."""
         assert isinstance(self.model, MultitaskModel)
-        task: Task = compat.with_submodule(self._tasks[name], "model", self.model.of(name))
+        task: Task = compat.with_model(self._tasks[name], self.model.of(name))
         return task
 
     def outputs(self, batch: Batch) -> Any:

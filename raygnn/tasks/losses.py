@@ -27,6 +27,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def make_loss(config: TaskConfig) -> Loss:
     """The loss of a task: cross entropy for classes, else of numbers what ``task.loss`` says."""
+    if config.several_labels:
+        return label_entropy
     if isinstance(config, (NodeRegression, EdgeRegression, GraphRegression)):
         return absolute if config.loss == "l1" else squared
     return cross_entropy
@@ -35,6 +37,18 @@ def make_loss(config: TaskConfig) -> Loss:
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     """``outputs [B, C]``, classes ``y``, whole numbers of any dtype ``[B]`` or ``[B, 1]``."""
     return F.cross_entropy(outputs, y.long().flatten(), reduction="none")
+
+
+def label_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """Binary cross entropy of ``outputs [B, K]`` and labels ``y [B]`` or ``[B, K]``, of which those
+    that are neither 0 nor 1 (-1, NaN) are not known: the sum over the known ones, divided by K.
+
+    So each known label counts the same, whatever else is known of its seed.
+    """
+    rows = y.float().view_as(outputs)
+    known = rows >= 0
+    losses = F.softplus(outputs) - outputs * rows.masked_fill(~known, 0)
+    return losses.masked_fill(~known, 0).mean(1)
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:

@@ -11,19 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    binary_average_precision,
+    multiclass_auroc,
+)
 
 from raygnn.config.task import TaskConfig
 from raygnn.sampling.exchange import Exchange
-from raygnn.tasks.losses import Loss, make_loss
+from raygnn.tasks.losses import Loss, label_entropy, make_loss
 
 LOWER_IS_BETTER = ("mae", "rmse", "loss")
+_LABEL_METRICS = {"roc_auc": binary_auroc, "average_precision": binary_average_precision}
 
 
 def measure(
     outputs: Tensor, targets: Tensor, config: TaskConfig, exchange: Exchange
 ) -> dict[str, float]:
-    """The metrics of a task; see `classification_metrics` and `regression_metrics`. Collective."""
+    """The metrics of a task; see `classification_metrics`, `label_metrics` and
+    `regression_metrics`. Collective."""
+    if config.several_labels:
+        return label_metrics(outputs, targets, exchange)
     if config.classifies:
         return classification_metrics(outputs, targets, config.chosen_metric, exchange)
     return regression_metrics(outputs, targets, make_loss(config), exchange)
@@ -99,4 +107,32 @@ def classification_metrics(
     loss = F.cross_entropy(outputs, labels, reduction="sum").double()
     total = exchange.sum(torch.stack([loss, torch.tensor(float(len(labels))).double()]))
     values["loss"] = float(total[0] / total[1])
+    return values
+
+
+def label_metrics(outputs: Tensor, labels: Tensor, exchange: Exchange) -> dict[str, float]:
+    """Metrics of several labels over the seeds of all ranks. Collective.
+
+    Args:
+        outputs: float32 ``[n, K]`` logits of this rank's seeds; n may be 0.
+        labels: int64 ``[n]`` or ``[n, K]``, see `as_labels`; -1 is left out.
+
+    Returns:
+        ``"roc_auc"`` and ``"average_precision"``, the means over the labels of which both 0 and 1
+        are known, NaN where there are none; of label ``k``, if K is above 1, ``"roc_auc_k"`` and
+        so on; and ``"loss"``, the mean of `label_entropy`.
+    """
+    # in float64, in which hardly any two logits become one probability
+    scores = exchange.gather_rows(outputs.double()).sigmoid()
+    truth = exchange.gather_rows(labels.reshape(outputs.shape))
+    lost = float(exchange.sum(label_entropy(outputs, labels).double().sum()))
+    values = {"loss": lost / len(truth)}
+    for name, metric in _LABEL_METRICS.items():
+        of_label = {}
+        for k, (column, holds) in enumerate(zip(scores.T, truth.T)):
+            known = holds >= 0
+            if len(holds[known].unique()) == 2:
+                of_label[f"{name}_{k}"] = float(metric(column[known], holds[known]))
+        values[name] = sum(of_label.values()) / len(of_label) if of_label else math.nan
+        values |= of_label if len(scores.T) > 1 else {}
     return values

@@ -12,22 +12,23 @@ Shapes: Q queries, K owned nodes, D numbers of a node.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics.functional.classification import binary_average_precision
 
-from raygnn.config.task import LinkPrediction
 from raygnn.models.decoders import Decoder
-from raygnn.sampling.exchange import group_by_owner
+from raygnn.sampling.exchange import Exchange, group_by_owner
 from raygnn.sampling.negatives import ENDS
 from raygnn.sampling.seeds import Edges
 
 _SCORES = 1 << 24  # of a round, on one rank: 64 MiB, and a few times that in passing
 _NODES = 1 << 18  # on a device at a time
 _HITS = (1, 3, 10)
+_RANKS = ("mrr", *(f"hits@{limit}" for limit in _HITS))
 
 # positions among the own edges → rows of their sources, on the CPU; collective
 Sources = Callable[[np.ndarray], Tensor]
@@ -127,19 +128,18 @@ class Ranking:
         exchange = self._exchange
         broken = any(not bool(torch.isfinite(each).all()) for each in rows.values())
         if exchange.max(int(broken)):
-            return dict.fromkeys(LinkPrediction.metrics, math.nan)
+            return dict.fromkeys(_RANKS, math.nan)
         most = exchange.max(max(len(each) for each in rows.values()))
         step = max(1, _SCORES // max(1, most * exchange.world.size))
-        sums, asked = dict.fromkeys(LinkPrediction.metrics, 0.0), 0
+        sums, asked = dict.fromkeys(_RANKS, 0.0), 0
         for number in range(-(-exchange.max(len(own)) // step)):
             some = own[number * step : (number + 1) * step]
             for ranks in self._round(decoder, some, sources(some), rows, device):
                 if bool(ranks.isnan().any()):  # on all ranks alike
-                    return dict.fromkeys(LinkPrediction.metrics, math.nan)
+                    return dict.fromkeys(_RANKS, math.nan)
                 asked += len(ranks)
-                sums["mrr"] += float((1 / ranks).sum())
-                for limit in _HITS:
-                    sums[f"hits@{limit}"] += float((ranks <= limit).sum())
+                for name, value in zip(_RANKS, _sums(ranks)):
+                    sums[name] += value
         return {name: value / max(1, asked) for name, value in sums.items()}
 
     def _round(
@@ -192,3 +192,42 @@ class Ranking:
         counts = self._exchange.sum(torch.stack([above, equal, none]))
         ranks = 1 + counts[0].double() + counts[1].double() / 2
         return ranks.masked_fill(counts[2] > 0, torch.nan)
+
+
+def _sums(ranks: Tensor) -> list[float]:
+    """Over ranks, of what `_RANKS` are the means of."""
+    hits = [(ranks <= limit).sum() for limit in _HITS]
+    return [float(value) for value in ((1 / ranks).sum(), *hits)]
+
+
+def ranked_among_drawn(
+    there: Tensor, absent: Sequence[Tensor], counts: Sequence[Tensor], exchange: Exchange
+) -> dict[str, float]:
+    """As `Ranking.metrics`, of each edge among some nodes that were drawn for it; and
+    ``average_precision`` of edges among all that are not there. Collective.
+
+    Args:
+        there, absent, counts: scores of this rank's edges ``[n]``, and for each end that was
+            replaced scores ``[n, K]`` and which of them count; see `LinkModel.decode`.
+
+    Returns:
+        NaN for all where a score is none, the same on all ranks.
+    """
+    scores = [there, *(other[counted] for other, counted in zip(absent, counts))]
+    everyones = [exchange.gather_rows(some.float().cpu()) for some in scores]
+    if any(bool(some.isnan().any()) for some in everyones) or not len(everyones[0]):
+        return dict.fromkeys((*_RANKS, "average_precision"), math.nan)
+    ranks = [
+        1 + ((other > own) & counted).sum(1) + ((other == own) & counted).sum(1) / 2
+        for own in [there.unsqueeze(1)]
+        for other, counted in zip(absent, counts)
+    ]
+    sums = torch.tensor(_sums(torch.cat(ranks).double()), dtype=torch.float64)
+    asked = len(everyones[0]) * len(ranks)
+    means = exchange.sum(sums) / asked
+    scored = torch.cat(everyones)
+    truth = (torch.arange(len(scored)) < len(everyones[0])).int()
+    # their order as numbers from 0 to 1: others torchmetrics takes for what a sigmoid is to be of
+    order = torch.unique(scored, return_inverse=True)[1].double()
+    precision = binary_average_precision(order / max(1.0, float(order.max())), truth)
+    return {**dict(zip(_RANKS, means.tolist())), "average_precision": float(precision)}

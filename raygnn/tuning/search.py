@@ -70,17 +70,18 @@ class Outcome:
     fastest_rate: float
 
 
-def axes(config: Config, workers: int, gradients: int) -> list[Axis]:
+def axes(config: Config, workers: int, gradients: int, *, one_host: bool = False) -> list[Axis]:
     """What can be tried for this job, those that leave results alone first.
 
     Args:
         gradients: bytes of all of them; buckets that hold them all are all the same.
+        one_host: whether all ranks are on one, where no rows are cached.
     """
     sampling, train, comm = config.sampling, config.train, config.comm
     found = [Axis("sampling.prefetch", _other(sampling.prefetch, (0, 2, 4)))]
     if workers == 1:
         return found
-    if not config.task.of_graphs:
+    if not config.task.of_graphs and not one_host:
         found.append(Axis("sampling.cache", _other(sampling.cache, (0.0, 0.1, 0.5))))
     known = {min(comm.bucket_cap_mb * 2**20, gradients)}
     sizes = []

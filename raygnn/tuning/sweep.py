@@ -15,8 +15,9 @@ from raygnn.driver.watch import Watch
 from raygnn.errors import InputError
 from raygnn.runs import interrupts
 from raygnn.runs.display import Display
-from raygnn.runs.metrics_files import MetricsTail, Record
+from raygnn.runs.metrics_files import MetricsTail
 from raygnn.runs.run_directory import RunDir
+from raygnn.storage.remote import RemotePath
 from raygnn.tuning.search import NUMERICS, apply
 from raygnn.util.files import write_json
 from raygnn.worker.job import TRIALS
@@ -103,6 +104,9 @@ def tune(
         path=place / _RESULT,
     )
     write_json(tuned.path, tuned.to_dict())
+    if config.store is not None:
+        there = RemotePath.of(config.store, "storage") / _PLACE / config.name / _RESULT
+        there.upload(tuned.path)
     _show(show, config, tuned)
     return tuned
 
@@ -118,14 +122,7 @@ def _watch(session: Session, launch: Launch) -> None:
     watch, show = Watch(session, launch), session.show
     trials = MetricsTail(session.run.path / TRIALS)
     seen: list[dict[str, Any]] = []
-    records: list[Record] = []
-
-    def arrived() -> bool:
-        records.extend(trials.poll())
-        return bool(records)
-
-    with show.stage("Ray and workers") as detail:
-        watch.start_up(detail, arrived)
+    records = watch.first_records(trials)
     while True:
         running = launch.running()
         records += trials.poll()

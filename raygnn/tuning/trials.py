@@ -76,7 +76,8 @@ class Tuning:
         each = float(self._same(first["seconds"]))
         steps = math.ceil(self._seconds / max(each, 1e-6) / (_WINDOWS + 1))
         self._window = int(self._same(min(_MOST, max(_FEWEST, steps))))
-        keys = axes(config, self._ranks.world.size, self._gradients)
+        one_host = self._ranks.host.holds_all
+        keys = axes(config, self._ranks.world.size, self._gradients, one_host=one_host)
         found = search(keys, self._measure, self._is_possible)
         self._file.close()
         return {"seconds": {}, **asdict(found)}

@@ -13,10 +13,10 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from raygnn.errors import DataError, RaygnnError, TrainingError
 from raygnn.util.locks import is_alive
@@ -262,18 +262,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-class Directory(Protocol):
-    """A directory of a local or a remote file system."""
-
-    def exists(self) -> bool: ...
-
-    def is_dir(self) -> bool: ...
-
-    def iterdir(self) -> Iterable[Any]: ...
-
-
-def is_vacant(place: Directory) -> bool:
-    """Whether something can be put there: nothing, or an empty directory, is in the way.
+def is_vacant(place: Any) -> bool:
+    """Whether something can be put there, on a local or a remote file system: nothing, or an
+    empty directory, is in the way.
 
     Raises:
         DataError: it cannot be looked at.

@@ -4,10 +4,13 @@ Everything that is drawn while sampling is ``mix(key(seed, epoch, step, …), no
 rank, thread or topology that asks the same question gets the same answer, and a run that is
 resumed or has another number of workers draws what it would have drawn. ``mix`` is the finaliser
 of SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014).
+
+And `digest`, of what files hold.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_PIECE = 1 << 20  # bytes
 # as numpy's words they are constants to numba, too, and cost it nothing to compile
 _ADD, _BY, _AND_BY, _30, _27, _31 = np.array([_GOLDEN, _FIRST, _SECOND, 30, 27, 31], np.uint64)
 
@@ -50,3 +54,11 @@ def derive_key(*parts: int) -> int:
     for part in parts:
         key = mix_int(key ^ mix_int(part & _MASK))
     return key
+
+
+def digest(stream: Any) -> str:
+    """SHA-256, in hex, of what is left of a binary stream."""
+    sha = hashlib.sha256()
+    while piece := stream.read(_PIECE):
+        sha.update(piece)
+    return sha.hexdigest()

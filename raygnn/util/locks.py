@@ -23,6 +23,8 @@ from pathlib import Path
 
 from raygnn.errors import InputError
 
+LOCK = ".lock"  # in a directory that one command at a time writes into
+
 _BEAT = 3.0  # seconds between signs of life
 _SILENCE = 30.0  # seconds without one, by the clock of whoever waits, after which a claim is stale
 _LOOK = 1.0  # seconds between looks for one
@@ -104,7 +106,7 @@ class Holder:
 def holder(path: Path) -> Holder | None:
     """Who holds the lock file; None when it is free, its holder is dead, or there is no file."""
     try:
-        process = _parse(path.read_bytes())
+        process = parse_holder(path.read_bytes())
     except OSError:
         return None
     return process if process and process.alive() else None
@@ -139,7 +141,7 @@ class Lock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 taken = not _flock(descriptor)
-                last = _parse(os.pread(descriptor, 4096, 0))
+                last = parse_holder(os.pread(descriptor, 4096, 0))
                 if taken or (last and last.alive() and (last.local or self._beats())):
                     raise self._busy(last)
                 if not _same_file(descriptor, self.path):
@@ -161,7 +163,7 @@ class Lock:
         self._released.set()
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # another host removed the file, or storage is away
-                if _parse(os.pread(self._descriptor, 4096, 0)) == Holder.here():
+                if parse_holder(os.pread(self._descriptor, 4096, 0)) == Holder.here():
                     os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
@@ -214,7 +216,8 @@ def _same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _parse(content: bytes) -> Holder | None:
+def parse_holder(content: bytes) -> Holder | None:
+    """Who has left this, if it is what a holder leaves."""
     try:
         value = json.loads(content)
         return Holder(str(value["host"]), int(value["pid"]), int(value["started"]))

@@ -3,11 +3,10 @@ is, for the black box."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,13 @@ from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.metrics import LOWER_IS_BETTER
 from raygnn.worker import blackbox
 from raygnn.worker.comm.sharding import whole
+from raygnn.worker.guard.fingerprint import tensors
 from raygnn.worker.records import Records
 
 _LOOK = 0.5  # seconds between looks at the clock and for requests
 _FARTHEST = 1000  # steps
 _GRACE = 10.0  # seconds to wait, once, for a checkpoint that is still being written
 _APART = 0.05  # seconds between looks whether it is
-_DEEPEST = 6  # of what a batch holds that is described for the black box
-_MOST = 64  # entries of a mapping or a sequence
 
 
 class Evaluation(pl.Callback):
@@ -410,17 +408,9 @@ class Waiting(pl.Callback):
         blackbox.note("batch")
 
 
-def describe(value: Any, depth: int = 0) -> Any:
-    """Names, dtypes and shapes of what a batch holds, without its contents, as plain JSON types."""
-    if isinstance(value, Tensor):
-        return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-    if depth < _DEEPEST:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = dataclasses.fields(value)
-            return {f.name: describe(getattr(value, f.name), depth + 1) for f in fields}
-        if isinstance(value, Mapping):
-            items = list(value.items())[:_MOST]
-            return {str(key): describe(item, depth + 1) for key, item in items}
-        if isinstance(value, (list, tuple)):
-            return [describe(item, depth + 1) for item in value[:_MOST]]
-    return value if isinstance(value, (int, float, bool, type(None))) else type(value).__name__
+def describe(batch: Any) -> dict[str, Any]:
+    """Dtypes and shapes of what a batch holds, without its contents."""
+    return {
+        path: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        for path, tensor in tensors(batch)
+    }

@@ -85,9 +85,12 @@ class Control:
 
     Args:
         attempts: how often the run's ranks were started before this command.
+        server: serves files to ranks that do not see the command's, see
+            `raygnn.worker.node_files.FileServer`.
     """
 
-    def __init__(self, attempts: int = 0):
+    def __init__(self, attempts: int = 0, server: Any = None):
+        self._server = server
         self._attempts_before = attempts
         self._starts = 0
         self._workers: tuple[Worker, ...] = ()
@@ -96,6 +99,10 @@ class Control:
         self._saves: set[str] = set()
         self._answers: dict[str, bool] = {}
         self._facts: dict[str, Any] = {}
+
+    def files(self, method: str, *args: Any) -> Any:
+        """What a method of the server of files returns."""
+        return getattr(self._server, method)(*args)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -176,7 +183,7 @@ class Link:
         self._newest = Snapshot()
 
     @classmethod
-    def create(cls, attempts: int) -> Link:
+    def create(cls, attempts: int, server: Any = None) -> Link:
         """Make the actor, beside this process, on which it depends."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -185,10 +192,18 @@ class Link:
         actor = ray.remote(Control).options(
             num_cpus=0, max_restarts=0, scheduling_strategy=here, max_task_retries=0
         )
-        return cls(actor.remote(attempts))
+        return cls(actor.remote(attempts, server))
 
     def __reduce__(self) -> Any:
         return Link, (self._actor,)
+
+    def files(self, method: str, *args: Any) -> Any:
+        """See `Control`.
+
+        Raises:
+            TrainingError: it failed, or no answer comes.
+        """
+        return self._call("files", method, *args, timeout=_PATIENCE)
 
     def snapshot(self) -> Snapshot:
         """The state, waited for.

@@ -35,11 +35,12 @@ from raygnn.worker.planes.plane import PRECISIONS
 _NODES = 32  # of each type
 _DEGREE = 8  # in-edges of each node, of each edge type
 _BATCH = 8  # seeds
+_NOW = 1_700_000_000  # of times, for what a date or a duration is among them
 _WHOLE = 2  # arrays of whole numbers that are no classes hold those below
 
 _REMEDY = (
     "correct the model there: forward is given the features and as many DGL blocks as "
-    "sampling.fanout has numbers, without data of nodes or edges in them"
+    "sampling.fanout has numbers, with no data in them but the arrays of model.edge_features"
 )
 _GRAPH_REMEDY = "correct the model there: forward is given a batched DGL graph and its features"
 
@@ -137,17 +138,21 @@ def small_graph(request: DryRunRequest) -> GraphData:
     without, and whether the real graph has such nodes is not known here.
     """
     facts, rng = request.facts, np.random.default_rng(0)
-    classes = _classes(request)
+    classes, times = _classes(request), _times(request.config)
     nodes = {}
     for ntype in facts.nodes:
         columns = {n: c[0] for n, c in facts.columns.get(ntype, {}).items() if c}
-        data = {n: _array(rng, _NODES, n, c, classes.get((ntype, n))) for n, c in columns.items()}
+        data = {
+            n: _array(rng, _NODES, n, c, classes.get((ntype, n)), times) for n, c in columns.items()
+        }
         nodes[ntype] = NodeFrame(_NODES, data)
     edges = {}
     for etype, arrays in facts.edges.items():
         dst = np.repeat(np.arange(_NODES), _DEGREE)
         src, count = rng.integers(0, _NODES, len(dst)), len(dst)
-        data = {n: _array(rng, count, n, c, classes.get((etype, n))) for n, c in arrays.items()}
+        data = {
+            n: _array(rng, count, n, c, classes.get((etype, n)), times) for n, c in arrays.items()
+        }
         edges[etype] = EdgeFrame(src, dst, data)
     return GraphData("small", nodes, edges, reverses=dict(facts.reverses))
 
@@ -162,8 +167,20 @@ def _classes(request: DryRunRequest) -> dict[tuple[str | EdgeType, str], int]:
     return found
 
 
+def _times(config: Config) -> set[str | None]:
+    """The arrays that say when nodes or edges are."""
+    time = config.sampling.time
+    splits = {one.split_time for one in config.by_task.values()}
+    return splits if time is None else {*splits, time.edges, time.seeds}
+
+
 def _array(
-    rng: np.random.Generator, num: int, name: str, column: Column, classes: int | None
+    rng: np.random.Generator,
+    num: int,
+    name: str,
+    column: Column,
+    classes: int | None,
+    times: set[str | None],
 ) -> Any:
     """An array of a column's dtype and width; of classes the greatest is there."""
     shape, dtype = (num, *column.shape), column.dtype
@@ -177,7 +194,8 @@ def _array(
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if re.match("u?int", dtype):
-        return rng.integers(0, _WHOLE, shape).astype(dtype)
+        whole = rng.integers(0, _WHOLE, shape)
+        return (whole + _NOW if name in times else whole).astype(dtype)
     # from 0 to 1, since a model may index a table by them, and weights are not negative
     numbers = torch.from_numpy(rng.random(shape))
     return numbers.bfloat16() if dtype == "bfloat16" else numbers.numpy().astype(dtype)

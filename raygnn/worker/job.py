@@ -15,8 +15,8 @@ from raygnn.runs.run_directory import lost
 from raygnn.worker.control import Control, Link
 
 if TYPE_CHECKING:
-    from raygnn.graph.remote import AnyPath
     from raygnn.preflight.facts import PartitionFacts
+    from raygnn.storage.remote import AnyPath, RemotePath
 
 TRIALS = "trials.jsonl"  # in the run directory of a sweep: what was measured
 OUTCOME = "outcome.json"  # in the directory of a dry run: what came of it
@@ -47,11 +47,14 @@ class Request:
         wanted: only these, see `raygnn.worker.planes.prediction_rows.read_wanted`; None = all
             of the split.
         fanout: neighbours of the wanted nodes, from them outward; None = all.
+        at: the time, before which all must be that they are predicted from (see
+            `raygnn.graph.times.moment`); None = their own, where they have times.
         embeddings: what the rows have: the last hidden layer's output in place of predictions.
         ntype: of the nodes that embeddings are for; None = the one that the task is about.
         task: which of several tasks; "" = the only one, and of metrics all.
         sizes: what the data of the training had of what data are counted for, if these are others:
             see `Sizes`; None = they are the same.
+        kept: where nodes fetch the weights that do not see the command's directory.
     """
 
     weights: Weights
@@ -60,10 +63,12 @@ class Request:
     scores: bool = False
     wanted: Any = None
     fanout: tuple[int, ...] | None = None
+    at: int | str | None = None
     embeddings: bool = False
     ntype: str | None = None
     task: str = ""
     sizes: Mapping[str, int] | None = None
+    kept: RemotePath | None = None
 
 
 @dataclass(frozen=True)
@@ -200,9 +205,12 @@ class Job:
 
     @property
     def hidden(self) -> list[EdgeSplit]:
-        """Splits whose edges for validation and test no message may pass along."""
+        """Splits whose edges for validation and test no message may pass along: where seeds see
+        what was before them, later edges need not be hidden."""
         goals = self.goals.values() or [Goal(edges=self.edges)]
-        return list(dict.fromkeys(goal.edges.split for goal in goals if goal.edges))
+        splits = dict.fromkeys(goal.edges.split for goal in goals if goal.edges)
+        timed = self.config.ordered
+        return [split for split in splits if not (timed and split.time is not None)]
 
     @property
     def others(self) -> Weights | None:

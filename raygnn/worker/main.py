@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raygnn import compat
@@ -23,11 +24,12 @@ from raygnn.config.schema import Config
 from raygnn.errors import TrainingError
 from raygnn.worker import blackbox, failures
 from raygnn.worker.job import Job
+from raygnn.worker.node_files import forwarded
 
 if TYPE_CHECKING:
-    from raygnn.graph.remote import AnyPath
+    from raygnn.storage.remote import AnyPath
 
-_POLL = 0.1  # seconds between looks for the partition
+_POLL, _POLL_REMOTE = 0.1, 1.0  # seconds between looks for the partition
 _WATCH = 1.0  # seconds between signs of life
 
 log = logging.getLogger("raygnn")
@@ -47,8 +49,12 @@ def train_loop(job: Job) -> None:
 
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
-    if job.lost:
-        return  # what lies there is not this run's
+    with forwarded(job, rank):
+        if job.lost is None:  # else what lies there is not this run's
+            _train(job, rank, size)
+
+
+def _train(job: Job, rank: int, size: int) -> None:
     earlier = failures.recorded(job.run_dir)
     start = job.control.snapshot()
     with failures.log_to(job.run_dir / "logs" / f"rank-{rank}.log"):
@@ -146,7 +152,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     log.info("imports took %.1f s", time.perf_counter() - start)
     blackbox.note("partition")
     if job.partition is not None:
-        _await_partition(job.partition, job.config.comm.timeout.seconds)
+        _await_partition(job.partition, job.config)
     runtime = Runtime(
         world=World(rank, size),
         device=ray.train.torch.get_device(),
@@ -159,10 +165,20 @@ def _run(job: Job, rank: int, size: int) -> None:
         job.control.finish(result)
 
 
-def _await_partition(directory: AnyPath, timeout: float) -> None:
-    """Wait until the driver has put the partition there, which it does at one stroke."""
+def _await_partition(directory: AnyPath, config: Config) -> None:
+    """Wait until the driver has put the partition there, which it does at one stroke; a collection
+    of graphs is fetched, if this node does not see the driver's."""
+    from raygnn.graph.partition.make import is_partition
+    from raygnn.storage.remote import RemotePath
+    from raygnn.storage.replica import download_directory
+
+    if config.store is not None and directory.parent == config.local_storage / "partitions":
+        kept = RemotePath.of(config.store, "storage") / "partitions" / directory.name
+        _await_partition(kept, config)
+        return download_directory(kept, Path(str(directory)))
+    timeout = config.comm.timeout.seconds
     deadline = time.monotonic() + timeout
-    while not any(directory.glob("*.json")):
+    while not is_partition(directory):
         if time.monotonic() > deadline:
             raise TrainingError(f"no partition came within {timeout:g} s", where=str(directory))
-        time.sleep(_POLL)
+        time.sleep(_POLL_REMOTE if isinstance(directory, RemotePath) else _POLL)

@@ -15,10 +15,10 @@ import torch
 
 from raygnn.checkpoint import store, weights
 from raygnn.checkpoint.learned_rows import RowState
-from raygnn.checkpoint.mirror import Courier
+from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints, as_storage
 from raygnn.checkpoint.writer import Position, Saver
 from raygnn.config.rules import fixed
-from raygnn.errors import ConfigError, TrainingError
+from raygnn.errors import ConfigError, DataError, TrainingError
 from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
@@ -43,6 +43,9 @@ class Rank(RankSetup):
     def __init__(self, job: Job, runtime: Runtime):
         super().__init__(job, runtime)
         self.directory = job.run_dir / "checkpoints"
+        place = RemoteCheckpoints.of(job.config)
+        # where the run's checkpoints are, if that is not the directory; None = it is
+        self.place = place if place is not None and place.primary else None
         # of rank 0 with storage that is full or away, while the others wait in a collective
         self.storage_timeout = job.config.fault.storage_timeout.seconds
         self.patience = min(self.storage_timeout, job.config.comm.timeout.seconds / 2)
@@ -61,7 +64,7 @@ class Rank(RankSetup):
             job.control.tell(steps_per_epoch=steps_per_epoch)
         evaluate = partial(self._evaluate, plane, task)
         state, step = self._checkpoint(maker.identity)
-        rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state)
+        rows = RowState.of(task.embeddings, self.control, self.storage_timeout, state, self.place)
         guard, first = self.guard, self.ranks.first
         records = self.records(open_writers(job.run_dir, step, self.patience) if first else [])
         evaluation = Evaluation(
@@ -127,6 +130,8 @@ class Rank(RankSetup):
         if self.ranks.first:
             facts = {"data": maker.identity, **vocabulary.training_facts(job, plane.sizes)}
             self._retry(lambda: weights.save(self.directory, task.model, facts, files))
+            if self.place is not None:
+                self._retry(partial(self.place.put_weights, self.directory))
         metrics = {
             f"{split}/{name}": value
             for split in ("test", "val")
@@ -197,7 +202,7 @@ class Rank(RankSetup):
         step = -1
         if self.ranks.first:
             store.sweep(directory)
-            newest, rejected = self._retry(lambda: store.find(directory, self.config, data))
+            newest, rejected = self._retry(lambda: self._find(data))
             for reason in rejected:
                 log.warning("passed over the checkpoint %s", reason)
             if newest is None and rejected:
@@ -206,7 +211,32 @@ class Rank(RankSetup):
                 store.check_contents(newest.state)
                 step = newest.step
         step = self.control.max(step)
-        return (store.state_at(directory, step), step) if step >= 0 else (None, None)
+        if step < 0:
+            return None, None
+        state = store.state_at(directory, step)
+        if self.place is not None:
+            self._retry(partial(self._fetch, state.parent))
+        return state, step
+
+    def _find(self, data: str) -> tuple[store.Checkpoint | None, list[str]]:
+        """See `store.find`; of a run that is kept elsewhere, in this rank's copy of what is
+        there."""
+        if self.place is None:
+            return store.find(self.directory, self.config, data)
+        with as_storage():
+            judge = partial(store.judge, config=self.config, data=data)
+            newest, rejected = self.place.fetch_newest(self.directory, judge)
+            if newest is not None:
+                self.place.pass_over(rejected)
+        return newest, [f"{name}: {why}" for name, why in rejected.items()]
+
+    def _fetch(self, checkpoint: Path) -> None:
+        """Have the checkpoint that rank 0 has chosen on this node, too."""
+        assert self.place is not None
+        with as_storage():
+            changed = store.read(self.place.fetch(checkpoint.name, checkpoint.parent))
+        if isinstance(changed, str):
+            raise DataError(changed, where=f"{self.place}/{checkpoint.name}")
 
     def _total_steps(self, steps_per_epoch: int) -> int:
         train = self.config.train
@@ -232,6 +262,7 @@ class Rank(RankSetup):
 
     def _saver(self, data: str) -> Saver:
         fault, control = self.config.fault, self.job.control
+        is_current = partial(control.is_current, self.start.attempt)
         return Saver(
             self.directory,
             control,
@@ -245,6 +276,8 @@ class Rank(RankSetup):
             },
             events=self.events,
             patience=self.storage_timeout,
-            courier=Courier.of(self.config, self.events, lambda busy: control.tell(sending=busy)),
-            is_current=partial(control.is_current, self.start.attempt),
+            courier=Courier.of(
+                self.config, self.events, lambda busy: control.tell(sending=busy), is_current
+            ),
+            is_current=is_current,
         )

@@ -7,8 +7,9 @@ decides before that has to ask the node itself.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from raygnn import compat
 from raygnn.worker.control import Worker
 
 _REACH = 2.0  # seconds for a node to take a connection
+_ANSWER = 30.0  # seconds for a function that is run on nodes
 _AT_ONCE = 64  # nodes that are asked at once
 
 
@@ -43,7 +45,7 @@ def room(needs: Mapping[str, float], group: Any = None) -> int:
         group: a placement group whose bundles, one for each worker, will be given back.
     """
     going = compat.draining_nodes()  # where Ray starts nothing any more
-    alive = [node for node in _nodes() if node["Alive"] and node["NodeID"] not in going]
+    alive = [node for node in living() if node["NodeID"] not in going]
     free, held = compat.free_resources(), _held(group)
     fits = {}
     for node in alive:
@@ -57,9 +59,22 @@ def room(needs: Mapping[str, float], group: Any = None) -> int:
     return sum(fit for name, fit in fits.items() if name in there)
 
 
+def on_each(nodes: Iterable[str], act: Callable[..., object], *args: Any) -> None:
+    """Run a function on nodes, as Ray numbers them; what does not answer in time is left."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    with suppress(Exception):  # a node, or all of Ray, is gone
+        task = ray.remote(num_cpus=0, max_retries=0)(act)
+        strategies = (NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes)
+        sent = [task.options(scheduling_strategy=strategy).remote(*args) for strategy in strategies]
+        for reply in ray.wait(sent, num_returns=len(sent), timeout=_ANSWER)[1]:
+            ray.cancel(reply)
+
+
 def lost(workers: Sequence[Worker]) -> list[Lost]:
     """The ranks whose nodes are gone, of those that were started last."""
-    alive = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
+    alive = {node["NodeID"]: node for node in living()}
     used = {worker.node for worker in workers} & alive.keys()
     answering = _answering(alive[node] for node in used)
     return [
@@ -73,11 +88,11 @@ def lost(workers: Sequence[Worker]) -> list[Lost]:
     ]
 
 
-def _nodes() -> list[dict[str, Any]]:
+def living() -> list[dict[str, Any]]:
+    """Those that Ray counts as alive, as it lists them."""
     import ray
 
-    nodes: list[dict[str, Any]] = ray.nodes()
-    return nodes
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _held(group: Any) -> dict[str, int]:

@@ -151,7 +151,7 @@ class Stragglers:
         self.tell(
             f"{who} {'waits' if len(news) == 1 else 'wait'} for the next batch "
             f"{shares[worst]:.0%} of the time, since step {self._starved[worst].since:,}: a higher "
-            "sampling.prefetch, smaller fanouts or a larger sampling.cache may help"
+            "sampling.prefetch or smaller fanouts may help"
         )
 
     def _name(self, rank: int) -> str:

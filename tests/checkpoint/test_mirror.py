@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from raygnn.checkpoint import store as checkpoint
-from raygnn.checkpoint.mirror import Courier, Mirror
+from raygnn.checkpoint.remote_checkpoints import Courier, RemoteCheckpoints
 from raygnn.checkpoint.writer import Saver
 from raygnn.config.places import Uri
 from raygnn.config.schema import Config
@@ -37,7 +37,7 @@ def names(directory: Path) -> list[str]:
 @pytest.mark.parametrize("kind", ["path", "uri"])
 def test_there_and_back(kind: str, make_job: JobFactory, tmp_path: Path) -> None:
     config, here, there = make_job(), tmp_path / "here", tmp_path / "there"
-    mirror = Mirror(there if kind == "path" else Uri(f"file://{there}"), "test")
+    mirror = RemoteCheckpoints(there if kind == "path" else Uri(f"file://{there}"), "test")
     assert mirror.names() == []
     write(here, config, 1, 2, 3, 4)
     for step in (4, 1, 2, 3):  # the run went back, and those after it are not touched
@@ -57,34 +57,36 @@ def test_there_and_back(kind: str, make_job: JobFactory, tmp_path: Path) -> None
 
 def test_its_own_errors_and_the_disks(make_job: JobFactory, tmp_path: Path) -> None:
     """A local disk that fails is not the mirror's fault."""
-    here, mirror = tmp_path / "here", Mirror(tmp_path / "there", "test")
+    here, mirror = tmp_path / "here", RemoteCheckpoints(tmp_path / "there", "test")
     write(here, make_job(), 1)
     mirror.send(here / "step-0000000001", keep=2)
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileExistsError):
         mirror.fetch("step-0000000001", tmp_path / "file")
     for place in (tmp_path, Uri(f"file://{tmp_path}")):
         with pytest.raises(ConfigError, match="the run's own checkpoints"):
-            Mirror(place, "here").check(here)
+            RemoteCheckpoints(place, "here").check(here)
     mirror.check(here)
-    with pytest.raises(DataError, match="the mirror of the checkpoints failed"):
-        Mirror(tmp_path / "file", "test").send(here / "step-0000000001", keep=2)
+    with pytest.raises(DataError, match="cannot be"):
+        RemoteCheckpoints(tmp_path / "file", "test").send(here / "step-0000000001", keep=2)
 
 
 def test_a_mirror_that_hangs_holds_up_nothing(
     make_job: JobFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, sent, send = threading.Event(), [], Mirror.send
+    go, sent, send = threading.Event(), [], RemoteCheckpoints.send
 
-    def held(self: Mirror, checkpoint: Path, keep: int) -> None:
+    def held(self: RemoteCheckpoints, checkpoint: Path, *args: Any) -> None:
         assert go.wait(30)
         sent.append(checkpoint.name[-1])
-        send(self, checkpoint, keep)
+        send(self, checkpoint, *args)
 
-    monkeypatch.setattr(Mirror, "send", held)
+    monkeypatch.setattr(RemoteCheckpoints, "send", held)
     here, sending = tmp_path / "here", [False]
     write(here, make_job(), 1, 2, 3)
-    courier = Courier(Mirror(tmp_path / "there", "t"), 9, Events(tmp_path / EVENTS), sending.append)
+    courier = Courier(
+        RemoteCheckpoints(tmp_path / "there", "t"), 9, Events(tmp_path / EVENTS), sending.append
+    )
     for step in (1, 2, 3):
         courier.send(here / f"step-{step:010d}")
         time.sleep(0.1)
@@ -95,6 +97,31 @@ def test_a_mirror_that_hangs_holds_up_nothing(
     courier.finish(30)
     assert sent == ["1", "3"]  # the newest of those that waited
     assert not sending[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"), [(DataError("away"), True), (OSError("gone"), False)]
+)
+def test_a_checkpoint_is_replaced_while_it_is_sent(
+    error: Exception,
+    is_told: bool,
+    make_job: JobFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only what the place itself refuses is worth a word."""
+
+    def fail(self: RemoteCheckpoints, checkpoint: Path, *args: Any) -> None:
+        shutil.rmtree(checkpoint)
+        raise error
+
+    monkeypatch.setattr(RemoteCheckpoints, "send", fail)
+    write(tmp_path / "here", make_job(), 1)
+    mirror = RemoteCheckpoints(tmp_path / "there", "t")
+    courier = Courier(mirror, 9, Events(tmp_path / EVENTS), lambda busy: None)
+    courier.send(tmp_path / "here" / "step-0000000001")
+    courier.finish(30)
+    assert (tmp_path / EVENTS).exists() == is_told
 
 
 def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,19 +137,21 @@ def test_what_is_secret_is_not_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pyarrow.fs.FileSystem", Fails)
     assert FileSystem is not Fails
     with pytest.raises(DataError) as caught:
-        Mirror(Uri(secret), "test").names()
+        RemoteCheckpoints(Uri(secret), "test").names()
     assert "s3cret" not in str(caught.value)
     assert "AKIDKEY" not in str(caught.value)
-    assert "s3://***@bucket/some/test" in str(caught.value)
+    assert "s3://***@bucket/some" in str(caught.value)
 
 
 def test_a_mirror_that_is_away_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raygnn.checkpoint.mirror.files_of", lambda _: [])  # they have no state
+    monkeypatch.setattr(
+        "raygnn.checkpoint.remote_checkpoints.files_of", lambda _: []
+    )  # they have no state
     (tmp_path / "there").write_text("no directory")
     events = Events(tmp_path / EVENTS)
-    courier = Courier(Mirror(tmp_path / "there", "test"), 2, events, lambda busy: None)
+    courier = Courier(RemoteCheckpoints(tmp_path / "there", "test"), 2, events, lambda busy: None)
     control = Control()
     saving = Saver(
         tmp_path / "here",

@@ -50,7 +50,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, where: str, act: Callable[[], Non
             act()
         put(self, piece)
 
-    monkeypatch.setattr(hashed_files, "_PIECE", 1 << 10)
+    monkeypatch.setattr(hashed_files, "_PIECE", 1 << 11)
     monkeypatch.setattr(Hashed, "_put", slowly)
 
 
@@ -73,7 +73,7 @@ def test_learned_rows(room: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     Without room for a copy of the rows training waits, so none is left out.
     """
     whole = train_on_ranks(make_job(name="whole", **wanted()))
-    # some 30 pieces of a rank
+    # some 15 pieces of a rank
     slow_down(monkeypatch, "rows-", lambda: time.sleep(PATIENCE / 10))
     monkeypatch.setattr(callbacks, "_GRACE", 0.0)
     monkeypatch.setattr(RowState, "has_room", lambda self: room)

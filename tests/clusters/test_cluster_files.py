@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray.autoscaler
 import yaml
+from ray.autoscaler._private.node_provider_availability_tracker import NodeAvailabilitySummary
+from ray.autoscaler._private.resource_demand_scheduler import (
+    _default_utilization_scorer,
+    get_nodes_for,
+)
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -36,6 +42,17 @@ def validate(cluster: dict[str, Any]) -> None:
     for node_type in cluster.get("available_node_types", {}).values():
         node_type.setdefault("resources", {})  # which Ray asks the cloud for
     validate_config(prepare_config(cluster))
+
+
+def brought(types: dict[str, Any], head: str, most: int, bundle: dict[str, float]) -> int:
+    """How many workers Ray's autoscaler starts for two of a job's that have no room on the head."""
+    score = partial(
+        _default_utilization_scorer, node_availability_summary=NodeAvailabilitySummary({})
+    )
+    nodes, left = get_nodes_for(types, {head: 1}, head, most, [bundle] * 2, score)
+    assert not left
+    assert set(nodes) == {"worker"}
+    return int(nodes["worker"])
 
 
 def test_ray_accepts_it(cluster: dict[str, Any]) -> None:
@@ -66,3 +83,13 @@ def test_what_is_carried_to_the_nodes_exists(cluster: dict[str, Any]) -> None:
     assert carried
     assert all(path.exists() for path in carried)
     assert not any((path / ".git").exists() for path in carried)
+
+
+@pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml"])
+def test_it_grows_from_no_workers_by_what_a_job_asks_for(name: str) -> None:
+    cluster = yaml.safe_load((CHECKOUT / "cluster" / name).read_text())
+    types, head = cluster["available_node_types"], cluster["head_node_type"]
+    assert types["worker"]["min_workers"] == 0
+    assert types["worker"]["resources"] == types[head]["resources"]
+    assert types["worker"]["node_config"] == types[head]["node_config"]
+    assert brought(types, head, cluster["max_workers"], {"CPU": 4.0, "GPU": 1.0}) == 2

@@ -16,6 +16,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
+from ray.autoscaler._private.kuberay.node_provider import IN_CLUSTER_TOKEN_PATH
+
+from tests.clusters.test_cluster_files import brought
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="pip install kubernetes-validate"
@@ -30,7 +36,9 @@ VERSION = "1.33"
 KEYS = {
     "job": "activeDeadlineSeconds backoffLimit entrypoint rayClusterSpec shutdownAfterJobFinishes "
     "submitterPodTemplate ttlSecondsAfterFinished",
-    "cluster": "authOptions headGroupSpec rayVersion workerGroupSpecs",
+    "cluster": "authOptions autoscalerOptions enableInTreeAutoscaling headGroupSpec rayVersion "
+    "workerGroupSpecs",
+    "autoscaler": "idleTimeoutSeconds securityContext version volumeMounts",
     "head": "rayStartParams template",
     "workers": "groupName maxReplicas minReplicas rayStartParams replicas template",
 }
@@ -100,6 +108,34 @@ def test_no_pod_can_become_root_or_ask_kubernetes() -> None:
         assert spec["securityContext"]["runAsNonRoot"] is True
         for container in spec["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounts <= {"storage", "shm"}
+
+
+@pytest.mark.parametrize("manifest", OF_RAY, ids=ids)
+def test_it_grows_from_no_workers_by_what_a_job_asks_for(manifest: dict[str, Any]) -> None:
+    """As Ray's autoscaler reads it, which is alone in having credentials for Kubernetes."""
+    spec = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    assert spec["enableInTreeAutoscaling"] is True
+    assert [group["replicas"] for group in spec["workerGroupSpecs"]] == [0]
+    read = _derive_autoscaling_config_from_ray_cr(
+        {"metadata": {"namespace": "default", "name": "raygnn"}, "spec": spec}
+    )
+    types, head = read["available_node_types"], read["head_node_type"]
+    assert types["worker"]["min_workers"] == 0
+    assert types["worker"]["resources"] == types[head]["resources"]
+    assert brought(types, head, read["max_workers"], {"CPU": 4.0}) == 2
+    options = spec["autoscalerOptions"]
+    assert options["securityContext"]["allowPrivilegeEscalation"] is False
+    (mount,) = options["volumeMounts"]
+    assert f"{mount['mountPath']}/token" == IN_CLUSTER_TOKEN_PATH
+    (volume,) = (
+        each
+        for each in spec["headGroupSpec"]["template"]["spec"]["volumes"]
+        if each["name"] == mount["name"]
+    )
+    files = [source.popitem()[1] for source in copy.deepcopy(volume["projected"]["sources"])]
+    assert [file.get("path") or file["items"][0]["path"] for file in files] == ["token", "ca.crt"]
 
 
 def test_all_pods_run_one_image_and_mount_the_claim() -> None:
@@ -145,6 +181,7 @@ def test_keys_are_those_of_kuberay(manifest: dict[str, Any]) -> None:
     spec = manifest["spec"]
     cluster = spec.get("rayClusterSpec", spec)
     sections = [("cluster", cluster), ("head", cluster["headGroupSpec"])]
+    sections.append(("autoscaler", cluster["autoscalerOptions"]))
     sections += [("workers", group) for group in cluster["workerGroupSpecs"]]
     if manifest["kind"] == "RayJob":
         sections.append(("job", spec))

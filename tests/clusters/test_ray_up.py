@@ -25,6 +25,7 @@ SSHD = "/usr/sbin/sshd"  # which wants to be called by its whole path
 MISSING = [name for name in ("ssh", "rsync", SSHD) if not shutil.which(name)]
 
 pytestmark = [
+    pytest.mark.system,
     needs_hosts(),
     needs_pinned(),
     pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)} (openssh-server, rsync)"),

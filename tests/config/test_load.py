@@ -127,7 +127,7 @@ def test_paths_in_a_file_are_relative_to_it(elsewhere: Path) -> None:
 
 def test_storage_is_relative_to_where_the_command_runs(here: Path, elsewhere: Path) -> None:
     config = load_config("jobs/job.yaml")
-    assert config.storage == str(here / "runs")
+    assert config.storage == here / "runs"
     assert config.run_dir == here / "runs" / "small"
 
 
@@ -148,7 +148,7 @@ def test_paths_in_a_mapping_are_relative_to_where_the_command_runs(here: Path) -
 
 @pytest.mark.parametrize("storage", ["file:///a%20b/runs", "file://localhost/a%20b/runs"])
 def test_storage_may_be_a_file_uri(storage: str) -> None:
-    assert load_config(PLANTED, storage=storage).storage == "/a b/runs"
+    assert load_config(PLANTED, storage=storage).storage == Path("/a b/runs")
 
 
 @pytest.mark.parametrize("key", ["storage", "staging.path", "fault.mirror", "partition.path"])

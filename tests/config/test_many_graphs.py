@@ -94,3 +94,25 @@ def test_input_and_output_are_two_places(file: str) -> None:
     with pytest.raises(ConfigError, match="which is input"):
         load({"path": file}, partition={"path": file})
     load({"path": file}, partition={"path": "packed"})
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ({"kind": "gcn", "edge_features": "w"}, "model.edge_features"),
+        ({"kind": "none", "edge_features": "w"}, "model.edge_features"),
+        ({"kind": "gin", "edge_features": ["w", "k"], "edge_categories": {"k": 2}}, "k is in"),
+        ({"kind": "mine:Molecules", "edge_categories": {"k": 2}}, "model.edge_categories"),
+    ],
+)
+def test_edge_features_that_nothing_would_read(model: dict[str, Any], key: str, file: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load({"path": file}, model=model)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "gin", "sage", "rgcn", "hgt", "han"])
+def test_families_that_read_edges(kind: str, file: str) -> None:
+    model = load({"path": file}, model={"kind": kind, "edge_features": "w"}).model
+    assert model.edge_feature_names == ("w",)
+    model = load({"path": file}, model={"kind": kind, "edge_categories": {"k": 2}}).model
+    assert (model.edge_feature_names, model.edge_category_widths) == ((), {"k": 2})

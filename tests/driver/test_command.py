@@ -25,6 +25,8 @@ from raygnn.driver.ray_cluster import RayCluster
 from tests.commands import ROOT, Command
 from tests.small_jobs import job, wait_for_step
 
+pytestmark = pytest.mark.system
+
 MODELS = "tests.own_models"
 SLOW = pytest.mark.slow
 
@@ -194,7 +196,10 @@ def test_a_token_that_is_not_the_clusters(
     with head:
         assert head.stdout is not None
         address = head.stdout.readline().strip()
-        for token, told in (("0" * 64, "its token is another one"), ("", "it asks for a token")):
+        for token, told in (
+            ("0" * 64, "its token is another one"),
+            ("", "it asks for a token, and there is none here"),
+        ):
             if token:
                 monkeypatch.setenv("RAY_AUTH_TOKEN", token)
             else:

@@ -23,7 +23,7 @@ from raygnn.runs.run import Run
 from tests import faulty
 from tests.small_jobs import JobFactory, job
 
-pytestmark = pytest.mark.usefixtures("shared_ray")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
 MODEL = "tests.faulty:Faulty"
 SLOW = pytest.mark.slow

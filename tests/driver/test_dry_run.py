@@ -13,6 +13,7 @@ from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import read_input, to_look_at
 from raygnn.driver.job_plan import goals_of
+from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.preflight.facts import DryRun
 from raygnn.runs.display import NullDisplay
@@ -29,7 +30,8 @@ LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}
 
 
 def request_of(config: Config) -> DryRunRequest:
-    with to_look_at(read_input(config, 2, NullDisplay())) as given:
+    cluster = RayCluster(config)
+    with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
         facts = given.facts(config)
         request = dry_run.request_of(config, given, facts, goals_of(config, facts))
     assert request is not None
@@ -158,6 +160,7 @@ def test_a_failure_of_ours_is_not_the_models(make_job: JobFactory) -> None:
     assert not describe(OSError("no space left"), config, sure=False)["sure"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "gpus", "severity", "words"),
     [
@@ -188,6 +191,7 @@ def test_a_model_that_takes_long(make_job: JobFactory, monkeypatch: pytest.Monke
     assert "longer than 0.2 s" in found.what
 
 
+@pytest.mark.system
 def test_the_command_refuses(make_job: JobFactory) -> None:
     config = make_job(model={"kind": f"{UNFIT}:BlockData"})
     report = raygnn.check(config, display=False)
@@ -198,6 +202,7 @@ def test_the_command_refuses(make_job: JobFactory) -> None:
     assert raygnn.check(config.model_copy(update={"cluster": allowed}), display=False).ok
 
 
+@pytest.mark.system
 def test_a_class_that_is_no_module(make_job: JobFactory) -> None:
     config = make_job(model={"kind": f"{UNFIT}:NoModule"})
     with pytest.raises(ConfigError, match=r"is not a torch.nn.Module"):

@@ -10,10 +10,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
+import pytest
 import yaml
 
 from tests.commands import Command
 from tests.small_jobs import job, wait_for_step
+
+pytestmark = pytest.mark.system
 
 SECRETS = ("hunter2-word", "hunter2-uri", "hunter2-wandb", "hunter2-mlflow")
 

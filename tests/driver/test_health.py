@@ -395,6 +395,7 @@ def test_no_notice_is_looked_for(cluster: Any, monkeypatch: pytest.MonkeyPatch) 
     assert going.show.said == []
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_what_ray_tells() -> None:
     assert compat.draining_nodes() == {}
@@ -433,6 +434,7 @@ class _Stopper(threading.Thread):
             time.sleep(0.05)
 
 
+@pytest.mark.system
 @pytest.mark.alone
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.parametrize(
@@ -477,6 +479,7 @@ def test_a_job_with_a_rank_that_is_stopped(
     assert any("rank 1 gave no sign" in item["what"] for item in found.earlier)
 
 
+@pytest.mark.system
 @pytest.mark.alone
 @SLOW
 @pytest.mark.usefixtures("shared_ray")

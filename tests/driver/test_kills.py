@@ -15,7 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.runs.run import Run
 from tests.small_jobs import JobFactory, job, train_on_ranks
 
-pytestmark = pytest.mark.usefixtures("shared_ray")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
 MODEL = "tests.doomed:Doomed"
 STEPS = 12  # 3 epochs of 4

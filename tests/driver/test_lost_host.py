@@ -23,7 +23,13 @@ from tests.hosts import Host, hosts, needs_hosts
 from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
 from tests.small_jobs import job, wait_for_step
 
-pytestmark = [needs_hosts(), pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.system,
+    needs_hosts(),
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.timeout(900),
+]
 
 TIMEOUT = 15  # seconds, comm.timeout
 ROOM = 60.0  # seconds to wait for room again, with such a timeout

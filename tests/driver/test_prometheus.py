@@ -138,6 +138,7 @@ def test_the_dashboard_has_grafanas_shape() -> None:
         ]
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_ray_exposes_the_gauges(run: RunDir, shared_ray: None) -> None:
     import ray

@@ -82,6 +82,7 @@ def failed(command: Command, run_dir: Path, expected: str) -> str:
     return out
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("program", "role"), [("/raylet/raylet", "Ray's raylet"), ("/gcs/gcs_server", "Ray's GCS")]
 )
@@ -93,6 +94,7 @@ def test_a_core_process_dies(command: Command, tmp_path: Path, program: str, rol
     assert {name for name in os.listdir("/dev/shm") if "plasma" in name} <= before
 
 
+@pytest.mark.system
 def test_the_controller_dies(command: Command, tmp_path: Path) -> None:
     """Its first death is a failure like that of a rank; `max_failures` ends that."""
     run_dir = tmp_path / "runs" / "test"
@@ -126,6 +128,7 @@ with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 4}))) as clu
 """
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
     """Ray would end the command after 40 s, with exit code 1 and without an error."""
@@ -223,6 +226,7 @@ def test_a_core_process_elsewhere_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     raylet.close()
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("no_ray")
 def test_a_stop_while_the_rest_of_ray_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ from raygnn.config.load import load_config
 from raygnn.config.rules import changes, fixed
 from raygnn.config.schema import Config
 from raygnn.errors import InputError
+from raygnn.runs.run import Run
 from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.rank import Rank
@@ -35,6 +36,13 @@ def cut(run_dir: Path, stop: int) -> None:
             (path / "manifest.json").unlink()
 
 
+def stopped(whole: Run, config: Config, step: int) -> Config:
+    """The job of a configuration was trained as ``whole`` was, and killed after a step."""
+    shutil.copytree(whole.path, config.run_dir)
+    cut(config.run_dir, step)
+    return config
+
+
 # within an epoch, and at the end of the first, the second and the last
 @pytest.mark.parametrize(("stop", "every"), [(3, 1), (4, 3), (8, 1), (12, 3)])
 def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory) -> None:
@@ -44,9 +52,7 @@ def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
     whole = train_on_ranks(make_job(name="whole", **options))
-    train_on_ranks(make_job(name="part", **options))
-    cut(make_job(name="part").run_dir, stop)
-    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    resumed = train_on_ranks(stopped(whole, make_job(name="part", **options), stop), resume=True)
     assert resumed.summary["checkpoints"]["saved"] <= 12 - stop  # it did not begin anew
     for column in ("train/loss", "val/accuracy", "val/loss"):
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
@@ -58,7 +64,7 @@ def test_it_goes_on_where_it_stopped(stop: int, every: int, make_job: JobFactory
 
 
 # epochs have 4 steps: killed at the end of one, and then anywhere, again and again
-@pytest.mark.parametrize("stops", [(8, 20), (8, 18), (4, 8, 12), (8, 9, 10, 13), (7, 12, 13)])
+@pytest.mark.parametrize("stops", [(8, 20), (4, 8, 12), (8, 9, 13)])
 def test_it_goes_on_from_where_it_went_on(stops: tuple[int, ...], make_job: JobFactory) -> None:
     options: dict[str, Any] = {
         "train": {"epochs": 6, "lr": 0.05},
@@ -67,9 +73,9 @@ def test_it_goes_on_from_where_it_went_on(stops: tuple[int, ...], make_job: JobF
         "cluster": {"workers": 1},
     }
     whole = train_on_ranks(make_job(name="whole", **options))
-    config = make_job(name="part", **options)
-    resumed = train_on_ranks(config)
-    for stop in stops:
+    config = stopped(whole, make_job(name="part", **options), stops[0])
+    resumed = train_on_ranks(config, resume=True)
+    for stop in stops[1:]:
         cut(config.run_dir, stop)
         resumed = train_on_ranks(config, resume=True)
     assert resumed.summary["steps"] == whole.summary["steps"] == 24
@@ -117,9 +123,7 @@ def test_a_scheduler_and_an_average_of_weights_go_on_too(
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
     whole = train_on_ranks(make_job(name="whole", **options))
-    train_on_ranks(make_job(name="part", **options))
-    cut(make_job(name="part").run_dir, 6)
-    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    resumed = train_on_ranks(stopped(whole, make_job(name="part", **options), 6), resume=True)
     for column in ("train/loss", "train/lr"):
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole))
         assert new.to_dict() == old.to_dict(), column

@@ -54,7 +54,7 @@ USER = "u:hunter2@host"
 
 # what is wrong, with a secret in it: the error must say so without it
 WRONG = {
-    "storage": f"storage: s3://{USER}/runs",
+    "storage": f"storage: ftp://{USER}/runs",
     "storage on another host": f"storage: file://{USER}/runs",
     "address": f"cluster: {{address: 'http://{USER}:8265'}}",
     "partition": f"partition: {{path: 'ftp://{USER}/x'}}",

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from bench_tables import measure
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)

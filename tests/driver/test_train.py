@@ -26,7 +26,7 @@ from raygnn.runs.run_directory import EVENTS, TOLD
 from tests.graphs import random_graph
 from tests.small_jobs import JobFactory, train_on_ranks
 
-pytestmark = pytest.mark.usefixtures("shared_ray")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
 
 MODELS = "tests.own_models"
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+import raygnn
 from raygnn.runs.diagnose.state_file import read_state
+from tests.graph.tables_builder import write_shop
 from tests.hosts import hosts, needs_hosts
 from tests.ray_cluster import Cluster, ray_cluster
 from tests.small_jobs import job, wait_for_step
 
-pytestmark = needs_hosts()
+pytestmark = [pytest.mark.system, needs_hosts()]
 
 LIMIT = 180.0
 
@@ -97,6 +99,57 @@ def test_a_job_uses_both_hosts(cluster: Cluster, shared: Path) -> None:
     logs = [(run / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
     places = [set(re.findall(r"this rank is on (\w+)", log)) for log in logs]
     assert places in ([{"host0"}, {"host1"}], [{"host1"}, {"host0"}])
+
+
+_NOTED = """
+import socket
+from pathlib import Path
+
+import ray
+
+import raygnn
+
+remote = ray.remote
+
+
+def noted(function, *options, **named):
+    if not getattr(function, "__module__", "").startswith("raygnn.graph.outofcore"):
+        return remote(function, *options, **named)
+
+    def run(*task):
+        Path(RAN, f"{function.__name__}-{socket.gethostname()}").touch()
+        return function(*task)
+
+    return remote(run)
+
+
+ray.remote = noted
+raygnn.partition("shop-job.yaml", display=False)
+"""
+
+
+def test_both_hosts_make_the_partition_that_one_makes(cluster: Cluster, shared: Path) -> None:
+    (shared / "shop").mkdir()
+    config = {
+        "name": "shop",
+        "graph": {"format": "tables", "path": str(write_shop(shared / "shop").path)},
+        "partition": {"engine": "ray", "method": "random", "parts": 4},
+        "model": {"kind": "sage"},
+    }
+    on_ray = {**config, "storage": str(shared / "on-ray"), "cluster": {"address": "auto"}}
+    (shared / "shop-job.yaml").write_text(yaml.safe_dump(on_ray))
+    (shared / "noted.py").write_text(f"RAN = {str(shared / 'ran')!r}\n{_NOTED}")
+    (shared / "ran").mkdir()
+    done = cluster.run([sys.executable, "noted.py"], cwd=shared, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (shared / "ran").iterdir()} >= {"_write-host0", "_write-host1"}
+    partition = config["partition"] | {"engine": "local"}
+    local = raygnn.partition(
+        {**config, "storage": str(shared / "local"), "partition": partition}, display=False
+    )
+    (made,) = (shared / "on-ray" / "partitions").glob("*/raygnn.json")
+    assert local.manifest is not None
+    assert json.loads(made.read_text())["files"] == local.manifest.model_dump()["files"]
 
 
 @pytest.mark.slow

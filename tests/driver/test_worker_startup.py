@@ -82,6 +82,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "patience", lambda config: config.comm.timeout.seconds)
 
 
+@pytest.mark.system
 def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None:
     actor = stand_in("RayTrainWorker")
     startup, show = start(1)
@@ -95,6 +96,7 @@ def test_workers_that_come(cluster: RayCluster, start: Any, hurry: None) -> None
     assert show.console.export_text() == ""
 
 
+@pytest.mark.system
 def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> None:
     group = placement_group([{"CPU": 1}] * 3)
     startup, show = start(3)
@@ -108,6 +110,7 @@ def test_room_that_never_comes(controller: None, start: Any, hurry: None) -> Non
     assert show.console.export_text() == f"waiting up to 1 s for {what}\n"
 
 
+@pytest.mark.system
 def test_room_that_another_job_has(controller: None, start: Any, hurry: None) -> None:
     taken = placement_group([{"CPU": 1}])
     assert taken.wait(30)
@@ -120,6 +123,7 @@ def test_room_that_another_job_has(controller: None, start: Any, hurry: None) ->
     assert "waiting up to 3 s" in show.console.export_text()
 
 
+@pytest.mark.system
 def test_room_for_the_fewest_that_never_comes(controller: None, start: Any, hurry: None) -> None:
     """Nothing is asked of Ray before there is room: our policy of scaling looks for it."""
     startup, show = start(3, cluster={"workers": [2, 3]})
@@ -128,6 +132,7 @@ def test_room_for_the_fewest_that_never_comes(controller: None, start: Any, hurr
     assert "waiting up to 1 s for room for 2 workers" in show.console.export_text()
 
 
+@pytest.mark.system
 def test_fewer_workers_than_the_most_that_come(
     cluster: RayCluster, start: Any, hurry: None
 ) -> None:
@@ -139,6 +144,7 @@ def test_fewer_workers_than_the_most_that_come(
     ray.kill(actor)
 
 
+@pytest.mark.system
 def test_workers_that_die_at_once(cluster: RayCluster, start: Any, hurry: None) -> None:
     broken = {"env_vars": {"PYTHONHOME": "/nowhere"}}
     actor = stand_in("RayTrainWorker", runtime_env=broken)
@@ -154,6 +160,7 @@ def test_workers_that_die_at_once(cluster: RayCluster, start: Any, hurry: None) 
     assert "comm.env" in str(caught.value.remedy)
 
 
+@pytest.mark.system
 def test_workers_that_do_not_register(
     cluster: RayCluster, start: Any, hurry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

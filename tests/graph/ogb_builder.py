@@ -47,6 +47,47 @@ def write_nodes(root: Path, name: str = "ogbn-arxiv", labels: int = 1) -> OgbGra
     return OgbGraph(format="ogb", path=root, name=name)
 
 
+def write_archives(
+    root: Path,
+    *,
+    features: str = "float32",
+    packed: bool = True,
+    fortran: bool = True,
+    **changes: Any,
+) -> OgbGraph:
+    """A node dataset in archives, as ogbn-papers100M: nodes outside of the splits have no label.
+
+    Args:
+        features: their dtype.
+        packed, fortran: how arrays lie in the archives.
+        changes: arrays instead of these; None = without.
+    """
+    random = np.random.default_rng(4)
+    place = root / "ogbn_papers100M"
+    (place / "raw").mkdir(parents=True)
+    arrays: dict[str, Any] = {
+        "edge_index": random.integers(0, NODES, (2, EDGES)),
+        "num_nodes_list": np.array([NODES]),
+        "num_edges_list": np.array([EDGES]),
+        "node_feat": (100 * random.random((NODES, 4))).astype(features),
+        "node_year": random.integers(2000, 2020, (NODES, 1)),
+        "edge_reltype": random.integers(0, 5, (EDGES, 1)),
+        "edge_feat": random.random((EDGES, 2)).astype(">f4"),
+    }
+    labels = random.integers(0, 3, (NODES, 1)).astype(np.float32)
+    order = random.permutation(NODES)
+    labels[order[18:]] = np.nan
+    save = np.savez_compressed if packed else np.savez
+    stored = {"node_label": labels} | {k: v for k, v in changes.items() if k == "node_label"}
+    save(place / "raw" / "node-label.npz", **stored)
+    arrays = {k: v for k, v in (arrays | changes).items() if k not in stored and v is not None}
+    order_of = np.asfortranarray if fortran else np.ascontiguousarray
+    save(place / "raw" / "data.npz", **{name: order_of(array) for name, array in arrays.items()})
+    for split, part in zip(SPLIT, np.split(order[:18], [10, 14]), strict=True):
+        write_gz(place / "split" / "time" / f"{split}.csv.gz", part)
+    return OgbGraph(format="ogb", path=root, name="ogbn-papers100M")
+
+
 def write_typed_graph(place: Path) -> None:
     """The graph of ogbn-mag or ogbl-biokg, without what is to be predicted."""
     random = np.random.default_rng(1)

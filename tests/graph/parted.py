@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, 
 from raygnn.graph.partition.dgl_format import read_tensors
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.graph.partition.read import (
-    Part,
-    load_part,
+    read_edge_data,
     read_ids,
+    read_in_edges,
+    read_node_data,
     read_original_edges,
     read_original_nodes,
 )
@@ -52,6 +54,41 @@ def graphs(draw: st.DrawFn) -> GraphData:
         ntype = draw(st.sampled_from(names))
         nodes[ntype].data[name] = rng.random(sizes[ntype]) < 0.5
     return GraphData("some", nodes, edges)
+
+
+@dataclass(frozen=True)
+class CSC:
+    """In-edges of a part's own nodes of the destination type, int64.
+
+    Attributes:
+        indptr: ``[n_inner + 1]``; row i is the i-th own node, in id order.
+        src: ``[E]`` type-wise ids of the source nodes, over all parts.
+        eid: ``[E]`` type-wise edge ids, increasing within a row.
+    """
+
+    indptr: torch.Tensor
+    src: torch.Tensor
+    eid: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """Edge type → in-edges, and type → name → rows, of nodes and of edges, in the order of ids."""
+
+    part: int
+    csc: dict[EdgeType, CSC]
+    node_data: dict[str, dict[str, torch.Tensor]]
+    edge_data: dict[EdgeType, dict[str, torch.Tensor]]
+
+
+def load_part(meta: PartitionMeta, part: int) -> Part:
+    csc = {}
+    for etype, edges in read_in_edges(meta, part).items():
+        order = np.arange(len(edges.src)) if edges.order is None else edges.order
+        ids = order + meta.edge_ranges[etype][part, 0]
+        arrays = edges.indptr, edges.src.astype(np.int64), ids
+        csc[etype] = CSC(*map(torch.from_numpy, arrays))
+    return Part(part, csc, read_node_data(meta, part), read_edge_data(meta, part))
 
 
 def load_all(meta: PartitionMeta) -> list[Part]:

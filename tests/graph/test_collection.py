@@ -23,7 +23,6 @@ from raygnn.graph.collection import (
     CollectionMeta,
     MissingCollection,
     collection_store,
-    ensure_collection,
     find_collection,
     open_samples,
     read_collection,
@@ -33,7 +32,9 @@ from raygnn.graph.collection.mapped_collection import Collection
 from raygnn.graph.collection.pack import common_dtype
 from raygnn.graph.data import SPLITS
 from raygnn.graph.dgl import dgl
+from raygnn.graph.graph_sample import Samples
 from raygnn.graph.partition.manifest import file_facts
+from tests.graphs import ensure_collection
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DTYPES = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -52,6 +53,10 @@ def job(storage: Path, path: Path, **sections: Any) -> Config:
             **sections,
         }
     )
+
+
+def samples_of(config: Config) -> Samples:
+    return open_samples(config, ensure_collection(config).directory)
 
 
 def save(path: Path, graphs: list[Any], **labels: Any) -> Path:
@@ -135,7 +140,7 @@ def test_graphs_come_back_as_they_were(
                 save(file, some, y=labels[numbers], other=other[numbers])
         (place / "notes.txt").write_text("not read")
         config = job(Path(directory) / "runs", place)
-        samples = open_samples(config, None)
+        samples = samples_of(config)
         assert isinstance(samples, Collection)
         assert samples.num_classes == int(labels.max()) + 1
         assert_same(samples, graphs, labels)
@@ -179,17 +184,17 @@ def test_graphs_without_nodes_or_edges(tmp_path: Path) -> None:
     graphs = [ring(0), ring(2, feat=torch.ones(2, 3)), dgl().graph(([], []), num_nodes=1)]
     graphs[2].ndata["feat"] = torch.zeros(1, 3)
     graphs[1].edata["w"] = torch.ones(2)
-    samples = open_samples(job(tmp_path, save(tmp_path / "g.bin", graphs, y=[0, 1, 0])), None)
+    samples = samples_of(job(tmp_path, save(tmp_path / "g.bin", graphs, y=[0, 1, 0])))
     assert samples[0].num_nodes == {"_N": 0}
     assert samples[0].node_data["_N"]["feat"].shape == (0, 3)
     assert samples[2].edge_data["_N", "_E", "_N"]["w"].shape == (0,)
     only_empty = job(tmp_path, save(tmp_path / "e.bin", [ring(0), ring(0)], y=[0, 1]))
-    assert open_samples(only_empty, None)[1].num_nodes == {"_N": 0}
+    assert samples_of(only_empty)[1].num_nodes == {"_N": 0}
 
 
 def test_writing_to_a_sample_changes_nothing(tmp_path: Path) -> None:
     file = save(tmp_path / "g.bin", [ring(2, feat=torch.ones(2, 3))], y=[1])
-    samples = open_samples(job(tmp_path, file), None)
+    samples = samples_of(job(tmp_path, file))
     sample = samples[0]
     sample.node_data["_N"]["feat"].fill_(5)
     assert sample.y is not None
@@ -206,7 +211,7 @@ def test_features_are_scaled_over_all_graphs(
     feat = torch.tensor([[1, 3], [2, 2], [6, 4]])
     graphs = [ring(1, feat=feat[:1].to(dtype)), ring(2, feat=feat[1:].to(dtype))]
     file = save(tmp_path / "g.bin", graphs, y=[0, 1])
-    samples = open_samples(job(tmp_path, file, graph={"normalize": method}), None)
+    samples = samples_of(job(tmp_path, file, graph={"normalize": method}))
     scaled = torch.cat([samples[i].node_data["_N"]["feat"] for i in range(2)])
     assert scaled.dtype == (torch.float32 if dtype == torch.int32 else dtype)
     plain = feat.double()
@@ -280,7 +285,7 @@ def test_dtypes_are_widened_without_loss(
     for number, graph in enumerate(graphs):  # labels of two dtypes, too
         label = torch.tensor([number], dtype=(torch.int32, torch.int64)[number])
         save(tmp_path / "shards" / f"{number}.bin", [graph], y=label)
-    samples = open_samples(job(tmp_path, tmp_path / "shards"), None)
+    samples = samples_of(job(tmp_path, tmp_path / "shards"))
     for number, feat in enumerate(rows):
         found = samples[number].node_data["_N"]["feat"]
         assert found.dtype == common
@@ -297,7 +302,7 @@ def test_many_rows_before_a_wider_dtype(tmp_path: Path, monkeypatch: pytest.Monk
     kinds = [torch.bfloat16] * 40 + [torch.float32] * 3 + [torch.float64] + [torch.float16] * 3
     feats = [torch.randn(3, 2).to(kind) for kind in kinds]
     file = save(tmp_path / "g.bin", [ring(3, feat=f) for f in feats], y=[0] * len(feats))
-    samples = open_samples(job(tmp_path, file), None)
+    samples = samples_of(job(tmp_path, file))
     for number, feat in enumerate(feats):
         assert torch.equal(samples[number].node_data["_N"]["feat"], feat.double())
 
@@ -403,7 +408,7 @@ def test_labels_that_do_not_suit_the_task(
 ) -> None:
     file = save(tmp_path / "g.bin", [ring(1), ring(1)], **labels)
     with pytest.raises(error, match=match):
-        open_samples(job(tmp_path, file, task=task), None)
+        samples_of(job(tmp_path, file, task=task))
 
 
 @pytest.mark.parametrize(
@@ -417,7 +422,7 @@ def test_labels_that_do_not_suit_the_task(
 )
 def test_shapes_of_targets(label: Any, kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     file = save(tmp_path / "g.bin", [ring(1), ring(1)], y=label)
-    samples = open_samples(job(tmp_path, file, task={"kind": kind}), None)
+    samples = samples_of(job(tmp_path, file, task={"kind": kind}))
     y = samples[0].y
     assert y is not None
     assert y.shape == shape
@@ -481,7 +486,7 @@ def test_at_a_path_of_its_own(file: Path, tmp_path: Path) -> None:
     task = {"kind": "graph_classification", "target": "y"}
     alone = load_config({"name": "a", "model": {"kind": "gin"}, "task": task, **section})
     assert find_collection(alone) == made
-    assert len(open_samples(alone, None).splits["train"]) == 1
+    assert len(samples_of(alone).splits["train"]) == 1
     with pytest.raises(DataError, match=r"collection\.json is missing"):
         find_collection(job(tmp_path, file, partition={"path": str(file.parent)}))
     with pytest.raises(ConfigError, match="not on a disk of this machine"):
@@ -610,8 +615,8 @@ def test_looking_for_one_loads_no_torch(file: Path, tmp_path: Path) -> None:
     }
     assert_not_imported(
         "from raygnn.config.load import load_config\n"
-        "from raygnn.graph.collection import ensure_collection\n"
-        f"ensure_collection(load_config({config!r}))",
+        "from raygnn.graph.collection import find_collection\n"
+        f"find_collection(load_config({config!r})).make()",
         *("torch", "dgl", "ray"),
     )
 

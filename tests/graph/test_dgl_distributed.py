@@ -69,6 +69,7 @@ def is_of(name: str, graph: str) -> bool:
     return graph in name or name.endswith("-kvdata-")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("typed", [False, True], ids=["one type", "typed"])
 def test_standalone(typed: bool, tmp_path: Path) -> None:
     arguments = write(tmp_path, 1, typed=typed)
@@ -85,6 +86,7 @@ def test_standalone(typed: bool, tmp_path: Path) -> None:
     assert "checked standalone" in done.stdout
 
 
+@pytest.mark.system
 def test_the_script_of_the_page(tmp_path: Path) -> None:
     (script,) = blocks("py bridge", CHECKOUT / "docs" / "coming-from.md")
     (tmp_path / "script.py").write_text(script)
@@ -99,6 +101,7 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
     assert "standalone" in out
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("typed", "samplers"),
     [(False, 0), (True, 0), pytest.param(False, 1, marks=pytest.mark.slow)],

@@ -21,11 +21,12 @@ from raygnn.errors import DataError, InputError
 from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
+from raygnn.graph.partition import dgl_format
 from raygnn.graph.partition.dgl_format import read_tensors, write_graph, write_tensors
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.read import load_part
+from raygnn.graph.partition.read import read_in_edges
 from tests.graph.builders import assert_not_imported
-from tests.graph.parted import verify
+from tests.graph.parted import load_part, verify
 from tests.graphs import partitioned, random_graph, typed_graph
 
 
@@ -293,8 +294,12 @@ def test_a_file_of_another_size_or_content(meta: PartitionMeta) -> None:
 FILES = ("graph.dgl", "node_feat.dgl", "edge_feat.dgl", "orig_nids.dgl")
 
 
+@pytest.mark.parametrize("mapped", [1, 1 << 24])
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_cut_short_anywhere(name: str, meta: PartitionMeta) -> None:
+def test_a_file_cut_short_anywhere(
+    name: str, mapped: int, meta: PartitionMeta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dgl_format, "_MAPPED", mapped)
     (meta.directory / "raygnn.json").unlink()
     bare = read_meta(meta.directory)
     path = meta.directory / "part0" / name
@@ -437,6 +442,33 @@ def test_arrays_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
     write_tensors(path, {"x": torch.from_numpy(array).bfloat16()})
     brain = read_tensors(path)["x"]
     assert torch.equal(torch.as_tensor(brain), torch.from_numpy(array).bfloat16())
+
+
+def test_large_arrays_are_mapped(
+    meta: PartitionMeta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in a file they begin; they are hashed all the same, and the file stays as it is."""
+    lists = read_in_edges(meta, 0)
+    monkeypatch.setattr(dgl_format, "_MAPPED", 1)
+    for etype, edges in read_in_edges(meta, 0).items():
+        assert np.array_equal(edges.src, lists[etype].src)
+        assert np.array_equal(edges.indptr, lists[etype].indptr)
+    arrays = {
+        "odd": np.arange(1000, 1005),
+        "half": np.ones((3, 2), np.float16),
+        "none": np.empty(0),
+    }
+    path = tmp_path / "t.dgl"
+    facts, good = write_tensors(path, arrays), path.read_bytes()
+    for name, array in read_tensors(path, facts).items():
+        assert isinstance(array, np.ndarray)
+        assert np.array_equal(array, arrays[name])
+        assert isinstance(array.base, np.memmap) == (name != "none")
+        array[:] = 7
+    assert path.read_bytes() == good
+    path.write_bytes(good.replace(b"\xec\x03", b"\xed\x03"))
+    with pytest.raises(DataError, match="has changed"):
+        read_tensors(path, facts)
 
 
 def test_only_bfloat16_needs_torch(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def spec(path: str, value: Any) -> Build:
     return shop(spec=changed(path, value))
 
 
+def timed_users(path: str, value: Any) -> dict[str, Any]:
+    """The description with times of users, and something else changed."""
+    described = changed(path, value)
+    described["nodes"]["user"]["time"] = "born"
+    return described
+
+
 def special(make: Callable[[Path], object]) -> Build:
     """The shop with something made in the place of a file."""
 
@@ -151,6 +158,10 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "bad time": (bought(at=["2024-01-01", "soon", "2024-01-02"]), ["row 2", "'soon'"]),
     "mixed times": (bought(at=[1, 2, "2024-01-01"]), ["row 3", "'2024-01-01'", "not both"]),
     "time of truth": (parquet(bought={"at": [True, False, True]}), ["'at'", "bool"]),
+    "node without time": (
+        shop(spec=changed("nodes user time", "born"), users={"born": [1, None, 2]}),
+        ["users.csv, row 2 (line 3), column 'born'", "no value", "leave time out"],
+    ),
     "bad split word": (
         users(fold=["train", "valid", None]),
         ["row 2 (line 3), column 'fold'", "'valid' is no split", "split_words"],
@@ -364,6 +375,14 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
             },
         ),
         ["item:b:user is there already, by user:a:item"],
+    ),
+    "add without times": (
+        shop(spec=timed_users("edges user:bought:item missing", "add")),
+        ["user that is added would have no time", "missing (line"],
+    ),
+    "an array called time": (
+        shop(spec=timed_users("nodes user features", {"time": "age"})),
+        ["time gives an array 'time' already"],
     ),
     "add without fill": (spec("edges user:bought:item missing", "add"), ["fill", "missing (line"]),
     "triples: none": (triples(b"", "readme.md"), ["kg", "no file to train on"]),

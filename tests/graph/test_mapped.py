@@ -1,4 +1,4 @@
-"""Tensors that begin in a file and end in memory."""
+"""Tensors of files' rows, of memory that processes share, and of memory of one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raygnn.errors import DataError, TrainingError
+from raygnn.graph import available_memory
 from raygnn.graph.arrays import dtype_name
-from raygnn.graph.staging.mapped import map_rows
-from raygnn.graph.staging.node_cache import Draft, StoredArray
+from raygnn.graph.staging.mapped import PAGE, FileRows, large_pages, map_table, use_large_pages
+from raygnn.graph.staging.node_cache import Draft, Stage, StoredArray
+from raygnn.graph.staging.shard import load_shard
+from tests.graphs import partitioned, random_graph
 
 DTYPES = [
     torch.float32,
@@ -48,48 +51,98 @@ def mappings(file: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
 
 
+def mapped(file: Path, array: StoredArray, first: int, rows: int, spare: int) -> torch.Tensor:
+    """Some rows of one file and memory right behind them."""
+    piece = FileRows(0, file, array, first, rows)
+    return map_table(getattr(torch, array.dtype), array.shape[1:], rows + spare, [piece])
+
+
 @st.composite
-def windows(draw: st.DrawFn) -> tuple[torch.Tensor, int, int, int]:
-    """A table, a window of its rows, and how many are to be appended."""
+def windows(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[tuple[int, int]], int, int]:
+    """Tables that are alike, a window of rows of each, cached rows, and spare ones."""
     tail = draw(st.sampled_from([(), (1,), (3,), (100,), (5, 7), (0,), (1024,)]))
-    num = draw(st.one_of(st.integers(0, 5), st.integers(0, 3000)))
-    first = draw(st.integers(0, num))
-    rows = draw(st.one_of(st.just(num - first), st.integers(0, num - first)))
-    spare = draw(st.one_of(st.integers(0, 3), st.integers(0, 3000)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    values = torch.randint(0, 100, (num, *tail), generator=generator)
-    return values.to(draw(st.sampled_from(DTYPES))), first, rows, spare
+    dtype = draw(st.sampled_from(DTYPES))
+    tables, chosen = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        num = draw(st.one_of(st.integers(0, 5), st.integers(0, 9000)))
+        first = draw(st.integers(0, num))
+        tables.append(torch.randint(0, 100, (num, *tail), generator=generator).to(dtype))
+        chosen.append((first, draw(st.one_of(st.just(num - first), st.integers(0, num - first)))))
+    sizes = st.one_of(st.integers(0, 3), st.integers(0, 3000))
+    return tables, chosen, draw(sizes), draw(sizes)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(window=windows())
-def test_any_window(window: tuple[torch.Tensor, int, int, int], tmp_path: Path) -> None:
-    table, first, rows, spare = window
-    file = tmp_path / "t.npy"
-    array = save(file, table)
-    before = file.read_bytes()
-    found = map_rows(file, array, first, rows, spare)
-    assert found.dtype == table.dtype
-    assert found.shape == (rows + spare, *table.shape[1:])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(window=windows(), several=st.booleans())
+def test_any_windows(
+    window: tuple[list[torch.Tensor], list[tuple[int, int]], int, int],
+    several: bool,
+    tmp_path: Path,
+) -> None:
+    tables, chosen, cached, spare = window
+    pieces, end = [], 0
+    for number, (table, (first, rows)) in enumerate(zip(tables, chosen)):
+        file = tmp_path / f"t{number}.npy"
+        at = (end // PAGE + 2) * PAGE * (number > 0) + first % PAGE
+        pieces.append(FileRows(at, file, save(file, table), first, rows))
+        end = at + rows
+    cache = (end // PAGE + 2) * PAGE
+    room = ((cache + cached) // PAGE + 2) * PAGE
+    before = [piece.file.read_bytes() for piece in pieces]
+    dtype, tail = tables[0].dtype, tables[0].shape[1:]
+    handle = os.memfd_create("table") if several else None
+    if handle is not None:
+        os.truncate(handle, room * dtype.itemsize * tail.numel())
+    place = dtype, tail, room + spare, pieces
+    found, again = (map_table(*place, shared=room, handle=handle) for _ in range(2))
+    assert found.dtype == dtype
+    assert found.shape == (room + spare, *tail)
     assert found.is_contiguous()
     assert not found.numel() or found.data_ptr() % found.element_size() == 0
-    assert torch.equal(found[:rows], table[first : first + rows])
-    if found.numel():
-        assert not found[rows:].any()
-    found.fill_(1)
-    assert found.bool().all()
-    assert file.read_bytes() == before
-    again = map_rows(file, array, first, rows, spare)
-    assert torch.equal(again[:rows], table[first : first + rows])
-    assert len(mappings(file)) == bool(found.numel() and rows) + bool(again.numel() and rows)
+
+    def shows_files(table: torch.Tensor) -> bool:
+        return all(
+            torch.equal(table[p.at : p.at + p.rows], rows[p.first : p.first + p.rows])
+            for p, rows in zip(pieces, tables)
+        )
+
+    assert shows_files(found)
+    for part in (slice(cache, cache + cached), slice(room, None)):
+        assert not found[part].any()
+        found[part] = 1
+    assert shows_files(found)
+    assert (again[cache : cache + cached] == several).all()  # all see what one writes
+    assert not again[room:].any()  # but not here
+    for piece in pieces:
+        found[piece.at : piece.at + piece.rows] = 1
+    assert shows_files(again)
+    assert [piece.file.read_bytes() for piece in pieces] == before
     del found, again
-    assert not mappings(file)
+    assert not mappings(tmp_path)
+    if handle is not None:
+        os.close(handle)
+
+
+def test_memory_that_is_shared_gets_large_pages() -> None:
+    if not large_pages(True):
+        pytest.skip("this system has none")
+    handle, size = os.memfd_create("large"), 8 << 20
+    os.truncate(handle, size)
+    table = map_table(torch.uint8, (1024,), size // 1024, shared=size // 1024, handle=handle)
+    table.random_()
+    before = table.clone()
+    assert use_large_pages(table)
+    assert torch.equal(table, before)
+    os.close(handle)
+    smaps = Path("/proc/self/smaps").read_text()
+    assert re.search(r"memfd:large.*?ShmemPmdMapped: +8192 kB", smaps, re.S)
 
 
 def test_one_index_reaches_both(tmp_path: Path) -> None:
     table = torch.randn(1000, 33)
     file = tmp_path / "t.npy"
-    found = map_rows(file, save(file, table), 100, 500, 50)
+    found = mapped(file, save(file, table), 100, 500, 50)
     found[500:] = torch.randn(50, 33)
     joined = torch.cat([table[100:600], found[500:].clone()])
     index = torch.randint(0, 550, (4000,))
@@ -112,7 +165,9 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
 
     kept = Kept()
     alive = weakref.ref(kept)
-    found = map_rows(file, array, 0, 100, 10, keep=kept)
+    piece = FileRows(0, file, array, 0, 100, keep=kept)
+    found = map_table(torch.float32, (8,), 110, [piece])
+    del piece
     del kept
     view = found[5:7].view(-1)
     del found
@@ -126,10 +181,43 @@ def test_freed_with_the_last_view(tmp_path: Path) -> None:
     assert len(Path("/proc/self/maps").read_text().splitlines()) <= lines + 1
 
 
+@pytest.mark.parametrize("scarce", [False, True])
+def test_nothing_is_read_ahead_where_memory_is_scarce(
+    scarce: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of feature rows that take more than 0.6 of it, and of a rank's edges, 0.15."""
+    meta = partitioned(random_graph(600, features=64), tmp_path, 2)
+    shard = load_shard(meta, 0, 1, replicated=False, stage=Stage(tmp_path / "stage"))
+    (rows,), layout = shard.topology.values(), shard.layout("_N", [0])
+    just = (int(600 * 64 * 4 / 0.6), "table"), (int(rows.src.nbytes / 0.15), "src")
+    for size, kind in just:
+        available = size // 2 if scarce else 2 * size
+        monkeypatch.setattr(available_memory, "memory", lambda size=available: (size, size))
+        if kind == "table":
+            table = shard.table("_N", ["feat"], torch.float32, layout)
+            address = table.data_ptr()
+        else:
+            again = load_shard(meta, 0, 1, replicated=False, stage=Stage(tmp_path / "stage"))
+            (rows,) = again.topology.values()
+            address = rows.src.ctypes.data
+        assert ("rr" in flags(address)) == scarce, kind
+
+
+def flags(address: int) -> list[str]:
+    """What the system knows of the mapping that an address is in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError("no such mapping")
+
+
 def test_spare_rows_cost_nothing_until_they_are_used(tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
     array = save(file, torch.randn(10, 256))
-    found = map_rows(file, array, 0, 10, 1 << 30)  # a tebibyte
+    found = mapped(file, array, 0, 10, 1 << 30)  # a tebibyte
     found[-1] = 7
     found[1 << 29] = 8
     assert found[-1, 0] == 7
@@ -139,11 +227,11 @@ def test_spare_rows_cost_nothing_until_they_are_used(tmp_path: Path) -> None:
 SHARE = """
 import sys, re, torch
 from pathlib import Path
-from raygnn.graph.staging.mapped import map_rows
+from raygnn.graph.staging.mapped import FileRows, map_table
 from raygnn.graph.staging.node_cache import StoredArray
 file = Path(sys.argv[1])
 array = StoredArray.model_validate_json(sys.argv[2])
-found = map_rows(file, array, 3, 200_000, 1000)
+found = map_table(torch.float32, (32,), 201_000, [FileRows(0, file, array, 3, 200_000)])
 found[:200_000].sum()
 found[200_000:] = 1
 print("ready", flush=True)
@@ -186,17 +274,16 @@ def test_processes_share_the_pages(tmp_path: Path) -> None:
     assert clean < 1000
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_rows_that_are_not_there(resident: bool, tmp_path: Path) -> None:
+def test_rows_that_are_not_there(tmp_path: Path) -> None:
     file = tmp_path / "t.npy"
     array = save(file, torch.randn(100, 4))
-    for first, rows, spare in ((0, 101, 0), (100, 1, 0), (-1, 1, 0), (0, -1, 0), (0, 0, -1)):
+    for first, rows in ((0, 101), (100, 1), (-1, 1)):
         with pytest.raises(ValueError, match="rows"):
-            map_rows(file, array, first, rows, spare, resident=resident)
+            mapped(file, array, first, rows, 0)
     for damage, message in ((_cut, "cut short"), (Path.unlink, "cannot be read: No such file")):
         damage(file)
         with pytest.raises(DataError, match=message) as error:
-            map_rows(file, array, 0, 100, 1, resident=resident)
+            mapped(file, array, 0, 100, 1)
         assert error.value.where == str(file)
 
 
@@ -209,7 +296,7 @@ def test_no_address_space(tmp_path: Path) -> None:
     array = save(file, torch.randn(100, 4))
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TrainingError, match=re.escape("Cannot allocate memory")) as error:
-        map_rows(file, array, 0, 100, 1 << 50)
+        mapped(file, array, 0, 100, 1 << 50)
     assert error.value.remedy
     assert len(os.listdir("/proc/self/fd")) == before
     assert not mappings(file)

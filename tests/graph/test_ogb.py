@@ -16,6 +16,7 @@ from ogb_builder import (
     TRIPLETS,
     TYPED,
     raw_text,
+    write_archives,
     write_links,
     write_nodes,
     write_typed,
@@ -24,9 +25,9 @@ from ogb_builder import (
 from raygnn.config.graph import OgbGraph
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, MASKS
 from raygnn.graph.partition.make import partition_graph
-from raygnn.graph.partition.read import load_part
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.triples import ETYPE
+from tests.graph.parted import load_part
 
 Build = Callable[[Path], OgbGraph]
 
@@ -45,6 +46,25 @@ def test_nodes_of_one_type_are_those_of_the_package(name: str, tmp_path: Path) -
     np.testing.assert_array_equal(np.stack([edges.src, edges.dst]), theirs["edge_index"])
     np.testing.assert_array_equal(nodes.data["feat"], theirs["node_feat"])
     np.testing.assert_array_equal(nodes.data["year"], theirs["node_year"][:, 0])
+
+
+def test_archives_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    """Labels that are NaN are unknown; all else is what is in the archive."""
+    graph = write_archives(tmp_path, features="float16")
+    data, raw = load_graph(graph), tmp_path / "ogbn_papers100M" / "raw"
+    nodes, edges = data.nodes[DEFAULT_NTYPE].data, data.edges[DEFAULT_ETYPE]
+    stored, label = np.load(raw / "data.npz"), np.load(raw / "node-label.npz")["node_label"]
+    np.testing.assert_array_equal(np.stack([edges.src, edges.dst]), stored["edge_index"])
+    np.testing.assert_array_equal(edges.data["relation"], stored["edge_reltype"][:, 0])
+    np.testing.assert_array_equal(edges.data["feat"], stored["edge_feat"])
+    np.testing.assert_array_equal(nodes["feat"], stored["node_feat"])
+    np.testing.assert_array_equal(nodes["year"], stored["node_year"][:, 0])
+    np.testing.assert_array_equal(nodes["label"], np.nan_to_num(label[:, 0], nan=-1))
+    assert nodes["feat"].dtype == np.float16
+    assert [int(nodes[mask].sum()) for mask in MASKS] == [10, 4, 4]
+    both = load_graph(graph.model_copy(update={"undirected": True})).edges[DEFAULT_ETYPE]
+    np.testing.assert_array_equal(both.src, stored["edge_index"].T.reshape(-1))
+    np.testing.assert_array_equal(both.dst, stored["edge_index"][::-1].T.reshape(-1))
 
 
 def test_nodes_of_several_types_are_those_of_the_package(tmp_path: Path) -> None:
@@ -163,9 +183,19 @@ def two_splits(root: Path) -> OgbGraph:
 
 
 def binary(root: Path) -> OgbGraph:
-    graph = write_nodes(root, "ogbn-papers100M")
-    np.savez(root / "ogbn_papers100M" / "raw" / "data.npz", edge_index=np.zeros((2, 1)))
+    graph = write_nodes(root, "ogbn-mag")
+    np.savez(root / "ogbn_mag" / "raw" / "edge_index_dict.npz", edge_index=np.zeros((2, 1)))
     return graph
+
+
+def vessel(root: Path) -> OgbGraph:
+    graph, _ = write_links(root, "ogbl-collab")
+    np.savez(root / "ogbl_collab" / "raw" / "data.npz", edge_index=np.zeros((2, 1)))
+    return graph
+
+
+def archived(**changes: Any) -> Build:
+    return lambda root: write_archives(root, **changes)
 
 
 class Command:
@@ -180,7 +210,49 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
         lambda root: OgbGraph(format="ogb", path=root, name="ogbl-ppa"),
         ["no directory ogbl_ppa/raw", "from ogb.linkproppred import LinkPropPredDataset"],
     ),
-    "binary": (binary, ["data.npz", "format: tables"]),
+    "binary, of several types": (binary, ["edge_index_dict.npz", "format: tables"]),
+    "archive, of links": (vessel, ["data.npz", "not of links", "format: tables"]),
+    "archive: end out of range": (
+        archived(edge_index=np.full((2, EDGES), NODES)),
+        ["data.npz: edge_index[0], row 0", "source 30 is not a node: there are 30"],
+    ),
+    "archive: ends of floats": (
+        archived(edge_index=np.zeros((2, EDGES))),
+        ["data.npz: edge_index[0]", "float64", "integer node ids"],
+    ),
+    "archive: pairs": (
+        archived(edge_index=np.zeros((EDGES, 2), np.int64)),
+        ["data.npz: edge_index", "(80, 2), and num_edges_list says 80"],
+    ),
+    "archive: no ends": (archived(edge_index=None), ["data.npz", "no array edge_index"]),
+    "archive: many graphs": (
+        archived(num_nodes_list=np.array([10, 20])),
+        ["data.npz: num_nodes_list", "(2,)", "not one number"],
+    ),
+    "archive: fewer features": (
+        archived(node_feat=np.ones((29, 4))),
+        ["data.npz: node_feat", "(29, 4), but there are 30 nodes"],
+    ),
+    "archive: objects": (
+        archived(node_feat=np.array([Command()] * NODES)),
+        ["data.npz: node_feat", "refused", "pickles"],
+    ),
+    "archive: words": (
+        archived(edge_kind=np.array(["a"] * EDGES)),
+        ["data.npz: edge_kind", "dtype <U1"],
+    ),
+    "archive: infinite feature": (
+        archived(node_feat=np.full((NODES, 3), np.nan)),
+        ["data.npz: node_feat, row 0", "nan"],
+    ),
+    "archive: half a label": (
+        archived(node_label=np.full((NODES, 1), 0.5)),
+        ["node-label.npz: node_label, row 0", "0.5 is not an integer"],
+    ),
+    "archive: no label": (
+        archived(node_label=np.full((NODES, 1), np.nan)),
+        ["split", "in train_mask and has no label"],
+    ),
     "two splits": (two_splits, ["2 splits", "random, time"]),
     "split that is not there": (
         lambda root: write_nodes(root).model_copy(update={"split": "species"}),

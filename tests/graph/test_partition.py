@@ -35,18 +35,19 @@ from raygnn.graph.data import (
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import metis, write
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.make import ensure_partition, find_partition, partition_graph
+from raygnn.graph.partition.make import find_partition, partition_graph
 from raygnn.graph.partition.manifest import Feature
-from raygnn.graph.partition.read import load_part, part_facts, table
+from raygnn.graph.partition.read import part_facts, table
 from tests.graph.parted import (
     assert_same,
     graphs,
     in_edges,
+    load_part,
     original_ids,
     reassemble,
     verify,
 )
-from tests.graphs import random_graph, typed_graph
+from tests.graphs import ensure_partition, random_graph, typed_graph
 
 
 def make(
@@ -60,7 +61,7 @@ def make(
 
 
 @settings(max_examples=60)
-@given(graphs(), st.integers(1, 5), st.sampled_from(["metis", "random"]))
+@given(graphs(), st.integers(1, 5), st.sampled_from(["metis", "stream", "random"]))
 def test_the_parts_together_are_the_graph(data: GraphData, parts: int, method: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         meta = make(data, Path(directory) / "p", parts, method)
@@ -117,7 +118,8 @@ def test_cora_in_two_parts(data_dir: Path, tmp_path: Path) -> None:
     assert 0 < first["halo"] < second["nodes"]
 
 
-def test_metis_shares_out_training_nodes_and_types(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["metis", "stream"])
+def test_training_nodes_and_types_are_shared_out(method: str, tmp_path: Path) -> None:
     nodes, width = 2000, 20  # a ring of cliques; all training nodes on one side of it
     src = np.arange(nodes).repeat(width)
     dst = (src + np.tile(np.arange(1, width + 1), nodes)) % nodes
@@ -126,10 +128,10 @@ def test_metis_shares_out_training_nodes_and_types(tmp_path: Path) -> None:
         {DEFAULT_NTYPE: NodeFrame(nodes, {"train_mask": np.arange(nodes) < nodes // 4})},
         {DEFAULT_ETYPE: EdgeFrame(src, dst)},
     )
-    *rows, total = table(make(data, tmp_path / "ring", 2, "metis"))
+    *rows, total = table(make(data, tmp_path / "ring", 2, method))
     assert all(200 <= row["training_nodes"] <= 300 for row in rows)
     assert total["cut"] < 0.2 * total["edges"]
-    meta = make(typed_graph(400, 160), tmp_path / "typed", 4, "metis")
+    meta = make(typed_graph(400, 160), tmp_path / "typed", 4, method)
     for ntype, share in (("item", 100), ("user", 40)):
         assert all(abs(np.diff(row)[0] - share) <= share / 2 for row in meta.node_ranges[ntype])
 
@@ -143,6 +145,7 @@ def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
     plain = random_graph()
     plain.nodes[DEFAULT_NTYPE].data.clear()
     assert files(plain, "a", "metis") == files(plain, "b", "metis")
+    assert files(typed_graph(), "s", "stream") == files(typed_graph(), "t", "stream")
     assert files(typed_graph(), "c", "random") == files(typed_graph(), "d", "random")
     assert files(typed_graph(), "e", "random", 1) != files(typed_graph(), "f", "random", 2)
 
@@ -264,6 +267,16 @@ def in_original_ids(config: Path, part: int, nids: dict[str, Any], eids: dict[An
             for name, values in frame.items()
         },
     )
+
+
+def test_a_partition_says_how_it_was_made(tmp_path: Path) -> None:
+    stages: list[str] = []
+    meta = ensure_partition(job(tmp_path, method="stream"), 2, stages.append)
+    assert stages[:3] == ["load", "stream", "stream, pass 1 of 6"]
+    assert meta.manifest is not None
+    assert meta.manifest.method == meta.manifest.source.made_from["method"] == "stream"
+    assert "stream" in meta.manifest.seconds
+    assert meta.digest != ensure_partition(job(tmp_path), 2).digest
 
 
 @pytest.mark.parametrize("make_graph", [random_graph, typed_graph])

@@ -29,11 +29,13 @@ from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import DataError
 from raygnn.graph import available_memory
 from raygnn.graph.data import GraphData
+from raygnn.graph.outofcore.estimate import Size, needs
 from raygnn.graph.partition.dgl_format import write_graph
 from raygnn.graph.partition.make import find_partition
 from raygnn.graph.sources import load_graph, planted, reading_bytes
 from raygnn.graph.tables import columns
 from raygnn.graph.tables.columns import Growing
+from raygnn.graph.tables.reader import Reader
 from tests.hostile import assert_refused, outcomes
 
 NODES, EDGES, WIDTH = 20_000, 100_000, 8
@@ -137,6 +139,34 @@ def test_an_estimate_is_near_what_partitioning_takes(tmp_path: Path) -> None:
     assert 4.0e9 < given.facts(config).bytes + given.partitioning_bytes < 5.5e9
 
 
+@pytest.mark.parametrize(
+    ("share", "method", "memory", "disk"),
+    [
+        (64, "stream", 1.59, 0.35),
+        (64, "random", 1.50, 0.56),
+        (16, "stream", 2.05, 1.65),
+        (16, "random", 1.98, 2.23),
+        (1, "random", 3.02, 36.9),
+    ],
+)
+def test_an_estimate_is_near_what_partitioning_out_of_core_takes(
+    share: int, method: str, memory: float, disk: float
+) -> None:
+    """The graphs of benchmarks/bench_large.py, GiB."""
+    nodes, edges = 25_000_000 // share, 400_000_000 // share
+    expected = needs(Size(nodes, edges, 280 * nodes, 16 * edges), 4, 2, method)
+    assert memory <= expected.memory / GIB <= 1.5 * memory
+    assert disk <= expected.disk / GIB <= 1.5 * disk
+
+
+def test_features_of_float16_are_half_as_large(tmp_path: Path) -> None:
+    for width, kind in ((8, pa.float32()), (4, pa.float16())):
+        values = pa.array(np.ones(NODES * WIDTH, np.float32)).cast(kind)
+        rows = pa.FixedSizeListArray.from_arrays(values, WIDTH)
+        pq.write_table(pa.table({"feat": rows}), tmp_path / "n.parquet")
+        assert Reader([tmp_path / "n.parquet"], ["feat"]).reading_bytes() == NODES * WIDTH * width
+
+
 def test_an_estimate_of_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         reading_bytes(NpzGraph(format="npz", path=tmp_path / "no.npz"))
@@ -187,7 +217,7 @@ def write_claims(place: Path, **changes: tuple[int, ...]) -> dict[str, Any]:
     rows = 10**8
     shapes = {"node_features": (rows, 8), "node_labels": (rows,), "edges": (10**6, 2),
               "train_masks": (rows,), "val_masks": (rows,), "test_masks": (rows,)}  # fmt: skip
-    with zipfile.ZipFile(place, "w") as archive:
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, shape in {**shapes, **changes}.items():
             with archive.open(f"{name}.npy", "w") as member:
                 header = {"descr": "|i1", "fortran_order": False, "shape": shape}

@@ -12,9 +12,9 @@ from raygnn.errors import ConfigError
 from raygnn.graph.data import EdgeFrame
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.partition.make import partition_graph
-from raygnn.graph.partition.read import load_part
 from raygnn.graph.sources import digest, load_graph
 from raygnn.graph.sources.transforms import add_reverses
+from tests.graph.parted import load_part
 from tests.graphs import ITEM, TAG, typed_graph
 
 TRIPLE, REVERSE = ("entity", "triple", "entity"), ("entity", "rev_triple", "entity")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -181,25 +182,32 @@ def test_tables(tmp_path: Path) -> None:
             shard = load_shard(
                 meta, rank, workers, replicated=True, stage=Stage(tmp_path / "stage")
             )
-            held = shard.node_data["item"]
-            for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
-                table = shard.table("item", ["feat", "price", "image"], dtype, 3)
+            everyone = [
+                load_shard(meta, r, workers, replicated=True, stage=Stage(tmp_path / "stage"))
+                for r in range(workers)
+            ]
+            for dtype, ranks in product(
+                (torch.float32, torch.bfloat16, torch.float64, torch.float16),
+                ([rank], range(workers)),
+            ):
+                names, layout = ["feat", "price", "image"], shard.layout("item", ranks, 3)
+                table = shard.table("item", names, dtype, layout)
                 assert table.dtype == dtype
-                assert table.shape == (shard.owned("item") + 3, 6 + 1 + 6)
-                wanted = [held["feat"].to(dtype), held["price"].to(dtype).unsqueeze(1)]
-                wanted.append(held["image"].to(dtype).flatten(1))
-                assert torch.equal(table[:-3], torch.cat(wanted, 1))
-                assert not table[-3:].any()
+                assert table.shape == (layout.total, 6 + 1 + 6)
+                assert np.flatnonzero(layout.starts >= 0).tolist() == list(ranks)
+                for other, start in zip(everyone, layout.starts):
+                    held = other.node_data["item"]
+                    wanted = [held["feat"].to(dtype), held["price"].to(dtype).unsqueeze(1)]
+                    wanted.append(held["image"].to(dtype).flatten(1))
+                    here = table[start : start + other.owned("item")]
+                    assert start < 0 or torch.equal(here, torch.cat(wanted, 1))
+                assert not table[layout.cached : layout.cached + 3].any()
+                assert not table[layout.room :].any()
                 table.fill_(9)  # stays in this process, and in this table
-            again = shard.table("item", ["image"], torch.bfloat16, 0)
-            assert torch.equal(again.view(-1, 2, 3), held["image"])
-            one = shard.table("user", ["feat"], torch.float32, 0)
+            again = shard.rows("item", ["image"], torch.bfloat16)
+            assert torch.equal(again.view(-1, 2, 3), shard.node_data["item"]["image"])
+            one = shard.rows("user", ["feat"], torch.float32)
             assert torch.equal(one, shard.node_data["user"]["feat"])
-            with pytest.raises(DataError, match="has no array 'nothing'") as error:
-                shard.table("item", ["feat", "nothing"], torch.float32, 0)
-            assert error.value.remedy
-            with pytest.raises(DataError, match="no numbers in its array 'val_mask'"):
-                shard.table("item", ["val_mask"], torch.float32, 0)
     kinds = sorted(path.name.split("-")[0] for path in (tmp_path / "stage").iterdir())
     assert set(kinds) == {"nodes", "table", "topology"}  # no lock, nothing temporary
 
@@ -209,7 +217,7 @@ def test_tables_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     meta = partitioned(random_graph(200, 2), tmp_path, 1)
     shard = load_shard(meta, 0, 1, replicated=True, stage=Stage(tmp_path / "stage"))
     held = shard.node_data["_N"]
-    table = shard.table("_N", ["feat", "label"], torch.float64, 0)
+    table = shard.rows("_N", ["feat", "label"], torch.float64)
     wanted = torch.cat([held["feat"].double(), held["label"].double().unsqueeze(1)], 1)
     assert torch.equal(table, wanted)
 
@@ -291,7 +299,8 @@ meta, stage = read_meta(sys.argv[1]), Stage(Path(sys.argv[2]))
 torch.ones(10).sum(), torch.ones(3, 3).mean()
 before = private()
 shard = load_shard(meta, 0, 2, replicated=True, stage=stage)
-table = shard.table("_N", ["feat"], torch.bfloat16, 10_000)
+table = shard.table("_N", ["feat"], torch.bfloat16, shard.layout("_N", [0], 10_000))
+table = table[: shard.owned("_N")]
 rows = shard.topology[("_N", "_E", "_N")]
 total = rows.src.max() + rows.indptr.max() + rows.keys.max() + shard.original["_N"].max()
 for each in (table, *shard.node_data["_N"].values()):
@@ -305,7 +314,7 @@ def test_nothing_of_the_graph_is_private_memory(tmp_path: Path) -> None:
     meta = partitioned(random_graph(100_000, 20, features=64), tmp_path, 2)
     stage = Stage(tmp_path / "stage")
     shard = load_shard(meta, 0, 2, replicated=True, stage=stage)
-    shard.table("_N", ["feat"], torch.bfloat16, 0)
+    shard.rows("_N", ["feat"], torch.bfloat16)
     command = [sys.executable, "-c", MEMORY, str(meta.directory), str(stage.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     private, held = map(int, done.stdout.split())

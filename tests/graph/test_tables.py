@@ -220,6 +220,16 @@ def test_times(values: list[Any], expected: int, tmp_path: Path) -> None:
         assert time[0] == 1_704_067_200 * 10**6
 
 
+def test_times_of_nodes(tmp_path: Path) -> None:
+    """As those of edges; an array to look at, beside features."""
+    spec = changed("nodes user time", "joined")
+    joined = ["2024-01-01", "1970-01-01 00:00:01", "1970-01-01T00:00:00.5"]
+    user = load_graph(write_shop(tmp_path, spec=spec, users={"joined": joined})).nodes["user"]
+    assert user.data["time"].dtype == np.int64
+    assert user.data["time"].tolist() == [1_704_067_200 * 10**6, 10**6, 500_000]
+    assert user.data["feat"].shape == (3, 2)
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_of_parquet(unit: str, tmp_path: Path) -> None:
     at = pa.array([1000, 2000, 3000], pa.timestamp("ms")).cast(pa.timestamp(unit))

@@ -19,6 +19,10 @@ import raygnn
 from raygnn.config.schema import Config
 from raygnn.jobs.local_job import LocalJob
 from raygnn.runs.run import open_run
+from raygnn.runs.run_directory import JOB, RunDir
+from tests.stores import LocalStore
+
+pytestmark = pytest.mark.system
 
 LIMIT = 150.0
 
@@ -36,7 +40,7 @@ time.sleep(600)
 """
 
 
-def config_of(storage: Path, **changes: Any) -> Config:
+def config_of(storage: Path | str, **changes: Any) -> Config:
     return raygnn.load_config(
         {
             "name": "beside",
@@ -89,6 +93,27 @@ def test_a_run_from_its_beginning_to_a_stop(
     assert not alive, [each.name() for each in alive]
     assert "epoch 1/5000" in capsys.readouterr().out, "it is shown meanwhile"
     job.stop()  # once more does nothing
+
+
+def test_a_run_that_is_kept_in_a_store(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is here while it is written, and in the store afterwards, where an earlier one may be."""
+    config = config_of(store.uri, staging={"path": str(tmp_path / "stage")})
+    request = {"config": {}, "overwrite": False, "resume": False, "verbose": False, "profile": 0}
+    job = LocalJob(config, request, display=False)
+    theirs = psutil.Process(job.pid).environ()[JOB]
+    for ours in (False, True):
+        monkeypatch.setenv(JOB, theirs if ours else "another")
+        with RunDir.create(
+            config.local_storage, config.name, store=config.store, mode="overwrite"
+        ) as run:
+            run.begin(config.recorded())
+            shown = job.run
+            assert (shown is not None and shown.shown == str(run.path)) is ours
+            job.stop()
+        shown = job.run
+        assert (shown is not None and shown.shown == run.shown) is ours
 
 
 def test_what_is_refused_is_raised(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 LIMIT = 300  # seconds for a cell
 
 
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

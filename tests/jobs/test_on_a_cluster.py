@@ -19,7 +19,7 @@ from raygnn.runs.run import open_run
 from tests.hosts import hosts, needs_hosts
 from tests.ray_cluster import CHECKOUT, Cluster, ray_cluster
 
-pytestmark = [needs_hosts(), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, needs_hosts(), pytest.mark.timeout(600)]
 
 SERVER = "http://127.0.0.1:8265"
 LIMIT = 180.0
@@ -51,6 +51,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
     (work / "jobs").mkdir(parents=True)
     for name in ("train.py", "cora.yaml", "runtime-env.yaml"):
         shutil.copy(CHECKOUT / "jobs" / name, work / "jobs")
+    shutil.copytree(  # as in a checkout
+        CHECKOUT / "raygnn", work / "raygnn", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (work / "bad.py").write_text(_BAD)
     job = {
         "name": "long",

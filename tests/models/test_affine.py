@@ -149,7 +149,7 @@ def test_relu_comes_once_and_after_the_norm(kind: str, norm: str, threads: int) 
     adj = Adjacency.of_edges(edges[0], edges[1], 6)
     block = Block({ETYPE: adj}, {"_N": 6}, {"_N": 6})
     config = read_model(kind=kind, hidden=8, layers=3, dropout=0.0, norm=norm, activation="relu")
-    model = build_model(config, Schema({"_N": 5}, [ETYPE], "_N", 3))
+    model = build_model(config, Schema({"_N": 5}, [ETYPE], 3, target="_N"))
     x, degree = torch.randn(6, 5), {ETYPE: adj.degree}
     hidden = model.layer(0, block, {"_N": x}, degree)["_N"]
     assert bool((hidden >= 0).all())

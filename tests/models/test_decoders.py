@@ -47,6 +47,17 @@ def by_the_paper(kind: str, decoder: Any, s: Tensor, r: int, t: Tensor) -> float
     return -float((head * turn - tail).abs().sum())
 
 
+def test_features_of_edges_are_part_of_the_first_layer() -> None:
+    torch.manual_seed(1)
+    config = read_model(kind="sage", hidden=5, dropout=0.0)
+    decoder: Any = make_decoder(config, "mlp", WIDTH, 1, 2, 3)
+    source, target, features = torch.randn(4, WIDTH), torch.randn(4, WIDTH), torch.randn(4, 3)
+    first = torch.cat([decoder.source.weight, decoder.target.weight, decoder.features.weight], 1)
+    hidden = torch.cat([source, target, features], 1) @ first.T + decoder.source.bias
+    expected = decoder.out(torch.relu(hidden))
+    torch.testing.assert_close(decoder(source, target, None, features), expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None)
 @given(batch=st.integers(1, 5), nodes=st.integers(1, 7), seed=st.integers(0, 99))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +16,10 @@ from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.models.typed_layers import TypedLayer
 from raygnn.sampling.batch import Adjacency, Block, EdgeType
-from raygnn.tasks import inference
-from tests.graphs import ITEM, on_whole_graph, partitioned, random_graph, typed_graph
-from tests.ranks import run_ranks
-from tests.tasks.test_inference import infer, model_of
 
 SRC, DST, WIDTH, HIDDEN, OUT = 30, 12, 8, 6, 4
 ETYPE: EdgeType = ("_N", "_E", "_N")
-ONE = Schema({"_N": WIDTH}, [ETYPE], "_N", OUT)
+ONE = Schema({"_N": WIDTH}, [ETYPE], OUT, target="_N")
 
 
 @pytest.fixture(params=["torch", "dgl"])
@@ -140,7 +135,7 @@ def test_on_several_edge_types(kernels: Choice) -> None:
     item, user = "item", "user"
     loops: list[EdgeType] = [(item, "also", item), (item, "like", item)]
     across: list[EdgeType] = [(user, "buys", item), (item, "bought", user)]
-    schema = Schema({item: WIDTH, user: 3}, [*loops, *across], item, OUT)
+    schema = Schema({item: WIDTH, user: 3}, [*loops, *across], OUT, target=item)
     model = network(schema, kernels=kernels, layers=2)
     torch.manual_seed(4)
     sizes = {item: 9, user: 5}
@@ -203,19 +198,3 @@ def test_tells_apart_what_means_and_maxima_do_not() -> None:
     x = torch.ones(3, WIDTH, dtype=torch.float64)
     out = network()([block(adj, 3)], {"_N": x}, {})
     assert not torch.allclose(out[0], out[1])
-
-
-@pytest.mark.parametrize("typed", [False, True])
-def test_inference_layer_by_layer(
-    typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inference, "CHUNK_EDGES", 100)
-    data, target = (typed_graph(), ITEM) if typed else (random_graph(), "_N")
-    config = read_model(kind="gin", hidden=16, layers=3, norm="layer", residual=True)
-    exact = on_whole_graph(model_of(config, data, target), 3, data)
-    for workers in (1, 2):
-        meta = partitioned(data, tmp_path, workers)
-        results = run_ranks(workers, infer, meta, config, data, target, True, False)
-        for original, outputs in results:
-            torch.testing.assert_close(outputs, exact[original], atol=1e-4, rtol=1e-5)
-        assert sum(len(original) for original, _ in results) == len(exact)

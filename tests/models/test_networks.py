@@ -29,8 +29,8 @@ TYPED: list[EdgeType] = [
     (ITEM, "has", TAG),  # leads nowhere: no item depends on a tag
 ]
 WIDTHS = {ITEM: 6, USER: 3, TAG: 2}
-HOMOGENEOUS = Schema({"_N": 6}, [("_N", "_E", "_N")], "_N", 4)
-HETEROGENEOUS = Schema(WIDTHS, TYPED, ITEM, 4)
+HOMOGENEOUS = Schema({"_N": 6}, [("_N", "_E", "_N")], 4, target="_N")
+HETEROGENEOUS = Schema(WIDTHS, TYPED, 4, target=ITEM)
 
 FAMILIES = [
     {"kind": "gcn"},
@@ -264,9 +264,9 @@ class TestDropout:
 CATEGORICAL = Schema(
     {ITEM: 6, USER: 0, TAG: 2},
     TYPED,
-    ITEM,
     4,
     {ITEM: {"brand": (5, 3)}, USER: {"keys": (4, 2), "a.b": (3, 2)}, TAG: {"n": (2, 2)}},
+    target=ITEM,
 )
 
 

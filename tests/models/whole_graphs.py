@@ -24,6 +24,14 @@ TYPED = GraphSchema(
 CATEGORICAL = GraphSchema(
     {ATOM: 5, RING: 0}, TYPED.etypes, 3, {ATOM: {"kind": (4, 3)}, RING: {"kind": (3, 2)}}
 )
+BONDED = GraphSchema(
+    CATEGORICAL.in_features,
+    TYPED.etypes,
+    3,
+    CATEGORICAL.categories,
+    edge_features=dict.fromkeys(TYPED.etypes[::2], 1),
+    edge_categories={e: {"sort": (4, 3), "age": (2, 1)} for e in TYPED.etypes[:2]},
+)
 
 
 def random_sample(
@@ -60,6 +68,8 @@ def random_sample(
         etype: {"w": torch.rand(len(src), generator=generator, dtype=torch.float64)}
         for etype, (src, _) in ends.items()
     }
+    for etype, kinds in schema.edge_categories.items():
+        weights[etype] |= {n: numbers(c, len(ends[etype][0])) for n, (c, _) in kinds.items()}
     return Sample(counts, ends, x, weights)
 
 
@@ -101,6 +111,14 @@ def batch_of(
         edge_data={
             e: {"w": torch.cat([s.edge_data[e]["w"] for s in samples]).to(dtype)}
             for e in schema.etypes
+        },
+        edge_x={
+            e: torch.cat([s.edge_data[e]["w"] for s in samples]).to(dtype).unsqueeze(1)
+            for e in schema.edge_features
+        },
+        edge_categories={
+            e: {n: torch.cat([s.edge_data[e][n] for s in samples]) for n in named}
+            for e, named in schema.edge_categories.items()
         },
     )
 

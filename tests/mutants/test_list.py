@@ -28,6 +28,7 @@ def test_a_mutant_can_be_planted(mutant: Mutant) -> None:
     assert mutant.breaks
 
 
+@pytest.mark.system
 def test_their_tests_are_there() -> None:
     tests = {test for mutant in MUTANTS for test in mutant.tests}
     files = sorted({test.split("::")[0] for test in tests})

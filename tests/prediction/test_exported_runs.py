@@ -30,6 +30,7 @@ assert not {"raygnn", "dgl", "ray"} & sys.modules.keys()
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("typed", "kind"), [(False, "sage"), (True, "hgt")])
 def test_a_process_without_raygnn_gives_the_same(
     typed: bool, kind: str, make_job: JobFactory, tmp_path: Path
@@ -54,7 +55,7 @@ def test_a_process_without_raygnn_gives_the_same(
     subprocess.run([sys.executable, "-I", "-c", SERVE, *files], check=True, cwd=tmp_path)
     found = torch.load(tmp_path / "found.pt")
 
-    model = build_model(config.model, Schema(widths, list(data.edges), made.target, 4))
+    model = build_model(config.model, Schema(widths, list(data.edges), 4, target=made.target))
     model.load_state_dict(torch.load(run.path / "checkpoints" / "selected.pt"))
     torch.testing.assert_close(found, on_whole_graph(model, 2, data), atol=1e-5, rtol=1e-5)
 

@@ -14,6 +14,8 @@ import customers
 
 from tests.commands import Command
 
+pytestmark = pytest.mark.system
+
 
 def run(*command: str, cwd: Path, code: int = 0) -> str:
     """What a command says; it must exit with this code, and leave nothing behind."""

@@ -18,7 +18,6 @@ from raygnn.config.graph import TablesGraph
 from raygnn.config.schema import Config
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import DataError, InputError
-from raygnn.graph.partition.make import ensure_partition
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Schema
 from raygnn.models.registry import build_model
@@ -26,7 +25,7 @@ from raygnn.prediction.request import Asked
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
 from raygnn.worker.job import Sizes
-from tests.graphs import on_whole_graph
+from tests.graphs import ensure_partition, on_whole_graph
 from tests.prediction.test_predict import ask
 from tests.prediction.test_table_jobs import shop
 from tests.small_jobs import JobFactory, train_on_ranks
@@ -45,7 +44,7 @@ def test_another_graph(workers: int, make_job: JobFactory) -> None:
     table = ask(run, found.config, workers, sizes=found.weights.sizes)
     assert found.config.graph is not None
     data = load_graph(found.config.graph, needs_masks=False)
-    model = build_model(config.model, Schema({"_N": 16}, list(data.edges), "_N", 4))
+    model = build_model(config.model, Schema({"_N": 16}, list(data.edges), 4, target="_N"))
     model.load_state_dict(torch.load(run.path / "checkpoints" / "selected.pt"))
     wanted = on_whole_graph(model, 2, data).softmax(1)
     frame = table.to_pandas()
@@ -53,6 +52,7 @@ def test_another_graph(workers: int, make_job: JobFactory) -> None:
     assert np.allclose(np.stack(frame["scores"]), wanted, atol=1e-5)
 
 
+@pytest.mark.system
 def test_without_labels_and_splits(tmp_path: Path) -> None:
     """As new rows of tables come."""
     (tmp_path / "old").mkdir()

@@ -15,12 +15,12 @@ import yaml
 
 import raygnn
 from raygnn.errors import ConfigError, InputError
-from raygnn.graph.collection import ensure_collection
 from raygnn.graph.dgl import dgl
 from raygnn.prediction.request import Asked
 from raygnn.prediction.request import ask as plan
 from raygnn.runs.run import Run
-from tests.datasets import RandomGraphs
+from tests.datasets import Bonds, RandomGraphs
+from tests.graphs import ensure_collection
 from tests.prediction.test_predict import ask
 from tests.small_jobs import train_on_ranks
 from tests.worker.test_graph_tasks import dataset, make
@@ -178,6 +178,27 @@ def test_numbers(tmp_path: Path) -> None:
     assert frame["label"].isna().tolist() == labels.isnan().tolist()
     error = (frame["prediction"] - frame["label"]).abs().mean()
     assert answer(run, 2, *other, rows=False)["all/mae"] == pytest.approx(error, abs=1e-5)
+
+
+def test_edges_tell(tmp_path: Path) -> None:
+    """Features and categories of edges; of new graphs as of those of the training."""
+    model = {"kind": "gin", "edge_features": "amount", "edge_categories": {"kind": 2}}
+    graph = dataset("Bonds", num=60) | {"val": 0.1, "test": 0.1}
+    train = {"epochs": 12, "lr": 0.02, "optimizer": "adam"}
+    run = train_on_ranks(make(tmp_path, graph=graph, model=model | {"hidden": 16}, train=train))
+    metrics = answer(run, 2, "graph.args.num=40", "graph.args.start=100", rows=False)
+    assert metrics["all/accuracy"] >= 0.95
+    graphs = [Bonds(start=100)[number][0] for number in range(4)]
+    graphs[2].edata["kind"] += 3
+    dgl().save_graphs(str(tmp_path / "new.bin"), graphs)
+    other = ("graph.dataset=null", "graph.args={}", f"graph.path={tmp_path / 'new.bin'}")
+    with pytest.raises(RuntimeError, match="graph 2 has _N:_E:_N/kind 3 to 5, expected 0 to 2"):
+        answer(run, 1, *other)
+    for one in graphs:
+        del one.edata["amount"]
+    dgl().save_graphs(str(tmp_path / "new.bin"), graphs)
+    with pytest.raises(RuntimeError, match="graph 0 has no array 'amount' of _N:_E:_N"):
+        answer(run, 1, *other)
 
 
 # --- text as GIN's -------------------------------------------------------------------------------
@@ -379,6 +400,7 @@ def test_a_place_that_numbers_others(tmp_path: Path) -> None:
         ensure_collection(other)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:
     """All the way: metrics of text, and a file of rows with a graph left out."""

@@ -73,7 +73,7 @@ def test_embeddings_are_what_the_last_layer_is_given(typed: bool, make_job: JobF
     data = load_graph(config.graph)
     target = "item" if typed else "_N"
     widths = {t: frame.data["feat"].shape[1] for t, frame in data.nodes.items()}
-    model = build_model(config.model, Schema(widths, list(data.edges), target, 4))
+    model = build_model(config.model, Schema(widths, list(data.edges), 4, target=target))
     model.load_state_dict(torch.load(run.path / "checkpoints" / "selected.pt"))
 
     class Hidden(nn.Module):

@@ -17,11 +17,12 @@ from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
 from raygnn.errors import ConfigError
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.make import Missing, ensure_partition, find_partition
+from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.partition.read import read_ids
 from raygnn.graph.sources import load_graph
 from raygnn.prediction import driver_side as driver
 from raygnn.worker.job import ROWS
+from tests.graphs import ensure_partition
 from tests.prediction.test_predict import ask
 from tests.small_jobs import job, train_on_ranks
 

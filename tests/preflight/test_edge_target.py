@@ -94,6 +94,18 @@ def test_what_is_predicted_is_not_told() -> None:
             {"kind": "edge_classification", "target": "kind"},
             "is what is to be predicted",
         ),
+        (
+            {BUYS: {"kind": 0, "w": 0}},
+            {"decoder_features": ["w", "kind"]},
+            {"kind": "edge_classification", "target": "kind"},
+            "is what is to be predicted",
+        ),
+        (
+            {BUYS: {"kind": 0}},
+            {"decoder_features": "w"},
+            {"kind": "edge_classification", "target": "kind"},
+            "no array 'w' (model.decoder_features)",
+        ),
     ],
 )
 def test_what_is_wrong(arrays: Any, model: Any, task: Any, what: str) -> None:

@@ -44,6 +44,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
     monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(machine, "_SYS", tmp_path / "sys")
     monkeypatch.setattr(available_memory, "_CGROUP", tmp_path / "sys/fs/cgroup")
+    monkeypatch.setattr(available_memory, "_PROC", tmp_path / "proc")
     return Files(tmp_path)
 
 
@@ -80,19 +81,48 @@ def test_quota_of_a_container(
     assert machine.cpus() == expected
 
 
-def test_memory_of_a_container(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_has = SimpleNamespace(total=1000 * 1024, available=800 * 1024)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine_has)
+@pytest.fixture
+def machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = SimpleNamespace(total=1000 * 1024, available=800 * 1024)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: size)
+
+
+@pytest.mark.usefixtures("machine_has")
+def test_memory_of_a_container(files: Files) -> None:
     assert memory() == (1000 * 1024, 800 * 1024)
     files["sys/fs/cgroup/memory.max"] = "max\n"
     files["sys/fs/cgroup/memory.current"] = "300000\n"
     assert memory() == (1000 * 1024, 800 * 1024)
     files["sys/fs/cgroup/memory.max"] = "500000\n"
     assert memory() == (500000, 200000)
-    files["sys/fs/cgroup/memory.stat"] = "anon 1\nodd\ninactive_file 50000\n"
-    assert memory() == (500000, 250000), "the page cache is given back"
+    files["sys/fs/cgroup/memory.stat"] = "anon 1\nodd\ninactive_file 50000\nactive_file 9\n"
+    assert memory() == (500000, 250009), "the page cache is given back"
     files["sys/fs/cgroup/memory.current"] = "700000\n"
     assert memory() == (500000, 0)
+
+
+@pytest.mark.usefixtures("machine_has")
+@pytest.mark.parametrize(
+    ("entry", "place", "names", "counted"),
+    [
+        ("0::", "", ("memory.max", "memory.current"), ""),
+        ("4:cpu,memory:", "memory/", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"),
+    ],
+)
+def test_memory_of_a_control_group(
+    files: Files, entry: str, place: str, names: tuple[str, str], counted: str
+) -> None:
+    """The least that it, or one around it, leaves."""
+    files["proc/self/cgroup"] = f"9:name=systemd:/\n{entry}/outer/own\n"
+    root = f"sys/fs/cgroup/{place}"
+    for group, limit, used in (("", 9, 8), ("outer/", 6, 2), ("outer/own/", 5, 3)):
+        for name, count in zip(names, (limit, used), strict=True):
+            files[f"{root}{group}{name}"] = f"{count * 100_000}\n"
+    assert memory() == (500_000, 100_000)
+    files[f"{root}outer/own/memory.stat"] = f"rss 7\n{counted}inactive_file 200000\n"
+    assert memory() == (500_000, 100_000), "that is not of the ones around it"
+    files[f"{root}memory.stat"] = f"{counted}active_file 500000\n"
+    assert memory() == (500_000, 400_000)
 
 
 ARM = "processor: 0\nFeatures: fp asimd bf16\nCPU implementer: 0x41\nCPU part: {}\nHardware: board"
@@ -130,6 +160,7 @@ def test_nonsense_in_proc_and_sys(files: Files, lines: list[bytes]) -> None:
     files["proc/cpuinfo"] = b"model name: " + content
     for name in ("cpu.max", "memory.max", "memory.current", "memory.stat"):
         files[f"sys/fs/cgroup/{name}"] = content
+    files["proc/self/cgroup"] = content
     assert machine.cpus() >= 1
     assert all(size >= 0 for size in memory())
     machine.cpu_model()

@@ -196,7 +196,7 @@ import sys
 from raygnn.preflight import report
 from pathlib import Path
 from raygnn.preflight.probe import Question, node_facts
-facts = node_facts(Question({str(tmp_path)!r}, None, None))
+facts = node_facts(Question(Path({str(tmp_path)!r}), None, None))
 assert facts.versions["torch"]
 assert not {{"torch", "dgl", "ray", "lightning", "numpy"}} & sys.modules.keys()
 """

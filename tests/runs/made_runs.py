@@ -164,10 +164,10 @@ def _used(ranks: int) -> dict[str, Any]:
 def _part(number: int) -> dict[str, Any]:
     nodes = 50_000 + 1000 * (number % 3)
     return {
-        "nodes": {"item": nodes},
-        "edges": {"item:to:item": 1_200_000 + 150_000 * (number % 2)},
+        "nodes": nodes,
+        "edges": 1_200_000 + 150_000 * (number % 2),
         "halo": 30_000,
         "cut": 200_000,
-        "splits": {"item": {"train": 4000 + 900 * (number % 2), "val": 1000}},
+        "training_nodes": 4000 + 900 * (number % 2),
         "bytes": 40_000_000,
     }

@@ -98,19 +98,30 @@ def test_buckets() -> None:
         ({"cache": 0.1}, {"exchange": 0.05}, ("sampling.cache=0.2",)),
         ({}, {"exchange": 0.05}, ("sampling.cache=1",)),
         ({"cache": 0.7}, {"exchange": 0.05}, ("sampling.cache=1",)),
+        ({"topology": "partitioned"}, {"exchange": 0.05}, ("sampling.cache=1",)),
         ({}, {"sample": 0.05, "features": 0.01}, ("cluster.cpus_per_worker=2",)),
     ],
 )
 def test_a_starving_loader(
     sampling: dict[str, Any], made: dict[str, float], changes: tuple[str, ...]
 ) -> None:
-    found = advise(config(sampling=sampling), {}, windows(wait=[0.01, 0.06], **made))
+    facts = {"remote": {"rows": 900, "cache_hits": 100}}
+    found = advise(config(sampling=sampling), facts, windows(wait=[0.01, 0.06], **made))
     first = only(found, "starving_loader")[0]
     assert first.what.startswith("rank 1 waits for its next batch 4")
     assert first.set == changes
     assert not first.numerics
     for change in changes:  # each is a key that there is
         load_config({**config(sampling=sampling)}, [change])
+
+
+@pytest.mark.parametrize("rows", [0, 900])
+def test_a_cache_that_fetches_nothing_is_left_as_it_is(rows: int) -> None:
+    """All ranks are on one host, or their cache has all rows of the others."""
+    facts = {"remote": {"rows": rows, "cache_hits": rows}}
+    near = config(sampling={"cache": 0.1, "topology": "partitioned"})
+    found = only(advise(near, facts, windows(wait=0.06, exchange=0.05)), "starving_loader")
+    assert [a.set for a in found] == [("sampling.topology=replicated",)]
 
 
 def test_a_straggler_and_where_its_time_goes() -> None:

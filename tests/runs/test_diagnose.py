@@ -701,7 +701,7 @@ def test_a_run_without_its_config_is_diagnosed(failed: Path, config: str | None)
         raygnn.diagnose(failed)
 
 
-@pytest.mark.parametrize("width", [20, 40, 59])
+@pytest.mark.parametrize("width", [20, 40, 50])
 def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     show(judge(CASES["another collective"][0]), Display(console))
@@ -709,6 +709,23 @@ def test_narrow_terminals_get_lines_instead_of_tables(width: int) -> None:
     for line in ("rank: 1", "  host: node0", "  step: 6", "  epoch: 1", "  sizes: [3]"):
         assert line in text.splitlines()
     assert "/home/me/my_model.py:7" in text
+
+
+def test_a_run_that_was_just_interrupted_alarms_nobody() -> None:
+    """That a rank met the end of the other is left out."""
+    ours = {**TRAIN, "file": "/v/lib/python3.11/site-packages/raygnn/worker/rank.py"}
+    pending = {"collectives": [entry(5), entry(6, pending=True)]}
+    found = judge(
+        run(
+            Traces(0, state(0), box(0, ours, collectives=[entry(5)])),
+            Traces(1, state(1), box(1, TRAIN, **pending), failure(1, RESET)),
+            status="interrupted",
+        )
+    )
+    assert found.cause.kind == "interrupted"
+    assert found.cause.evidence[1:] == ["rank 0 was at raygnn/worker/rank.py:3 in run"]
+    assert found.first_difference is None
+    assert "ranks in start" not in shown(found)
 
 
 @pytest.mark.parametrize("seconds", [5, 600])

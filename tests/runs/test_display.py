@@ -98,7 +98,7 @@ def test_progress_in_a_file_is_a_line_per_evaluation_and_rarely_more() -> None:
         "epoch 1/3  step 1/300  loss 1.0000",
         "epoch 1/3  step 100/300  loss 0.0100  val/accuracy 0.2500  1,234 seeds/s  0:20 left",
         "epoch 2/3  step 200/300  loss 0.0050  val/accuracy 0.5000  1,234 seeds/s  0:10 left",
-        "epoch 3/3  step 300/300  loss 0.0033  val/accuracy 0.7500  1,234 seeds/s  0:00 left",
+        "epoch 3/3  step 300/300  loss 0.0033  val/accuracy 0.7500  1,234 seeds/s",
     ]
 
 
@@ -263,15 +263,28 @@ def test_a_table_is_flush_right_in_numbers() -> None:
     assert "name" in screen.text()
 
 
+@pytest.mark.parametrize("width", [20, 48, 60, 80])
+def test_a_table_never_cuts_a_word(width: int) -> None:
+    """It is folded between words, and a block of lines where they have no room."""
+    screen = Screen(terminal=True, width=width)
+    words = ["comm.compression=powersgd!", "sampling.cache=0.1"]
+    columns = ["settings", "seeds/s", "exchange ms"]
+    screen.display.table("trials", columns, [[" ".join(words), 12_345, 0.25], ["", 1, None]])
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.text()).splitlines()
+    assert set(" ".join(lines).split()) >= {*words, "settings" if width > 40 else "settings:"}
+    assert all(cell_len(line) <= width for line in lines if width > 40)
+    assert any("12,345" in line and words[0] in line for line in lines) == (width > 40)
+
+
 def test_closing_says_the_test_metric_first(tmp_path: Path) -> None:
     screen = Screen()
-    screen.display.closing(SUMMARY, Path("/runs/cora"))
+    screen.display.closing({**SUMMARY, "best_epoch": 2}, Path("/runs/cora"))
     assert "report.html" not in screen.text()
     lines = screen.text().split("\n")
     assert lines[1:7] == [
         "status         done",
         "test/accuracy  0.8151",
-        "val/accuracy   0.7900",
+        "val/accuracy   0.7900 (best epoch, 3)",
         "steps          12,000",
         "seeds/s        12,346",
         "seconds        sample 1.2, compute 3.8",
@@ -371,6 +384,14 @@ def test_notes_reach_who_keeps_them() -> None:
     screen.display.note("after")
     assert kept == ["after"]
     assert "after" in screen.text()
+
+
+def test_details_that_matter_to_everybody_are_lines() -> None:
+    screen = Screen()
+    with screen.display.stage("room", lines=True) as detail:
+        for text in ("1 of 2, 0:09 left", "1 of 2, 0:08 left", "2 of 2, 0:07 left"):
+            detail(text)
+    assert screen.text().splitlines()[:2] == ["room: 1 of 2, 0:09 left", "room: 2 of 2, 0:07 left"]
 
 
 def test_details_of_a_long_stage_come_at_a_bounded_rate() -> None:

@@ -173,7 +173,7 @@ def test_losses_that_are_no_numbers_are_gaps(run: Path) -> None:
         {"summary.json": '{"advice": [1, {"set": 5}], "metrics": [], "ranks": [{"rank": "x"}]}'},
         {"summary.json": '{"seconds": 4, "versions": "x", "status": 7, "starts": "x"}'},
         {"preflight.json": '{"findings": 4, "nodes": [3, {"gpus": 5}], "links": "x"}'},
-        {"partition.json": '{"parts": [4, {"nodes": 5, "splits": [1]}]}'},
+        {"partition.json": '{"parts": [4, {"nodes": 5, "halo": [1]}]}'},
         {"config.yaml": "# raygnn run\n["},
         {"logs/told.jsonl": '{"text": 5}\n{"text": "a", "time": "x"}\n{"text": "", "time": 1e300}'},
         dict.fromkeys(("metrics.jsonl", "ranks.jsonl", "summary.json", "preflight.json"), None),
@@ -216,7 +216,7 @@ def test_what_could_be_waited_for_is_not_read(run: Path) -> None:
 
 def test_numbers_beyond_all_bounds_are_left_out(run: Path) -> None:
     parts = json.loads((run / "partition.json").read_text())
-    parts["parts"][0] |= {"halo": 1e999, "cut": -5, "nodes": {"item": 10**400}}
+    parts["parts"][0] |= {"halo": 1e999, "cut": -5, "nodes": 10**400}
     (run / "partition.json").write_text(json.dumps(parts))
     with open(run / "ranks.jsonl", "a") as file:
         file.write(json.dumps({"step": 10**30, "seconds": {"forward": [1e999, 1.0]}}) + "\n")

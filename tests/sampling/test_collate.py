@@ -27,7 +27,7 @@ def test_a_target_that_is_not_finite(y: float) -> None:
     """Unless the graph is only asked about, and its target unknown."""
     inputs = {DEFAULT_NTYPE: Inputs(("feat",), (), ())}
     for asked in (False, True):
-        collate = Collate(graph(0.5), inputs, torch.float32, False, None, asked=asked)
+        collate = Collate(graph(0.5), inputs, {}, torch.float32, False, None, asked=asked)
         collate.check(0, graph(-3.0))
         if asked and y != y:
             collate.check(1, graph(y))

@@ -24,6 +24,7 @@ from raygnn.models.registry import build_model
 from raygnn.sampling.cache import inclusion
 from raygnn.sampling.exchange import Exchange, as_ids, route_rows
 from raygnn.sampling.features import FeatureStore, Inputs, build_store
+from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
 from raygnn.sampling.seeds import Edges, EdgeSeeds, NodeSeeds
@@ -55,7 +56,7 @@ def filled(shard: Shard, exchange: Exchange, put: Put) -> Any:
     cached, rank = store(shard, exchange), exchange.world.rank
     first, last = shard.bounds[ITEM][rank : rank + 2]
     remote = NODES[(first > NODES) | (last <= NODES)]
-    cached.fill_cache({ITEM: put(remote)})
+    cached.fill_cache({ITEM: put(remote)}, Host.alone(exchange))
     rows = cached.gather(everywhere(shard, np.asarray))
     return rows, cached.hits
 
@@ -84,7 +85,9 @@ def hop(shard: Shard, exchange: Exchange, put: Put) -> Any:
 def outputs(shard: Shard, exchange: Exchange, put: Put) -> Any:
     torch.manual_seed(0)
     widths = {t: a["feat"].shape[1] for t, a in shard.node_data.items()}
-    model = build_model(read_model(kind="sage", hidden=4), Schema(widths, shard.etypes, ITEM, 3))
+    model = build_model(
+        read_model(kind="sage", hidden=4), Schema(widths, shard.etypes, 3, target=ITEM)
+    )
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
     run = Inference(
         shard,

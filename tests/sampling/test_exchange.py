@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from raygnn.sampling.exchange import Exchange, route_rows
+from raygnn.sampling.exchange import Exchange, ask_owners, name_to_owners, route_rows
 from tests.ranks import run_ranks
 
 COUNTS = {"a": 41, "b": 7}
@@ -53,3 +55,35 @@ def _everything(exchange: Exchange) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_row_comes_from_its_owner_to_where_it_was_named(size: int) -> None:
     run_ranks(size, _everything)
+
+
+def _asked_and_named(exchange: Exchange) -> None:
+    size, rank = exchange.world.size, exchange.world.rank
+    for seed in range(20):
+        bounds = bounds_of(size, seed)
+        everyones = [
+            {
+                t: np.random.default_rng([seed, r]).integers(0, n, 30 * ((seed + r) % 4 > 0))
+                for t, n in COUNTS.items()
+            }
+            for r in range(size)
+        ]
+        named = name_to_owners(everyones[rank], bounds, exchange)
+        for t, own in named.items():
+            low, high = bounds[t][rank : rank + 2]
+            all_ids = np.unique(np.concatenate([ids[t] for ids in everyones]))
+            assert np.unique(own).tolist() == all_ids[(all_ids >= low) & (all_ids < high)].tolist()
+
+        def answer(ids: np.ndarray, own: np.ndarray = bounds["a"][rank : rank + 2]) -> list[Any]:
+            assert ((ids >= own[0]) & (ids < own[1])).all()
+            return [torch.from_numpy(ids * 2), torch.from_numpy(ids[:, None] / [1, 2])]
+
+        ids = everyones[rank]["a"]  # in any order, some more than once
+        doubled, parts = ask_owners(ids, bounds["a"], exchange, answer)
+        assert doubled.tolist() == (2 * ids).tolist()
+        assert parts.tolist() == (ids[:, None] / [1, 2]).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_owners_are_told_and_answer(size: int) -> None:
+    run_ranks(size, _asked_and_named)

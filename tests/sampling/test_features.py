@@ -12,7 +12,7 @@ import torch
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta
 from raygnn.models.linear import join
-from raygnn.sampling.cache import choose, degrees
+from raygnn.sampling.cache import choose_for_host, degrees
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import (
     FEATURES,
@@ -22,11 +22,20 @@ from raygnn.sampling.features import (
     assemble,
     build_store,
     choose_inputs,
-    with_room,
 )
+from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import ITEM, TAG, USER, everyones, partitioned, shard_of, typed_graph
+from tests.graphs import (
+    ITEM,
+    TAG,
+    USER,
+    everyones,
+    partitioned,
+    shard_of,
+    typed_graph,
+    with_room,
+)
 from tests.ranks import run_each, run_ranks
 
 
@@ -64,64 +73,111 @@ def expected(data: GraphData, ntype: str, ids: np.ndarray, dtype: torch.dtype) -
     return torch.cat(parts, 1)[ids]
 
 
+def host_of(exchange: Exchange, hosts: list[list[int]]) -> Host:
+    """This rank's host, were the ranks on these."""
+    (ranks,) = (ranks for ranks in hosts if exchange.world.rank in ranks)
+    return Host(exchange, tuple(ranks), max(map(len, hosts)))
+
+
 def gather(
-    exchange: Exchange, meta: PartitionMeta, cache: float, dtype: torch.dtype
-) -> tuple[list[Any], int, int, int]:
+    exchange: Exchange,
+    meta: PartitionMeta,
+    hosts: list[list[int]],
+    cache: float,
+    dtype: torch.dtype,
+    resident: bool,
+) -> tuple[list[Any], int, int, int, list[int]]:
     """Three gathers of random ids, other ids on each rank, one of them empty."""
-    rank = exchange.world.rank
+    rank, host = exchange.world.rank, host_of(exchange, hosts)
     shard = shard_of(exchange, meta, replicated=False)
     inputs = {t: choose_inputs(arrays, *WANTED) for t, arrays in shard.node_data.items()}
     store = build_store(
-        shard, exchange, inputs, dtype=dtype, degree_etypes=shard.etypes, weighted=True, ring=4
+        shard,
+        exchange,
+        inputs,
+        dtype=dtype,
+        degree_etypes=shard.etypes,
+        weighted=True,
+        resident=resident,
+        ring=4,
+        host=host,
+        cached=choose_for_host(degrees(shard), shard.bounds, host, cache),
     )
-    store.fill_cache(choose(degrees(shard), shard.bounds, rank, cache))
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
+    sent, all_to_all = np.zeros(exchange.world.size, np.int64), exchange._all_to_all
+
+    def counted(out: Any, values: Any, receive: Any, send: list[int] | None) -> None:
+        if send is not None:  # ids and rows; how many there are is said in any case
+            sent[:] += send
+        all_to_all(out, values, receive, send)
+
+    exchange._all_to_all = counted  # type: ignore[method-assign]
     rng = np.random.default_rng(rank)
     before = exchange.messages
     found = []
     for n in (40, 0, 90):
         ids = {t: rng.integers(0, len(o), n) for t, o in original.items()}
-        x, categories = assemble(store.gather(ids), inputs)
+        rows = store.gather(ids)
+        x, categories = assemble(rows, inputs)
         found.append(
             (
                 {t: original[t][i] for t, i in ids.items()},
                 {t: v.clone() for t, v in x.items()},
                 {t: {n: v.clone() for n, v in named.items()} for t, named in categories.items()},
+                {n: v.clone() for n, v in rows[ITEM].items() if n.startswith(("deg", "wei"))},
             )
         )
-    return found, store.remote, store.hits, exchange.messages - before
+    exchange._all_to_all = all_to_all  # type: ignore[method-assign]
+    return found, store.remote, store.hits, exchange.messages - before, sent.tolist()
 
 
-def test_gather_from_every_rank(tmp_path: Path) -> None:
+HOSTS = [[[0], [1], [2]], [[0, 1], [2]], [[0, 2], [1]], [[0, 1, 2]]]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_gather_from_every_rank(resident: bool, tmp_path: Path) -> None:
     data = mixed_graph()
     meta = partitioned(data, tmp_path, 2)
-    cases = [(meta, cache, dtype) for cache in (0.0, 0.3, 1.0) for dtype in DTYPES]
-    gathered = zip(cases, run_each(3, gather, cases))
-    for (_, cache, dtype), (found, remote, hits, messages) in (
-        (case, rank) for case, ranks in gathered for rank in ranks
-    ):
-        for ids, x, categories in found:
-            assert set(x) == {ITEM, USER}
-            for ntype, rows in x.items():
-                assert rows.dtype == dtype
-                assert torch.equal(rows, expected(data, ntype, ids[ntype], dtype))
-            for ntype in (ITEM, TAG):
-                brands = torch.from_numpy(data.nodes[ntype].data["brand"][ids[ntype]])
-                assert torch.equal(categories[ntype]["brand"], brands)
-        assert messages == 9  # counts, ids and rows, however many types and columns
-        assert remote > 0
-        assert (hits > 0) == (cache > 0)
-        assert hits <= remote
+    cases = [
+        (meta, hosts, cache, dtype, resident)
+        for hosts in HOSTS
+        for cache in ((0.3,) if resident else (0.0, 0.3, 1.0))
+        for dtype in DTYPES
+    ]
+    # node → degrees and weights as they are without hosts
+    plain: dict[tuple[str, int], torch.Tensor] = {}
+    for (_, hosts, cache, dtype, _), ranks in zip(cases, run_each(3, gather, cases)):
+        for rank, (found, remote, hits, messages, sent) in enumerate(ranks):
+            for ids, x, categories, derived in found:
+                assert set(x) == {ITEM, USER}
+                for ntype, rows in x.items():
+                    assert rows.dtype == dtype
+                    assert torch.equal(rows, expected(data, ntype, ids[ntype], dtype))
+                for ntype in (ITEM, TAG):
+                    brands = torch.from_numpy(data.nodes[ntype].data["brand"][ids[ntype]])
+                    assert torch.equal(categories[ntype]["brand"], brands)
+                for name, values in derived.items():
+                    for node, value in zip(ids[ITEM].tolist(), values):
+                        assert torch.equal(value, plain.setdefault((name, node), value))
+            (here,) = (host for host in hosts if rank in host)
+            # counts, ids and rows, however many types and columns
+            assert messages == (0 if len(hosts) == 1 else 9)
+            assert not any(sent[other] for other in here)  # their rows are read
+            assert (remote > 0) == (len(hosts) > 1)
+            assert (hits > 0) == (cache > 0 and len(hosts) > 1)
+            assert hits <= remote
 
 
 def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtype) -> Any:
     """The same combination by `combine` and by gathering every source row."""
     shard = shard_of(exchange, meta, replicated=True)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
-    given = {"dtype": dtype, "weighted": how == "weighted"}
+    given: dict[str, Any] = {"dtype": dtype, "weighted": how == "weighted"}
+    host = Host.of(exchange)
+    assert host.ranks == (0, 1)
+    given["cached"] = choose_for_host(degrees(shard), shard.bounds, Host.alone(exchange), 0.3)
     store = build_store(shard, exchange, inputs, **given, beside=True)
-    plain = build_store(shard, exchange, inputs, **given)
-    store.fill_cache(choose(degrees(shard), shard.bounds, exchange.world.rank, 0.3))
+    plain = build_store(shard, exchange, inputs, **given | {"cached": {}, "host": host})
     sampler = NeighborSampler(shard, exchange)
     seeds = {ITEM: np.arange(exchange.world.rank, 40, 3)}
     fanouts = resolve_fanouts([3, 4], shard.etypes)
@@ -129,6 +185,8 @@ def combine(exchange: Exchange, meta: PartitionMeta, how: str, dtype: torch.dtyp
     blocks, nodes, draws = sampler.sample_open(seeds, fanouts, **when)
     closed, inner = sampler.sample(seeds, fanouts, **when)
     rows, combined = store.combine(nodes, draws, how)
+    _, here = plain.combine(nodes, draws, how)  # to the bit, wherever rows are read
+    assert all(torch.equal(here[e], values) for e, values in combined.items())
     sources = plain.gather(inner)
     wanted = {}
     for etype, adj in closed[0].adj.items():
@@ -168,6 +226,32 @@ def test_combining_is_gathering_and_adding(how: str, tmp_path: Path) -> None:
             assert torch.allclose(combined, separate, atol=close, rtol=close)
 
 
+def _learned(exchange: Exchange, meta: PartitionMeta) -> bool:
+    rank, host = exchange.world.rank, Host.of(exchange)
+    assert host.holds_all
+    shard = shard_of(exchange, meta, replicated=False)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    learned = {ITEM: with_room(torch.full((shard.owned(ITEM), 2), float(rank)), 120)}
+    given: dict[str, Any] = {"dtype": torch.float32, "degree_etypes": shard.etypes}
+    plain = build_store(shard, exchange, inputs, **given)
+    store = build_store(shard, exchange, inputs, **given, learned=learned, host=host)
+    ids = {t: np.arange(shard.num_nodes(t)) for t in shard.ntypes}
+    owner = torch.from_numpy(np.repeat([0.0, 1.0], np.diff(shard.bounds[ITEM]))).float()
+    for step in (0, 10):  # between which the rows change where they lie
+        learned[ITEM][: shard.owned(ITEM)] = rank + step
+        rows, stored = store.gather(ids), plain.gather(ids)
+        assert torch.equal(rows[ITEM].pop("learned"), (owner + step).unsqueeze(1).expand(-1, 2))
+        for ntype, columns in stored.items():
+            assert list(columns) == list(rows[ntype])
+            assert all(torch.equal(rows[ntype][name], values) for name, values in columns.items())
+    return True
+
+
+def test_learned_rows_are_asked_of_their_owner(tmp_path: Path) -> None:
+    meta = partitioned(typed_graph(), tmp_path, 2)
+    assert run_ranks(2, _learned, meta, fresh=True) == [True, True]
+
+
 def test_the_cache_keeps_what_it_was_given_across_fills(tmp_path: Path) -> None:
     """More rows than are fetched in one go, and none on one of the ranks."""
     meta = partitioned(typed_graph(items=300), tmp_path, 2)
@@ -180,11 +264,11 @@ def _uneven_fill(exchange: Exchange, meta: PartitionMeta) -> bool:
     features._FILL_AT_ONCE = 16
     shard = shard_of(exchange, meta, replicated=False)
     inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
-    store = build_store(shard, exchange, inputs, dtype=torch.float32)
     low, high = shard.bounds[ITEM][exchange.world.rank : exchange.world.rank + 2]
     remote = np.array([i for i in range(300) if not low <= i < high])
     first = exchange.world.rank == 0
-    store.fill_cache({ITEM: remote} if first else {})
+    cached = {ITEM: remote} if first else {}
+    store = build_store(shard, exchange, inputs, dtype=torch.float32, cached=cached)
     plain = build_store(shard, exchange, inputs, dtype=torch.float32)
     ids = {t: np.arange(n) for t, n in ((ITEM, 300), (USER, 0), (TAG, 0))}
     rows = store.gather(ids)[ITEM][FEATURES]
@@ -219,20 +303,23 @@ def test_buffers_come_round() -> None:
     assert fresh.gather("a", table, some).data_ptr() != fresh.gather("a", table, some).data_ptr()
 
 
-def _one_column(exchange: Exchange) -> bool:
-    """Only the second of two types has a column."""
+def _one_column(exchange: Exchange) -> tuple[list[float], int, int]:
+    """Only the second of two types has a column: a row of it, others' rows and bytes sent."""
     rank = exchange.world.rank
     bounds = {"bare": np.array([0, 2, 3]), "full": np.array([0, 1, 5])}
     low, high = bounds["full"][rank : rank + 2]
     own = torch.arange(low, high, dtype=torch.float32)
     store = FeatureStore(bounds, exchange, {"bare": {}, "full": {FEATURES: with_room(own, 5)}})
-    ids = np.array([4, 0, 2, 0])
-    rows = store.gather({"bare": np.array([0, 2]), "full": ids})
-    return rows["full"][FEATURES].tolist() == ids.tolist()
+    rows = store.gather({"bare": np.array([0, 2]), "full": np.array([4, 0, 2, 0])})
+    assert rows["bare"] == {}
+    return rows["full"][FEATURES].tolist(), store.remote, exchange.sent_bytes
 
 
-def test_a_type_without_columns_before_the_only_one_with_any() -> None:
-    assert run_ranks(2, _one_column) == [True, True]
+def test_of_a_type_without_columns_no_row_is_asked_for() -> None:
+    """Such as one that has learned rows alone."""
+    rows = [4.0, 0.0, 2.0, 0.0]
+    # counts of one type, ids of 8 bytes each and rows of 4 each; the first rank has node 0
+    assert run_ranks(2, _one_column) == [(rows, 2, 8 + 2 * 8 + 4), (rows, 1, 8 + 8 + 2 * 4)]
 
 
 def test_int8_rows_are_multiplied_by_their_scale() -> None:

@@ -1,23 +1,19 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from collections import Counter
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chi2
 
+from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.sampling import kernels
-from raygnn.sampling.kernels import (
-    draw_rows,
-    hash_slots,
-    locate,
-    relabel,
-    sample_rows,
-    scale_rows,
-    take_lists,
-)
+from raygnn.sampling.drawing import draw_rows, sample_rows, spans
+from raygnn.sampling.kernels import hash_slots, locate, relabel, scale_rows, take_lists
 from raygnn.util.hashing import mix_int
 
 
@@ -26,24 +22,56 @@ def csc(degrees: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return indptr, np.arange(indptr[-1], dtype=np.int64) * 7  # distinct sources
 
 
-UNASKED = np.empty(0, np.int64)
+NONE, NOBODY = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
-def number(src: np.ndarray) -> np.ndarray:
-    """A number of each edge that tells which it is."""
-    return src * 3 + 1
+def sampled(
+    indptr: np.ndarray,
+    src: np.ndarray,
+    rows: np.ndarray,
+    keys: np.ndarray,
+    fanout: int,
+    replace: bool,
+    key: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each row's neighbours begin, and these; their places lead to them."""
+    given = *spans(indptr, rows), src, keys, fanout, replace, np.uint64(key)
+    out, neighbors, places = sample_rows(*given, True)
+    assert np.array_equal(src[places], neighbors)
+    _, same, nothing = sample_rows(*given, False)
+    assert np.array_equal(same, neighbors)
+    assert not len(nothing)
+    return out, neighbors
+
+
+def drawn(
+    indptr: np.ndarray,
+    src: np.ndarray,
+    rows: np.ndarray,
+    keys: np.ndarray,
+    fanout: int,
+    replace: bool,
+    key: int,
+    *,
+    weight: np.ndarray = NONE,
+    banned: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """As `sampled`, of lists whose entries are not alike."""
+    span = spans(indptr, rows)
+    alias = alias_tables(indptr, weight) if len(weight) else np.empty(0, np.uint64)
+    bans = banned or (np.zeros(len(rows) + 1, np.int64), NOBODY)
+    given = *span, *span, src, weight, alias, keys, fanout, replace, np.uint64(key)
+    out, neighbors, places = draw_rows(*given, True, *bans)
+    assert np.array_equal(src[places], neighbors)
+    assert np.array_equal(draw_rows(*given, False, *bans)[1], neighbors)
+    return out, neighbors
 
 
 def draw(degrees: list[int], fanout: int, replace: bool = False, key: int = 1) -> list[list[int]]:
     indptr, src = csc(degrees)
     rows = np.arange(len(degrees))
-    given = (rows, rows, fanout, replace, np.uint64(key))
-    out, neighbors, numbers = sample_rows(indptr, src, number(src), *given)
+    out, neighbors = sampled(indptr, src, rows, rows, fanout, replace, key)
     assert out[-1] == len(neighbors)
-    assert np.array_equal(numbers, number(neighbors))
-    _, same, nothing = sample_rows(indptr, src, UNASKED, *given)
-    assert np.array_equal(same, neighbors)
-    assert not len(nothing)
     return [neighbors[a:b].tolist() for a, b in pairwise(out)]
 
 
@@ -71,11 +99,10 @@ def test_samples_come_from_the_row(
 def test_a_row_draws_the_same_whoever_else_is_asked_for() -> None:
     indptr, src = csc([20] * 50)
     rows = np.arange(50)
-    _, together, _ = sample_rows(indptr, src, UNASKED, rows, rows, 5, False, np.uint64(9))
+    _, together = sampled(indptr, src, rows, rows, 5, False, 9)
     for row in rows:
-        _, alone, _ = sample_rows(
-            indptr, src, UNASKED, rows[row : row + 1], rows[row : row + 1], 5, False, np.uint64(9)
-        )
+        one = rows[row : row + 1]
+        _, alone = sampled(indptr, src, one, one, 5, False, 9)
         assert np.array_equal(alone, together[5 * row : 5 * row + 5])
 
 
@@ -86,8 +113,8 @@ def test_every_neighbor_is_equally_likely(replace: bool) -> None:
     indptr = np.array([0, degree])
     src = np.arange(degree)
     rows, keys = np.zeros(count, np.int64), np.arange(count)
-    _, drawn, _ = sample_rows(indptr, src, UNASKED, rows, keys, fanout, replace, np.uint64(5))
-    seen = np.bincount(drawn, minlength=degree)
+    _, neighbors = sampled(indptr, src, rows, keys, fanout, replace, 5)
+    seen = np.bincount(neighbors, minlength=degree)
     expected = count * fanout / degree
     assert ((seen - expected) ** 2 / expected).sum() < 27.9  # p = 0.001 at 9 degrees of freedom
 
@@ -95,8 +122,7 @@ def test_every_neighbor_is_equally_likely(replace: bool) -> None:
 def test_rows_without_edges() -> None:
     assert draw([0, 3, 0], 2)[0] == []
     indptr, src = csc([3])
-    given = (np.array([-1]), np.array([0]), 2, False, np.uint64(1))
-    out, neighbors, _ = sample_rows(indptr, src, UNASKED, *given)
+    out, neighbors = sampled(indptr, src, np.array([-1]), np.array([0]), 2, False, 1)
     assert out.tolist() == [0, 0]
     assert len(neighbors) == 0
 
@@ -123,9 +149,6 @@ def test_take_lists(degrees: list[int], data: st.DataObject) -> None:
     assert [taken[a:b].tolist() for a, b in pairwise(out)] == [lists[i] for i in order]
 
 
-NONE = np.empty(0, np.float32)
-
-
 def draw_from(
     degrees: list[int],
     fanout: int,
@@ -139,11 +162,10 @@ def draw_from(
     rows = np.arange(len(degrees))
     lists = banned or [[] for _ in degrees]
     ban_indptr = np.concatenate([[0], np.cumsum([len(b) for b in lists])]).astype(np.int64)
-    ban = np.array([v for b in lists for v in b], np.int64)
-    given = (weight, rows, rows, fanout, replace, np.uint64(key), ban_indptr, ban)
-    out, neighbors, numbers = draw_rows(indptr, src, number(src), *given)
-    assert np.array_equal(numbers, number(neighbors))
-    assert np.array_equal(draw_rows(indptr, src, UNASKED, *given)[1], neighbors)
+    bans = ban_indptr, np.array([v for b in lists for v in sorted(b)], np.int64)
+    out, neighbors = drawn(
+        indptr, src, rows, rows, fanout, replace, key, weight=weight, banned=bans
+    )
     return [neighbors[a:b].tolist() for a, b in pairwise(out)]
 
 
@@ -190,45 +212,84 @@ def test_banned_and_weightless_entries_are_never_drawn(
             assert len(found[row]) == len(set(found[row])) == min(fanout, len(allowed))
 
 
-def test_weights_are_probabilities() -> None:
-    """With replacement a neighbour is drawn in proportion to its weight; without, first draws
-    are. Chi-squared over 20,000 nodes with 5 neighbours each."""
-    count, weight = 20_000, np.array([1, 2, 3, 4, 0], np.float64)
-    indptr, src = np.array([0, 5]), np.arange(5)
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(
+    ("weight", "fanout", "banned"),
+    [
+        (None, 3, [0]),
+        (None, 3, [0, 1, 2, 3, 4]),  # little is left: the whole list is looked at
+        ([1, 2, 3, 4, 0, 2, 1, 1], 3, []),
+        ([1, 2, 3, 4, 0, 2, 1, 1], 2, [3, 5]),
+        ([1e6, 1, 2, 3, 0, 4, 1e-3, 0], 3, []),
+    ],
+)
+def test_chances_are_those_of_successive_draws(
+    weight: list[float] | None, fanout: int, banned: list[int], replace: bool
+) -> None:
+    """Chi-squared over 30,000 nodes with the same 8 neighbours: which set (or, with replacement,
+    which neighbour) each of them draws, against all orders by hand."""
+    count, degree = 30_000, 8
+    weights = np.ones(degree) if weight is None else np.array(weight, np.float64)
+    indptr, src = np.array([0, degree]), np.arange(degree)
     rows, keys = np.zeros(count, np.int64), np.arange(count)
-    none, nobody = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
-    for fanout, replace in ((3, True), (1, False)):
-        _, drawn, _ = draw_rows(
-            indptr, src, UNASKED, weight, rows, keys, fanout, replace, np.uint64(5), none, nobody
-        )
-        seen = np.bincount(drawn, minlength=5)
-        expected = count * fanout * weight / weight.sum()
-        assert seen[4] == 0
-        assert ((seen - expected)[:4] ** 2 / expected[:4]).sum() < 16.3  # p = 0.001 at 3
+    bans = np.arange(count + 1) * len(banned), np.tile(np.array(banned, np.int64), count)
+    given = NONE if weight is None else weights
+    out, neighbors = drawn(indptr, src, rows, keys, fanout, replace, 5, weight=given, banned=bans)
+    chance = np.where(np.isin(src, banned), 0.0, weights)
+    expected: dict[tuple[int, ...], float] = {}
+    if replace:
+        seen = Counter((node,) for node in neighbors.tolist())
+        expected = {(node,): chance[node] / chance.sum() for node in src.tolist() if chance[node]}
+    else:
+        seen = Counter(tuple(sorted(neighbors[a:b].tolist())) for a, b in pairwise(out))
+        for order in permutations(np.flatnonzero(chance).tolist(), fanout):
+            left, likely = chance.sum(), 1.0
+            for node in order:
+                likely, left = likely * chance[node] / left, left - chance[node]
+            expected[tuple(sorted(order))] = expected.get(tuple(sorted(order)), 0.0) + likely
+    assert set(seen) <= set(expected)
+    total = sum(seen.values())
+    cells = [(seen[key], total * likely) for key, likely in expected.items()]
+    many = [(number, mean) for number, mean in cells if mean >= 5]
+    few = [(number, mean) for number, mean in cells if mean < 5]
+    if few:
+        many.append((sum(n for n, _ in few), sum(mean for _, mean in few) + 1e-9))
+    score = sum((number - mean) ** 2 / max(mean, 1) for number, mean in many)
+    assert score < chi2.ppf(1 - 1e-4, max(1, len(many) - 1))
 
 
-def test_weighted_draws_without_replacement_follow_successive_draws() -> None:
-    """Two of three entries with weights 1, 2, 3: the pairs' chances by hand."""
-    count, weight = 30_000, np.array([1.0, 2.0, 3.0])
-    indptr, src = np.array([0, 3]), np.arange(3)
-    rows, keys = np.zeros(count, np.int64), np.arange(count)
-    none, nobody = np.zeros(count + 1, np.int64), np.empty(0, np.int64)
-    _, drawn, _ = draw_rows(
-        indptr, src, UNASKED, weight, rows, keys, 2, False, np.uint64(3), none, nobody
-    )
-    missing = np.bincount(3 - drawn.reshape(-1, 2).sum(1), minlength=3)
-    total = weight.sum()
-    chance = [
-        sum(
-            weight[i] / total * weight[j] / (total - weight[i])
-            for i in range(3)
-            for j in range(3)
-            if i != j and left not in (i, j)
-        )
-        for left in range(3)
-    ]
-    expected = count * np.array(chance)
-    assert ((missing - expected) ** 2 / expected).sum() < 13.8  # p = 0.001 at 2
+def test_a_hub_costs_what_its_sample_costs() -> None:
+    """Its list of a million entries is not read: whoever reads it draws none of most of them."""
+    degree = 1_000_000
+    indptr, src = np.array([0, degree]), np.arange(degree, dtype=np.int32)
+    weight = np.ones(degree, np.float32)
+    alias = alias_tables(indptr, weight)
+    weight[5000:] = np.nan
+    one, span = np.zeros(1, np.int64), spans(indptr, np.zeros(1, np.int64))
+    how = one, 10, False, np.uint64(3), False
+    banned = np.array([0, 1000]), np.arange(1000)
+    _, neighbors, _ = draw_rows(*span, *span, src, weight, alias, *how, *banned)
+    assert len(neighbors) == 10
+    assert neighbors.min() > 5000
+
+
+@given(st.lists(st.lists(st.floats(0, 1e6, width=32), max_size=9), min_size=1, max_size=6))
+def test_alias_tables_give_every_entry_its_share(lists: list[list[float]]) -> None:
+    weight = np.array([w for one in lists for w in one], np.float32)
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+    table = alias_tables(indptr, weight)
+    for low, high in pairwise(indptr):
+        total, degree = weight[low:high].sum(dtype=np.float64), high - low
+        kept = (table[low:high] >> np.uint64(32)).astype(np.float64) / 2**32
+        other = (table[low:high] & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        if not total:
+            assert not kept.any()
+            assert (other >= degree).all()
+            continue
+        share = kept / degree
+        np.add.at(share, other, (1 - kept) / degree)
+        np.testing.assert_allclose(share, weight[low:high] / total, atol=1e-8)
+        assert not share[weight[low:high] == 0].any() or degree == 1
 
 
 @given(st.data())
@@ -236,17 +297,22 @@ def test_locate(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=5))
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     total = int(bounds[-1])
-    rank = data.draw(st.integers(0, len(sizes) - 1))
-    first, last = int(bounds[rank]), int(bounds[rank + 1])
-    remote = [i for i in range(total) if not first <= i < last]
+    ranks = st.integers(0, len(sizes) - 1)
+    here = data.draw(st.lists(ranks, min_size=1, unique=True))
+    starts, content = np.full(len(sizes), -1), []
+    for rank in here:  # in any order, with room between them
+        content += [None] * data.draw(st.integers(0, 3))
+        starts[rank] = len(content)
+        content += range(bounds[rank], bounds[rank + 1])
+    remote = [i for i in range(total) if i not in content]
     cached = data.draw(st.lists(st.sampled_from(remote), unique=True)) if remote else []
-    base = last - first + len(cached)
+    table_ids, table_slots = hash_slots(np.array(cached, np.int64), len(content))
+    content += [*cached, None]
     ids = data.draw(st.lists(st.integers(0, total - 1), max_size=60)) if total else []
-    table_ids, table_slots = hash_slots(np.array(cached, np.int64), last - first)
     slots, wanted, counts, away, hits = locate(
-        np.array(ids, np.int64), bounds, rank, table_ids, table_slots, base
+        np.array(ids, np.int64), bounds, starts, table_ids, table_slots, len(content)
     )
-    content = [*range(first, last), *cached, *wanted.tolist()]
+    content += wanted.tolist()
     assert [content[slot] for slot in slots] == ids
     distinct = {i for i in ids if i in set(remote)}
     assert sorted(wanted.tolist()) == sorted(distinct - set(cached))

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from raygnn.graph.data import DEFAULT_NTYPE, EdgeFrame, EdgeType, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.staging.shard import EdgeReads
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import Banned, NeighborSampler
@@ -31,10 +33,10 @@ def sample(
     banned: Any = None,
 ) -> Drawn:
     """The edges drawn for original seed ids, each rank taking the same seeds."""
-    shard = shard_of(exchange, meta, replicated=replicated, edge_arrays=[weight] if weight else [])
+    shard = shard_of(exchange, meta, replicated=replicated, reads=EdgeReads(weight=weight))
     to_original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
     to_new = {t: np.argsort(o) for t, o in to_original.items()}
-    sampler = NeighborSampler(shard, exchange, seed=5, replace=replace, weight=weight)
+    sampler = NeighborSampler(shard, exchange, seed=5, replace=replace, weighted=weight is not None)
     bans = None
     if banned is not None:
         bans = Banned(
@@ -212,7 +214,12 @@ def with_relations(data: GraphData, *names: EdgeType) -> GraphData:
         edges.src[1], edges.dst[1] = edges.src[0], edges.dst[0]
         relation = (edges.src * 7 + edges.dst * 3) % 50 + 1000 * np.arange(edges.num)
         edges.data["kind"] = relation.astype(np.int64)
+        edges.data["amount"] = relation / 2
+        edges.data["pair"] = np.stack([relation % 7, -relation], 1).astype(np.int32)
     return data
+
+
+READS = EdgeReads(("amount", "pair"), categories=("kind",), relation="kind", weight="w")
 
 
 def draw_relations(
@@ -224,19 +231,26 @@ def draw_relations(
     weighted: bool,
 ) -> list[Any]:
     """Of the blocks around the seeds, in original ids: ``(hop, etype, src, dst, relation)``."""
-    shard = shard_of(exchange, meta, replicated=replicated, edge_arrays=["kind", "w"])
+    shard = shard_of(exchange, meta, replicated=replicated, reads=READS)
     original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
-    weight = "w" if weighted else None
-    sampler = NeighborSampler(shard, exchange, seed=5, relation="kind", weight=weight)
-    seeds = np.argsort(original[ntype])[[3, 4, 50, 99]]
-    blocks, nodes = sampler.sample(
-        {ntype: seeds}, resolve_fanouts(fanouts, shard.etypes), epoch=2, step=3
-    )
+    sampler = NeighborSampler(shard, exchange, seed=5, weighted=weighted)
+    seeds = {ntype: np.argsort(original[ntype])[[3, 4, 50, 99]]}
+    hops = resolve_fanouts(fanouts, shard.etypes)
+    blocks, nodes = sampler.sample(seeds, hops, epoch=2, step=3)
+    (first, *_), _, _ = sampler.sample_open(seeds, hops, epoch=2, step=3)
+    for etype, adj in first.adj.items():
+        assert (adj.rows is None) == (blocks[0].adj[etype].rows is None)
+        assert adj.rows is None or torch.equal(adj.rows, blocks[0].adj[etype].rows)
     found = []
     for hop, block in enumerate(blocks):
         for etype, adj in block.adj.items():
             if adj.relation is None:
+                assert adj.rows is None
+                assert not adj.categories
                 continue
+            assert torch.equal(adj.categories["kind"], adj.relation)
+            columns = adj.relation / 2, adj.relation % 7, -adj.relation
+            assert torch.equal(adj.rows, torch.stack(columns, 1).float())
             src = original[etype[0]][nodes[etype[0]][adj.src.numpy()]]
             dst = original[etype[2]][nodes[etype[2]][adj.dst.numpy()]]
             found += [(hop, etype, *edge) for edge in zip(src, dst, adj.relation.tolist())]
@@ -247,7 +261,7 @@ def draw_relations(
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("fanouts", [[-1, -1], [3, 2]])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_blocks_carry_the_relations_of_their_edges(
+def test_blocks_carry_what_is_read_of_their_edges(
     kind: str, fanouts: list[int], weighted: bool, tmp_path: Path
 ) -> None:
     """Those of the very edges that were drawn, also of parallel ones, whoever draws."""
@@ -276,20 +290,6 @@ def test_blocks_carry_the_relations_of_their_edges(
         arguments = [(meta, True, *given), (meta, False, *given)]
         for ranks in run_each(workers, draw_relations, arguments):
             assert [sorted(edges) for edges in ranks] == [sorted(expected)] * workers
-
-
-def test_relations_that_nobody_asks_for_are_not_carried(tmp_path: Path) -> None:
-    meta = partitioned(with_relations(random_graph(), ("_N", "_E", "_N")), tmp_path, 1)
-
-    def carried(exchange: Exchange) -> bool:
-        shard = shard_of(exchange, meta, replicated=True, edge_arrays=["kind"])
-        sampler = NeighborSampler(shard, exchange)
-        blocks, _ = sampler.sample(
-            {"_N": np.arange(5)}, resolve_fanouts([3], shard.etypes), epoch=0, step=0
-        )
-        return any(adj.relation is not None for adj in blocks[0].adj.values())
-
-    assert run_ranks(1, carried) == [False]
 
 
 TWINS: list[EdgeType] = [(DEFAULT_NTYPE, name, DEFAULT_NTYPE) for name in ("one", "other")]

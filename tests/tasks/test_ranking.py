@@ -17,7 +17,7 @@ from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import Edges
 from raygnn.tasks import ranking
-from raygnn.tasks.ranking import Ranking
+from raygnn.tasks.ranking import Ranking, ranked_among_drawn
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -134,3 +134,35 @@ def test_scores_that_are_not_numbers_are_not_the_best(tmp_path: Path) -> None:
     meta = partitioned(data, tmp_path, 2)
     for found in run_ranks(2, ranked, meta, etype, "distmult", True, True):
         assert all(math.isnan(value) for value in found.values())
+
+
+def among_drawn(
+    exchange: Exchange, there: torch.Tensor, absent: torch.Tensor, counted: torch.Tensor
+) -> dict[str, float]:
+    mine = slice(exchange.world.rank, None, exchange.world.size)
+    return ranked_among_drawn(there[mine], [absent[mine]], [counted[mine]], exchange)
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+def test_ranked_among_drawn_nodes(scale: float) -> None:
+    """As by hand, for any number of ranks, also of scores that are far from 0."""
+    rng = np.random.default_rng(0)
+    there = torch.from_numpy(rng.normal(0.5, 1, 40) * scale)
+    absent = torch.from_numpy(rng.normal(0, 1, (40, 3)) * scale)
+    absent[:5] = there[:5, None]  # ties
+    counted = torch.from_numpy(rng.random((40, 3)) < 0.8)
+    ranks = 1 + ((absent > there[:, None]) & counted).sum(1)
+    ranks = ranks + ((absent == there[:, None]) & counted).sum(1) / 2
+    scores = torch.cat([there, absent[counted]]).float()
+    order = np.argsort(-scores.numpy(), kind="stable")
+    precision, hits = 0.0, 0
+    for value in dict.fromkeys(scores.numpy()[order].tolist()):  # those of one score together
+        chosen = scores >= value
+        new = int(chosen[:40].sum()) - hits
+        hits += new
+        precision += new / 40 * hits / int(chosen.sum())
+    for workers in (1, 3):
+        for found in run_ranks(workers, among_drawn, there, absent, counted):
+            assert found["mrr"] == pytest.approx(float((1 / ranks).mean()))
+            assert found["hits@1"] == pytest.approx(float((ranks <= 1).double().mean()))
+            assert found["average_precision"] == pytest.approx(precision, abs=1e-6)

@@ -93,6 +93,11 @@ def test_buckets_that_are_all_the_same() -> None:
     assert sizes(1000) == [()] * 2
 
 
+def test_caches_are_tried_where_ranks_are_on_several_hosts() -> None:
+    keys = ([a.key for a in axes(config(), 2, 0, one_host=one)] for one in (True, False))
+    assert ["sampling.cache" in there for there in keys] == [False, True]
+
+
 def test_what_contradicts_is_not_tried() -> None:
     base = config(comm={"static_graph": True})
     tried = search(axes(base, 2, 2**40), lambda s: Trial(s, 1.0, {}), possible(base)).trials
@@ -139,6 +144,7 @@ def test_a_slow_line(typed: bool, make_job: JobFactory, monkeypatch: pytest.Monk
     assert not (made.run_dir / "metrics.jsonl").exists()
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """Through a Ray of its own; what is chosen can be set, and no run comes of it."""

@@ -16,11 +16,10 @@ from raygnn.config.schema import Config
 from raygnn.driver.inputs import PartitionInput
 from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.partition.make import ensure_partition
 from raygnn.prediction.driver_side import _names
 from raygnn.runs.run import Run
 from raygnn.worker.job import Goal
-from tests.graphs import partitioned
+from tests.graphs import ensure_partition, partitioned
 from tests.prediction.test_predict import ask
 from tests.small_jobs import JobFactory, edges_of, job, train_on_ranks
 
@@ -181,6 +180,43 @@ def test_classes_of_edges(masks: bool, tmp_path: Path) -> None:
         shares = frame["split"].value_counts(normalize=True)
         assert abs(shares["val"] - 0.1) < 0.05
         assert abs(shares["test"] - 0.1) < 0.05
+
+
+def paid() -> GraphData:
+    """What is bought for how much alone says whether it is sent back."""
+    data, rng = shop(), np.random.default_rng(3)
+    likes = data.edges[LIKES]
+    amount = rng.normal(size=(likes.num, 2)).astype(np.float32)
+    pieces = rng.integers(-3, 4, likes.num)
+    likes.data |= {"amount": amount, "pieces": pieces}
+    likes.data["label"] = (amount[:, 0] + pieces > 0).astype(np.int64)
+    return data
+
+
+def test_a_decoder_reads_what_the_edges_say(tmp_path: Path) -> None:
+    """The same on any ranks, and of the edges that it says it of."""
+    task = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
+    blind = train_on_ranks(config_of(tmp_path, "blind", data=paid(), task=task))
+    assert blind.summary["metrics"]["test/accuracy"] < 0.65
+    found = []
+    for workers, parts, replicated in ((1, 1, True), (2, 2, True), (3, 2, False)):
+        config = config_of(
+            tmp_path,
+            f"{workers}-{replicated}",
+            parts=parts,
+            data=paid(),
+            task=task,
+            model={"decoder_features": ["amount", "pieces"], "hidden": 8},
+            sampling={"fanout": [-1, -1], "batch_size": 60 // workers},
+            cluster={"workers": workers},
+        )
+        run = train_on_ranks(config, replicated=replicated)
+        found.append((losses(run), run.summary["metrics"]))
+    assert np.abs(found[0][0][:10] - found[1][0][:10]).max() < 1e-4
+    assert np.abs(found[0][0][:10] - found[2][0][:10]).max() < 1e-4
+    assert min(metrics["test/accuracy"] for _, metrics in found) >= 0.95
+    frame = ask(run, config, 2).to_pandas()
+    assert (frame["prediction"] == paid().edges[LIKES].data["label"]).mean() >= 0.95
 
 
 def test_numbers_of_edges_and_nodes(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from raygnn.sampling.exchange import Exchange
 from raygnn.tasks.embeddings import Embeddings, kept
 from raygnn.worker.job import Job
 from raygnn.worker.rank import Rank
-from tests.driver.test_resume import cut
+from tests.driver.test_resume import stopped
 from tests.pages import CHECKOUT, blocks
 from tests.plain_embeddings import Plain, learned_rows, rows_in
 from tests.prediction.test_predict import ask
@@ -45,31 +45,37 @@ def options(
             "embedding": {"dim": DIM, "ntypes": ["_N"], "optimizer": optimizer, "lr": 0.02, **more},
         },
         "sampling": {"fanout": [-1], "batch_size": 120 // workers},
-        "train": {"epochs": STEPS, "max_steps": STEPS, "select": "last", **train},
+        "train": {
+            "epochs": STEPS,
+            "max_steps": STEPS,
+            "eval_every": STEPS,
+            "select": "last",
+            **train,
+        },
         "cluster": {"workers": workers},
     }
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 @pytest.mark.parametrize(
-    "train",
+    ("optimizer", "train"),
     [
-        {},
-        {"accumulate": 3, "clip": 0.3, "schedule": "constant"},
-        {"accumulate": 2, "clip": 0.3, "regular": True},
+        ("adam", {}),
+        ("adagrad", {"accumulate": 3, "clip": 0.3, "schedule": "constant"}),
+        ("adam", {"accumulate": 2, "clip": 0.3, "regular": True}),
+        ("adagrad", {"regular": True}),
     ],
 )
 def test_what_torch_learns_in_one_process(
     optimizer: str, train: dict[str, Any], make_job: JobFactory
 ) -> None:
-    """Rows, weights and losses to 1e-5 after 50 steps, with 1, 2, 3 and 4 workers in both
-    topologies, against `nn.Embedding` with `SparseAdam` or sparse `Adagrad`."""
+    """Rows, weights and losses to 1e-5 after 50 steps, with 1, 2 and 3 workers in both topologies,
+    against `nn.Embedding` with `SparseAdam` or sparse `Adagrad`."""
     plain = Plain(make_job(**options(1, optimizer=optimizer, **train)))
     expected = plain.train(STEPS)
     assert expected[-1] < 0.8 * expected[0]
     moved = set(np.concatenate(plain.touched).tolist())
     before = Plain(plain.config).rows.weight.detach()
-    for workers in (1, 2, 3, 4):
+    for workers in (1, 2, 3):
         config = make_job(name=f"w{workers}", **options(workers, optimizer=optimizer, **train))
         run = train_on_ranks(config, replicated=workers % 2 == 0)
         rows = learned_rows(run)["_N"]
@@ -137,8 +143,7 @@ def test_without_layers(workers: int, make_job: JobFactory) -> None:
     assert run.summary["embeddings"]["rows"] == 400 * 10
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+@pytest.mark.parametrize(("optimizer", "precision"), [("adam", "bf16"), ("adagrad", "bf16-mixed")])
 def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory) -> None:
     config = make_job(precision=precision, **options(2, optimizer=optimizer))
     run = train_on_ranks(config)
@@ -147,13 +152,18 @@ def test_rows_stay_in_fp32(optimizer: str, precision: str, make_job: JobFactory)
     assert (rows != rows.bfloat16().float()).any(dim=1).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 @pytest.mark.parametrize(
-    ("workers", "again", "regular"),
-    [(2, 2, False), (2, 2, True), (3, 3, False), (2, 3, True), (4, 1, False)],
+    ("workers", "again", "regular", "optimizer"),
+    [
+        (2, 2, False, "adam"),
+        (2, 2, True, "adagrad"),
+        (3, 3, False, "adagrad"),
+        (2, 3, True, "adam"),
+        (4, 1, False, "adagrad"),
+    ],
 )
 def test_a_run_that_goes_on(
-    optimizer: str, workers: int, again: int, regular: bool, make_job: JobFactory
+    workers: int, again: int, regular: bool, optimizer: str, make_job: JobFactory
 ) -> None:
     """To the bit with the same two workers, else to rounding: rows, optimizer's state, best rows;
     also with another partition of the graph. (Of three, gloo adds up the weights' gradients in
@@ -163,13 +173,11 @@ def test_a_run_that_goes_on(
 
     def config(name: str, workers: int) -> Config:
         wanted = options(workers, optimizer=optimizer, regular=regular)
-        wanted["train"] |= {"epochs": 12, "select": "best"}
+        wanted["train"] |= {"epochs": 12, "eval_every": 1, "select": "best"}
         return make_job(name=name, **wanted, **more)
 
     whole = train_on_ranks(config("whole", workers))
-    part = train_on_ranks(config("part", workers))
-    cut(part.path, 6)
-    resumed = train_on_ranks(config("part", again), resume=True)
+    resumed = train_on_ranks(stopped(whole, config("part", again), 6), resume=True)
     old, new = (run.path / "checkpoints" / "step-0000000012" for run in (whole, resumed))
     state = {"adam": {"exp_avg", "exp_avg_sq"}, "adagrad": {"sum"}}[optimizer]
     for name in ("row", "best", *state):
@@ -214,7 +222,8 @@ def test_predictions_drop_nothing(make_job: JobFactory) -> None:
 def test_the_best_rows_are_tested(make_job: JobFactory) -> None:
     """They are those of the best epoch, with the weights that go with them."""
     wanted = options(2)
-    wanted["train"] |= {"epochs": 12, "max_steps": None, "lr": 0.3, "select": "best"}
+    wanted["train"] |= {"epochs": 12, "max_steps": None, "eval_every": 1, "lr": 0.3}
+    wanted["train"]["select"] = "best"
     wanted["model"]["embedding"]["lr"] = 0.3
     run = train_on_ranks(make_job(**wanted))
     seen = run.metrics["val/accuracy"].dropna()

@@ -76,6 +76,7 @@ class OwnGin(nn.Module):
         return self.head(dgl.sum_nodes(graph, "h").to(x.dtype))
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_a_text_file_through_the_command(data_dir: Path, tmp_path: Path) -> None:
     graph = {
@@ -134,6 +135,47 @@ def test_your_own_model_and_a_regression(tmp_path: Path) -> None:
     assert metrics["val/mae"] == pytest.approx(scores.min(), abs=1e-6)  # the lowest is the best
 
 
+BONDS: dict[str, dict[str, Any]] = {
+    "gin": {"kind": "gin", "edge_features": ["amount"]},
+    "gatv2": {"kind": "gatv2", "heads": 2, "edge_features": "amount"},
+    "sage": {"kind": "sage", "edge_categories": {"kind": 4}},
+}
+TELLS = {"gin": "amount", "gatv2": "neighbour", "sage": "kind"}
+
+
+def on_bonds(storage: Path, family: str, *, edges: bool, workers: int = 1) -> Run:
+    model = {"hidden": 16, "layers": 2, "dropout": 0.0, **BONDS[family]}
+    if not edges:
+        model = {key: value for key, value in model.items() if not key.startswith("edge_")}
+    config = make(
+        storage,
+        name=f"{family}-{edges}-{workers}",
+        cluster={"workers": workers, "num_cpus": workers},
+        model=model,
+        graph=dataset("Bonds", num=120, tells=TELLS[family]) | {"val": 0.3, "test": 0.3},
+        sampling={"batch_size": 8 // workers},
+        train={"epochs": 20, "lr": 0.02, "optimizer": "adam"},
+    )
+    return train_on_ranks(config)
+
+
+@pytest.mark.parametrize("family", list(BONDS))
+def test_a_class_that_only_the_edges_tell(family: str, tmp_path: Path) -> None:
+    run = on_bonds(tmp_path, family, edges=True)
+    assert run.summary["metrics"]["test/accuracy"] >= 0.95
+    blind = on_bonds(tmp_path, family, edges=False)
+    assert blind.summary["metrics"]["test/accuracy"] < 0.75
+    both = on_bonds(tmp_path, family, edges=True, workers=2)
+    assert np.allclose(losses(run)[:6], losses(both)[:6], atol=1e-4)  # an epoch
+
+
+def test_edge_arrays_that_are_not_there(tmp_path: Path) -> None:
+    model = {"kind": "gin", "hidden": 8, "edge_features": ["amount", "price"]}
+    config = make(tmp_path, model=model, graph=dataset("Bonds", num=20))
+    with pytest.raises(RuntimeError, match="no edge type has an array 'price'"):
+        train_on_ranks(config)
+
+
 def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     """What is left trains as if the others had never been there."""
     graph = dataset("Chosen", num=20, bad=[1, 4, 5])
@@ -159,6 +201,7 @@ def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     assert run.summary["skipped"]["samples"] == 3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("guard", "cause"),
     [

@@ -31,6 +31,7 @@ def make(storage: Path, precision: str, **sections: Any) -> Config:
     return graph_job(storage, precision=precision, **job)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_without_us_the_job_dies(tmp_path: Path) -> None:
     from ray.train import RunConfig, ScalingConfig
@@ -49,6 +50,7 @@ def test_without_us_the_job_dies(tmp_path: Path) -> None:
         trainer.fit()
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_ours_trains(tmp_path: Path) -> None:
     run = train(make(tmp_path, "bf16"), display=False)

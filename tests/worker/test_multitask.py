@@ -22,7 +22,7 @@ from raygnn.worker.planes.multitask_plane import MultitaskPlane
 from tests.prediction.test_predict import ask
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, goals_of, train_on_ranks
-from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, losses, shop
+from tests.worker.test_edge_tasks import LIKED_BY, LIKES, LINKS, config_of, losses, paid, shop
 
 PRICE = {"kind": "node_regression", "ntype": "thing", "target": "price"}
 KIND = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
@@ -82,6 +82,16 @@ def test_ranks_may_have_shares_of_unequal_size(tmp_path: Path) -> None:
         )
         found.append(losses(train_on_ranks(config)))
     assert found[1] == pytest.approx(found[0], abs=1e-3)
+
+
+def test_one_of_the_decoders_reads_the_edges(tmp_path: Path) -> None:
+    model = {"decoder_features": ["amount", "pieces"]}
+    config = several(tmp_path, data=paid(), model=model, train={"epochs": 12, "lr": 0.02})
+    run = train_on_ranks(config)
+    assert run.summary["metrics"]["test/kind/accuracy"] > 0.8
+    weights = torch.load(run.path / "checkpoints" / "selected.pt")
+    read = [name for name in weights if name.endswith("decoder.features.weight")]
+    assert [name.split(".")[1] for name in read] == [":kind"]
 
 
 def test_each_task_is_learnt_and_predicted(tmp_path: Path) -> None:

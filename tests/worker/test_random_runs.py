@@ -156,6 +156,7 @@ _COMMON: dict[str, Any] = {
 }
 
 
+@pytest.mark.system
 @settings(max_examples=12, **_COMMON)
 @given(whole_jobs())
 def test_a_few_runs(sections: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import LowRank
 from raygnn.worker.job import Job
 from raygnn.worker.records import Records
+from tests.driver.test_resume import stopped
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
 
@@ -275,11 +276,8 @@ def test_a_run_with_powersgd_goes_on(stop: int, make_job: JobFactory) -> None:
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
     unbroken = train_on_ranks(make_job(name="whole", **options))
-    train_on_ranks(make_job(name="part", **options))
-    for path in (unbroken.path.parent / "part" / "checkpoints").glob("step-*"):
-        if int(path.name.removeprefix("step-")) > stop:
-            (path / "manifest.json").unlink()
-    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    part = stopped(unbroken, make_job(name="part", **options), stop)
+    resumed = train_on_ranks(part, resume=True)
     assert np.array_equal(losses(unbroken)[: stop + 1], losses(resumed)[: stop + 1])
     assert np.allclose(losses(unbroken), losses(resumed), atol=0.1)
     more = train_on_ranks(

@@ -15,7 +15,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, DataError, RaygnnError
 from raygnn.graph.dgl import dgl
 from raygnn.sampling.exchange import Exchange
-from raygnn.worker.planes.vocabulary import count_relations
+from raygnn.worker.planes.vocabulary import count_numbers
 from tests.ranks import run_ranks
 from tests.small_jobs import job, train_on_ranks
 
@@ -106,7 +106,7 @@ def test_an_array_that_is_no_relation(values: torch.Tensor, tmp_path: Path) -> N
 
 def counted(exchange: Exchange, own: np.ndarray) -> int | str:
     try:
-        return count_relations(("a", "b", "c"), "relation", own, exchange)
+        return count_numbers(("a", "b", "c"), "relation", own, exchange)
     except DataError as error:
         return str(error)
 

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from raygnn.errors import CapabilityError, TrainingError
+from raygnn.errors import TrainingError
 from raygnn.runs.run import Run
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.callbacks import Checkpoints
 from raygnn.worker.comm import sharding
-from raygnn.worker.comm.sharding import Twin, check_shardable, check_supported, is_sharded, whole
+from raygnn.worker.comm.sharding import Twin, check_shardable, is_sharded, whole
 from raygnn.worker.guard.callback import Guard
 from raygnn.worker.job import Job
-from tests.driver.test_resume import cut
+from tests.driver.test_resume import stopped
 from tests.ranks import run_ranks
 from tests.small_jobs import JobFactory, _train, job_of, losses, selected, train_on_ranks
 from tests.worker.test_graph_tasks import dataset
@@ -207,9 +207,8 @@ def test_it_goes_on_where_it_stopped(
         "fault": {"checkpoint_every": 1, "keep": 20},
     }
     whole_run = train_on_ranks(make_job(name="whole", **options))
-    train_on_ranks(make_job(name="part", **options))
-    cut(make_job(name="part").run_dir, stop)
-    resumed = train_on_ranks(make_job(name="part", **options), resume=True)
+    part = stopped(whole_run, make_job(name="part", **options), stop)
+    resumed = train_on_ranks(part, resume=True)
     for column in ("train/loss", "val/accuracy", "val/loss"):
         new, old = (r.metrics.set_index("step")[column].dropna() for r in (resumed, whole_run))
         assert new.to_dict() == old.to_dict(), column  # to the bit
@@ -373,17 +372,3 @@ def test_a_twin_without_shards_is_a_copy() -> None:
     assert torch.equal(copy(x), model(x))
     assert not copy.training
     assert copy[1].running_mean is not model[1].running_mean
-
-
-def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.distributed.fsdp as fsdp
-
-    check_supported(torch.device("cpu"))
-    monkeypatch.delattr(fsdp.FSDPModule, "set_force_sum_reduction_for_comms")
-    check_supported(torch.device("cuda"))
-    with pytest.raises(CapabilityError, match=r"torch >= 2\.9 on a cpu") as caught:
-        check_supported(torch.device("cpu"))
-    assert caught.value.where == "comm.shard"
-    monkeypatch.delattr(fsdp, "FSDPModule")
-    with pytest.raises(CapabilityError, match=r"torch >= 2\.6 on a cuda"):
-        check_supported(torch.device("cuda"))

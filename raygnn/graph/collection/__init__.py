@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING
 from raygnn.config.graph import ManyGraphs
 from raygnn.errors import ConfigError
 from raygnn.graph.collection.collection_manifest import CollectionMeta, read_collection
-from raygnn.graph.collection.collection_store import (
-    MissingCollection,
-    ensure_collection,
-    find_collection,
-)
+from raygnn.graph.collection.collection_store import MissingCollection, find_collection
 from raygnn.graph.collection.splits import split_graphs
-from raygnn.graph.remote import RemotePath
+from raygnn.storage.remote import RemotePath
 
 if TYPE_CHECKING:
     from raygnn.config.schema import Config
     from raygnn.graph.graph_sample import Samples
-    from raygnn.graph.remote import AnyPath
+    from raygnn.storage.remote import AnyPath
 
 __all__ = [
     "CollectionMeta",
     "MissingCollection",
-    "ensure_collection",
     "find_collection",
     "open_samples",
     "read_collection",
@@ -38,8 +33,7 @@ def open_samples(config: Config, directory: AnyPath | None, *, others: bool = Fa
     """The graphs that a job is about.
 
     Args:
-        directory: where their collection lies; None for a dataset of the user's own, or to have
-            it found, or packed.
+        directory: where their collection lies; None for a dataset of the user's own.
         others: they are others than those of the training, which need no targets, and have no
             splits but those that a dataset gives itself.
 
@@ -62,6 +56,7 @@ def open_samples(config: Config, directory: AnyPath | None, *, others: bool = Fa
         )
     from raygnn.graph.collection.mapped_collection import Collection
 
-    meta = ensure_collection(config) if directory is None else read_collection(directory)
+    assert directory is not None
+    meta = read_collection(directory)
     meta.check_target(config.task, known=not others)
     return Collection(meta, config.task.target, split)

@@ -168,7 +168,8 @@ class CollectionMeta(Section):
                 raise ConfigError(
                     f"{kind}, not one class number for each graph",
                     where=f"task.target ({where})",
-                    remedy="save them as integers from 0, or set task.kind to graph_regression",
+                    remedy="save them as integers from 0, or set task.labels to several or "
+                    "task.kind to graph_regression",
                 )
             if known and column.low is not None and column.low < 0:
                 raise DataError(
@@ -176,7 +177,7 @@ class CollectionMeta(Section):
                     where=where,
                     remedy="number the classes from 0, and leave out graphs without a class",
                 )
-        elif known and column.nonfinite is not None:
+        elif known and column.nonfinite is not None and not task.several_labels:
             raise DataError(
                 "the label is infinite or not a number",
                 where=f"{where}, graph {column.nonfinite}",

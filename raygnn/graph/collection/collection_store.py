@@ -23,6 +23,8 @@ from raygnn.graph.collection.pack import pack
 from raygnn.graph.sources import gin_text, saved_graphs
 from raygnn.graph.sources.input_files import check_file, opened, out_of_memory, sha256
 from raygnn.graph.sources.saved_graphs import GraphSet
+from raygnn.storage.remote import RemotePath
+from raygnn.storage.replica import share_directory
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors, sync
 
 if TYPE_CHECKING:
@@ -35,24 +37,6 @@ _PARSED = 40  # times its text a file as GIN's takes in memory, about
 _SUFFIXES = (".bin", ".dgl")
 
 
-def ensure_collection(config: Config, progress: Progress | None = None) -> CollectionMeta:
-    """The collection that a job needs; packed if it is not there yet.
-
-    It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
-    stands for the contents of the input files and what is made of them; how the graphs are split
-    is no part of it. What is there is reused.
-
-    Args:
-        progress: called with ``"pack"``.
-
-    Raises:
-        ConfigError: ``partition.path`` holds something else than asked for.
-        DataError: a graph or the collection is damaged, or it cannot be written.
-    """
-    collection = find_collection(config)
-    return collection if isinstance(collection, CollectionMeta) else collection.make(progress)
-
-
 @dataclass(frozen=True)
 class MissingCollection:
     """A collection that is yet to be packed.
@@ -62,6 +46,7 @@ class MissingCollection:
         files: what to read for it, in this order.
         normalize: how to scale the features.
         tags, labels: what text as GIN's numbers 0, 1, …; None = what a file has.
+        shared: where the directory is brought, if not all nodes see it.
     """
 
     place: Path
@@ -71,6 +56,7 @@ class MissingCollection:
     source: dict[str, Any]
     tags: tuple[int, ...] | None = None
     labels: tuple[int, ...] | None = None
+    shared: RemotePath | None = None
 
     def reading_bytes(self) -> int:
         """Bytes of memory that packing takes at most, about: of text as GIN's, which is read as a
@@ -79,7 +65,15 @@ class MissingCollection:
         return 0 if others or _head(file) == saved_graphs.MAGIC else _PARSED * check_file(file)
 
     def make(self, progress: Progress | None = None) -> CollectionMeta:
-        """Pack it. Raises ConfigError and DataError as `ensure_collection` does."""
+        """Pack it.
+
+        Args:
+            progress: called with ``"pack"``.
+
+        Raises:
+            ConfigError: a graph has not what ``graph`` asks of it.
+            DataError: a graph or the collection is damaged, or it cannot be written.
+        """
         place = self.place.absolute()
         if progress is not None:
             progress("pack")
@@ -106,6 +100,8 @@ class MissingCollection:
                 where=str(place),
                 remedy="name another directory, or delete this one",
             )
+        if self.shared is not None:
+            share_directory(place, self.shared, MANIFEST)
         return existing
 
     def _open(self, file: Path, several: bool) -> AbstractContextManager[GraphSet]:
@@ -136,8 +132,13 @@ class MissingCollection:
 def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     """The collection that is there already, or else what is to be packed.
 
+    It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
+    stands for the contents of the input files and what is made of them; how the graphs are split
+    is no part of it.
+
     Raises:
-        ConfigError, DataError: as `ensure_collection`; also if there are no input files.
+        ConfigError: ``partition.path`` holds something else than asked for.
+        DataError: the collection is damaged, or there are no input files.
     """
     place, graph = config.partition.path, config.graph
     if place is not None and not isinstance(place, Path):
@@ -163,12 +164,17 @@ def find_collection(config: Config) -> CollectionMeta | MissingCollection:
     named = {"tags": graph.tags, "labels": graph.labels}
     made_from |= {key: list(values) for key, values in named.items() if values is not None}
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    shared = None
     if place is None:
-        place = Path(config.storage) / "partitions" / digest[:16]
+        place = config.local_storage / "partitions" / digest[:16]
+        if config.store is not None:
+            shared = RemotePath.of(config.store, "storage") / "partitions" / place.name
+            with storage_errors(place, DataError, _INSTEAD):
+                share_directory(place, shared, MANIFEST)
         existing = None if is_vacant(place) else read_collection(place)
     if existing is None:
         source = {"path": str(graph.path), "made_from": made_from}
-        return MissingCollection(place, files, normalize, digest, source, **named)
+        return MissingCollection(place, files, normalize, digest, source, **named, shared=shared)
     if existing.digest != digest:
         before = existing.source.get("made_from", {})
         difference = "it was made from other files, or from these before they changed"

@@ -9,6 +9,8 @@ in original order however the graph is divided.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raygnn.graph.arrays import IntArray, Rows, index_type
+from raygnn.graph.arrays import IntArray, OnDemand, Rows, index_type
 from raygnn.graph.data import EdgeType, GraphData, etype_str
 from raygnn.graph.partition import edge_kernels
 from raygnn.graph.partition.edge_kernels import IndexArray
@@ -34,10 +36,10 @@ class PartGraph:
     """
 
     num_nodes: int
-    src: IntArray
-    dst: IntArray
-    ndata: dict[str, IndexArray]
-    edata: dict[str, IndexArray]
+    src: IntArray | OnDemand
+    dst: IntArray | OnDemand
+    ndata: Mapping[str, IndexArray]
+    edata: Mapping[str, IndexArray | OnDemand]
     halo: int
     cut: int
 
@@ -62,37 +64,126 @@ class _Edges:
     places: IndexArray
 
 
-class Assembly:
+@dataclass(frozen=True)
+class Numbering:
+    """Which nodes each part owns, and what they are called there; by node type.
+
+    Attributes:
+        starts: int64 ``[parts + 1]``, where each part's nodes start in ``order``.
+        order: input ids, part by part.
+        new_id: homogeneous ids, by input id.
+        node_map: int64 ``[parts, 2]``, homogeneous id ranges, as DGL's json has them.
+    """
+
+    starts: dict[str, IntArray]
+    order: dict[str, IndexArray]
+    new_id: dict[str, IndexArray]
+    node_map: dict[str, IntArray]
+
+    @classmethod
+    def of(cls, assignment: Mapping[str, IndexArray], parts: int) -> Numbering:
+        """That of nodes whose part is given."""
+        groups = {t: edge_kernels.group(part, parts) for t, part in assignment.items()}
+        starts = {ntype: group[0] for ntype, group in groups.items()}
+        order = {ntype: group[1] for ntype, group in groups.items()}
+        node_map = homogeneous(starts)
+        index = index_type(sum(map(len, order.values())))
+        new_id: dict[str, IndexArray] = {}
+        for ntype, ids in order.items():
+            shift = (node_map[ntype][:, 0] - starts[ntype][:-1]).astype(index)
+            new_id[ntype] = np.empty(len(ids), dtype=index)
+            new_id[ntype][ids] = np.repeat(shift, np.diff(starts[ntype])) + np.arange(len(ids))
+        return cls(starts, order, new_id, node_map)
+
+    @property
+    def bounds(self) -> IntArray:
+        """int64 ``[parts + 1]``: where the homogeneous ids of each part start."""
+        return np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
+
+    def describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
+        """Type number (int32) and part (int64) of homogeneous node ids."""
+        starts = np.stack([m[:, 0] for m in self.node_map.values()], axis=1).reshape(-1)
+        at = np.searchsorted(starts, nodes, side="right") - 1
+        return (at % len(self.node_map)).astype(np.int32), at // len(self.node_map)
+
+
+class PartedGraph(ABC):
     """A graph renumbered for its parts; gives what each part's files hold.
 
-    Its methods may be called from several threads at once.
+    Args:
+        edge_starts: edge type → int64 ``[parts + 1]``, where each part's edges start.
 
     Attributes:
         node_map: node type → int64 ``[parts, 2]`` homogeneous id ranges, as DGL's json has them.
         edge_map: edge type → the same.
     """
 
-    def __init__(self, data: GraphData, assignment: dict[str, IntArray], parts: int):
-        self.data, self.parts = data, parts
+    def __init__(
+        self, data: GraphData, numbering: Numbering, edge_starts: dict[EdgeType, IntArray]
+    ):
+        self.data, self.numbering = data, numbering
         self.typed = len(data.nodes) > 1 or len(data.edges) > 1
-        self._node_starts: dict[str, IntArray] = {}
-        self._node_order: dict[str, IndexArray] = {}
-        for ntype in data.nodes:
-            self._node_starts[ntype], self._node_order[ntype] = edge_kernels.group(
-                assignment[ntype], parts
-            )
+        self._node_starts, self._edge_starts = numbering.starts, edge_starts
+        self.node_map = numbering.node_map
+        self.edge_map: dict[EdgeType, IntArray] = homogeneous(edge_starts)
+        self.parts = len(numbering.bounds) - 1
+
+    def num_nodes(self, part: int) -> dict[str, int]:
+        """Own nodes of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
+
+    def num_edges(self, part: int) -> dict[EdgeType, int]:
+        """Own edges of one part, by type."""
+        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
+
+    def original_nodes(self, part: int) -> dict[str, Tensor]:
+        """Node type → int64, original ids of the part's own nodes."""
+        return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
+
+    def node_data(self, part: int) -> dict[str, Rows]:
+        """``"<type>/<name>"`` → rows of the part's own nodes."""
+        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
+        return {
+            f"{ntype}/{name}": Rows(array, ids)
+            for ntype, ids in own.items()
+            for name, array in self.data.nodes[ntype].data.items()
+        }
+
+    @abstractmethod
+    def original_edges(self, part: int) -> Mapping[str, Tensor | OnDemand]:
+        """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
+
+    @abstractmethod
+    def edge_data(self, part: int) -> Mapping[str, Rows | OnDemand]:
+        """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
+
+    @abstractmethod
+    def part(self, part: int) -> PartGraph:
+        """One part's graph."""
+
+    def _nodes(self, ntype: str, part: int) -> IntArray:
+        first, last = self._node_starts[ntype][part : part + 2]
+        return self.numbering.order[ntype][first:last].astype(np.int64)
+
+
+class Assembly(PartedGraph):
+    """One whose edges are in memory. Its methods may be called from several threads at once."""
+
+    def __init__(self, data: GraphData, assignment: dict[str, IntArray], parts: int):
+        numbering = Numbering.of(assignment, parts)
+        self._node_order, self._new_id = numbering.order, numbering.new_id
         self._part_of = {
             ntype: np.repeat(np.arange(parts, dtype=np.int32), np.diff(starts))
-            for ntype, starts in self._node_starts.items()
+            for ntype, starts in numbering.starts.items()
         }
+        self.data, self.parts = data, parts
         input_part = {ntype: part.astype(np.int32) for ntype, part in assignment.items()}
         self._edges = {etype: self._lists(etype, input_part[etype[0]]) for etype in data.edges}
-        self._edge_starts = {
-            etype: edges.new_indptr[self._node_starts[etype[2]]]
+        edge_starts = {
+            etype: edges.new_indptr[numbering.starts[etype[2]]]
             for etype, edges in self._edges.items()
         }
-        self.node_map = _homogeneous(self._node_starts)
-        self.edge_map = _homogeneous(self._edge_starts)
+        super().__init__(data, numbering, edge_starts)
         # type-wise id + shift[part] = homogeneous id
         index = index_type(data.num_nodes)
         self._node_shift = {
@@ -103,12 +194,7 @@ class Assembly:
             etype: self.edge_map[etype][:, 0] - starts[:-1]
             for etype, starts in self._edge_starts.items()
         }
-        self._new_id: dict[str, IndexArray] = {}  # homogeneous, by input id
-        for ntype, order in self._node_order.items():
-            starts = np.repeat(self._node_shift[ntype], np.diff(self._node_starts[ntype]))
-            self._new_id[ntype] = np.empty(len(order), dtype=index)
-            self._new_id[ntype][order] = starts + np.arange(len(order))
-        self._bounds = np.concatenate([[0], np.max([m[:, 1] for m in self.node_map.values()], 0)])
+        self._bounds = numbering.bounds
 
     def _lists(self, etype: EdgeType, src_part: IndexArray) -> _Edges:
         frame, rows = self.data.edges[etype], self._node_order[etype[2]]
@@ -125,30 +211,9 @@ class Assembly:
         edge_kernels.put_leaving(*given, new_indptr, leaving[:-1].copy(), heads, places)
         return _Edges(indptr, order, src, new_indptr, leaving, heads, places)
 
-    def num_nodes(self, part: int) -> dict[str, int]:
-        """Own nodes of one part, by type."""
-        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._node_starts.items()}
-
-    def num_edges(self, part: int) -> dict[EdgeType, int]:
-        """Own edges of one part, by type."""
-        return {t: int(starts[part + 1] - starts[part]) for t, starts in self._edge_starts.items()}
-
-    def original_nodes(self, part: int) -> dict[str, Tensor]:
-        """Node type → int64, original ids of the part's own nodes."""
-        return {ntype: torch.from_numpy(self._nodes(ntype, part)) for ntype in self.data.nodes}
-
     def original_edges(self, part: int) -> dict[str, Tensor]:
         """``"src:rel:dst"`` → int64, original ids of the part's own edges."""
         return {etype_str(t): torch.from_numpy(self._own(t, part)) for t in self.data.edges}
-
-    def node_data(self, part: int) -> dict[str, Rows]:
-        """``"<type>/<name>"`` → rows of the part's own nodes."""
-        own = {t: self._nodes(t, part) for t, frame in self.data.nodes.items() if frame.data}
-        return {
-            f"{ntype}/{name}": Rows(array, ids)
-            for ntype, ids in own.items()
-            for name, array in self.data.nodes[ntype].data.items()
-        }
 
     def edge_data(self, part: int) -> dict[str, Rows]:
         """``"src:rel:dst/<name>"`` → rows of the part's own edges."""
@@ -158,10 +223,6 @@ class Assembly:
             for etype, ids in own.items()
             for name, array in self.data.edges[etype].data.items()
         }
-
-    def _nodes(self, ntype: str, part: int) -> IntArray:
-        first, last = self._node_starts[ntype][part : part + 2]
-        return self._node_order[ntype][first:last].astype(np.int64)
 
     def _own(self, etype: EdgeType, part: int) -> IntArray:
         """Places in the input of the part's own edges."""
@@ -225,7 +286,7 @@ class Assembly:
         ids[own:] = out_ids
         inner = np.zeros(len(src), dtype=np.uint8)
         inner[:own] = 1
-        node_type, node_part = self._describe(nodes)
+        node_type, node_part = self.numbering.describe(nodes)
         ndata = {
             "_ID": nodes,
             "part_id": node_part,
@@ -268,14 +329,8 @@ class Assembly:
             places + self._edge_shift[etype][dst_part],
         )
 
-    def _describe(self, nodes: IntArray) -> tuple[IndexArray, IntArray]:
-        """Type number (int32) and part (int64) of homogeneous node ids."""
-        starts = np.stack([m[:, 0] for m in self.node_map.values()], axis=1).reshape(-1)
-        at = np.searchsorted(starts, nodes, side="right") - 1
-        return (at % len(self.node_map)).astype(np.int32), at // len(self.node_map)
 
-
-def _homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
+def homogeneous(starts: dict[Any, IntArray]) -> dict[Any, IntArray]:
     """Where each type's parts start, type-wise ``[parts+1]`` → homogeneous ``[parts, 2]``."""
     sizes = np.stack([np.diff(each) for each in starts.values()], axis=1)  # [parts, types]
     ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)

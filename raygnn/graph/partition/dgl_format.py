@@ -6,7 +6,7 @@ a file cut short can crash the process, or come back as uninitialised memory wit
 This one checks every length against the file and raises DataError with the file's name.
 What is written here is byte for byte what DGL writes, except that padding is zero.
 Arrays are numpy's, so that a file can be refused without the seconds that torch takes to import;
-only bfloat16, which numpy lacks, comes as torch tensors.
+only bfloat16, which numpy lacks, comes as torch tensors. Large ones are mapped.
 
 The formats are those of DGL 0.5 to 2.4 (``src/graph/serialize`` and ``src/runtime/ndarray.cc``
 in its sources), little-endian throughout.
@@ -29,7 +29,9 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import (
     CODES,
     DTYPES,
+    AnyArray,
     Array,
+    OnDemand,
     Rows,
     csr_rows,
     dtype_name,
@@ -37,7 +39,7 @@ from raygnn.graph.arrays import (
     storable,
 )
 from raygnn.graph.partition.manifest import FileFacts, compare
-from raygnn.graph.remote import AnyPath
+from raygnn.storage.remote import AnyPath
 from raygnn.util.files import sync_file
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ _ALL_FORMATS = 7
 _NEW_STYLE = 1 << 32  # marks format codes as bit sets
 _MAX_DIMS = 16
 _CHUNK = 1 << 20  # bytes that are hashed while the processor's cache has them
+_MAPPED = 1 << 24  # bytes from which on an array of a local file is mapped, and not copied
 
 Sparse = tuple[Array, Array, Array]
 
@@ -160,7 +163,7 @@ def open_graphs(path: AnyPath, expected: FileFacts | None = None) -> Iterator[Gr
         yield GraphFile(reader.fits(count, 8), labels, reader.graphs(count))
 
 
-def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor | Rows]) -> FileFacts:
+def write_tensors(path: Path, arrays: Mapping[str, AnyArray]) -> FileFacts:
     """Write a tensor file, durably, that ``dgl.data.utils.load_tensors`` reads.
 
     Raises ValueError for an array that DGL cannot store; OSError as writing files does.
@@ -175,10 +178,10 @@ def write_tensors(path: Path, arrays: Mapping[str, Array | Tensor | Rows]) -> Fi
 def write_graph(
     path: Path,
     num_nodes: int,
-    src: Array | Tensor,
-    dst: Array | Tensor,
-    ndata: Mapping[str, Array | Tensor],
-    edata: Mapping[str, Array | Tensor],
+    src: AnyArray,
+    dst: AnyArray,
+    ndata: Mapping[str, AnyArray],
+    edata: Mapping[str, AnyArray],
 ) -> FileFacts:
     """Write one homogeneous graph, in COO, durably, as a file that ``dgl.load_graphs`` reads.
 
@@ -257,11 +260,11 @@ class _Reader:
         return count
 
     def skip(self, count: int) -> None:
-        if self._expected is not None:  # all is hashed
-            self.raw(count)
-        else:
-            self.at += self.fits(count, 1)
-            self.file.seek(self.at)
+        end = self.at + self.fits(count, 1)
+        while self._expected is not None and self.at < end:  # all is hashed
+            self.raw(min(_CHUNK, end - self.at))
+        self.at = end
+        self.file.seek(end)
 
     def raw(self, count: int) -> bytes:
         self.fits(count, 1)
@@ -309,14 +312,29 @@ class _Reader:
 
     def array(self) -> Array | Tensor:
         name, shape, dtype = self.array_head()
-        array: Array = np.empty(shape, dtype)
-        if array.size:
-            self.fill(element_bytes(array))
+        array = self.mapped(shape, dtype)
+        if array is None:
+            array = np.empty(shape, dtype)
+            if array.size:
+                self.fill(element_bytes(array))
         if name != "bfloat16":
             return array
         import torch
 
         return torch.from_numpy(array).view(torch.bfloat16)
+
+    def mapped(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+        """The array whose elements follow, if it is large and the file system maps files: pages
+        that are in memory while they are looked at. What is written to it stays in this process."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < _MAPPED or not isinstance(self.path, Path):
+            return None
+        try:
+            array = np.asarray(np.memmap(self.path, dtype, "c", self.at, shape))
+        except (OSError, ValueError):
+            return None
+        self.skip(size)
+        return array
 
     def array_head(self) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
         """Name of the dtype, shape, and the dtype in memory of the array whose elements follow."""
@@ -445,17 +463,19 @@ class _Writer:
         self.u64(len(data))
         self.raw(data)
 
-    def array(self, array: Array | Tensor | Rows) -> None:
+    def array(self, array: AnyArray) -> None:
         if not storable(array):
             raise ValueError(f"DGL's files cannot hold {dtype_name(array)}")
         code, bits = CODES[dtype_name(array)]
         self.raw(struct.pack("<QQiiiBBH", _NDARRAY, 0, 1, 0, array.ndim, code, bits, 1))
         self.raw(struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes))
-        for piece in array.pieces() if isinstance(array, Rows) else [array]:
+        end = self.size + array.nbytes
+        for piece in array.pieces() if isinstance(array, (Rows, OnDemand)) else [array]:
             if piece.nbytes:
                 self.raw(element_bytes(piece))
+        assert self.size == end
 
-    def named_arrays(self, arrays: Mapping[str, Array | Tensor | Rows]) -> None:
+    def named_arrays(self, arrays: Mapping[str, AnyArray]) -> None:
         self.u64(len(arrays))
         for name, array in arrays.items():
             self.string(name)

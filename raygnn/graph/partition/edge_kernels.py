@@ -40,7 +40,7 @@ def in_lists(dst: IndexArray, num: int) -> tuple[IntArray, IndexArray]:
 def starts_of(keys: IndexArray, groups: int) -> IntArray:
     """int64 ``[groups+1]``: where each key's run starts once the keys are sorted."""
     starts = np.zeros(groups + 1, dtype=np.int64)
-    _count(keys, starts)
+    add_counts(keys, starts)
     return np.cumsum(starts, out=starts)
 
 
@@ -54,7 +54,8 @@ def rising(keys):  # type: ignore[no-untyped-def]
 
 
 @njit(**_COMPILE)
-def _count(keys, starts):  # type: ignore[no-untyped-def]
+def add_counts(keys, starts):  # type: ignore[no-untyped-def]
+    """Count each key at ``starts[key + 1]``."""
     for key in keys:
         starts[key + 1] += 1
 

@@ -16,6 +16,7 @@ from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray
 from raygnn.graph.data import MASKS, EdgeSplit, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.times import codes_since, since
 from raygnn.util.hashing import mix, uniform
 
 TRAIN, VAL, TEST, NONE = 0, 1, 2, -1  # in the order of `raygnn.graph.data.SPLITS`
@@ -53,7 +54,10 @@ class Splitter:
         self._meta = meta
         self._split = split
         self._original: dict[str, Array] = {}
-        if split.shares is not None:
+        self._since: tuple[int, int] | None = None
+        if split.time is not None:
+            self._since = self._moments(split.time)
+        elif split.shares is not None:
             for ntype in {split.etype[0], split.etype[2]}:
                 ids = [read_original_nodes(meta, part)[ntype] for part in range(meta.num_parts)]
                 self._original[ntype] = np.concatenate(ids)
@@ -70,10 +74,13 @@ class Splitter:
         numbers = read_original_edges(meta, part)[etype]
         if edges.order is not None:
             numbers = numbers[edges.order]
-        if self._split.shares is None:
+        if self._since is not None:
+            codes = codes_since(self._times(part, edges.order), self._since)
+        elif self._split.shares is None:
             codes = self._by_masks(part, len(src), edges.order)
         else:
-            codes = self._by_key(src, dst, self._split.shares)
+            val, test = self._split.shares
+            codes = self._by_key(src, dst, (float(val), float(test)))
         return SplitEdges(src, dst, codes, numbers)
 
     def hidden(self) -> IntArray:
@@ -85,6 +92,32 @@ class Splitter:
             edges = self.part(part)
             hidden.append((edges.src * num + edges.dst)[edges.codes > TRAIN])
         return np.unique(np.concatenate(hidden))
+
+    def _moments(self, name: str) -> tuple[int, int]:
+        """From when on edges are for validation, and for test."""
+        assert self._split.shares is not None
+        times = [np.empty(0, np.int64)]
+        if not all(isinstance(share, int) for share in self._split.shares):
+            times += [self._times(part, None) for part in range(self._meta.num_parts)]
+        return since(np.concatenate(times), *self._split.shares)
+
+    def _times(self, part: int, order: Array | None) -> IntArray:
+        """When each edge of a part is."""
+        from raygnn.graph.partition.read import read_edge_data, read_in_edges
+
+        etype, name = self._split.etype, str(self._split.time)
+        stored = read_edge_data(self._meta, part)[etype].get(name)
+        if stored is None and not len(read_in_edges(self._meta, part)[etype].src):
+            return np.empty(0, np.int64)  # a part without edges need not have their arrays
+        if stored is None or stored.is_floating_point() or stored.dim() != 1:
+            has = "no array" if stored is None else f"{stored.dtype} {list(stored.shape)} as"
+            raise DataError(
+                f"edges of type {etype_str(etype)} have {has} {name!r}, to be split by time",
+                where=str(self._meta.files[part].edge_feats),
+                remedy="name an array of one whole number for each edge (task.split.time)",
+            )
+        times = stored.numpy().astype(np.int64)
+        return times if order is None else times[order]
 
     def _by_masks(self, part: int, count: int, order: Array | None) -> Array:
         from raygnn.graph.partition.read import read_edge_data

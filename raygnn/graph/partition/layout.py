@@ -33,7 +33,7 @@ from raygnn.graph.partition.manifest import (
     read_json,
     read_manifest,
 )
-from raygnn.graph.remote import AnyPath, RemotePath, any_path, within
+from raygnn.storage.remote import AnyPath, RemotePath, any_path, within
 
 _MAX_PARTS = 1 << 20
 

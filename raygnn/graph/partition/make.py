@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from raygnn.errors import ConfigError, DataError
 from raygnn.graph import sources
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
-from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Source
-from raygnn.graph.remote import RemotePath, any_path
+from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, Source
+from raygnn.storage.remote import AnyPath, RemotePath, any_path
+from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
 
 if TYPE_CHECKING:
@@ -35,8 +37,65 @@ _INSTEAD = "set storage or partition.path elsewhere"
 _SEED = 0  # fixed, so that runs with different training seeds share one partition
 
 
-def ensure_partition(config: Config, parts: int, progress: Progress | None = None) -> PartitionMeta:
-    """The partition that a job needs; made if it is not there yet.
+@dataclass(frozen=True)
+class Missing:
+    """A partition that is yet to be made.
+
+    Attributes:
+        place: the directory where it will lie.
+        graph: what to load for it.
+        draft: where on this machine it is made: there, or it is brought there (`bring`).
+    """
+
+    place: AnyPath
+    graph: GraphConfig
+    parts: int
+    method: str
+    digest: str
+    source: dict[str, Any]
+    draft: Path
+    seed: int = _SEED
+
+    def make(self, data: GraphData, progress: Progress | None = None) -> PartitionMeta:
+        """Make it from the loaded graph."""
+        made = partition_graph(
+            data,
+            self.draft,
+            parts=self.parts,
+            method=self.method,
+            digest=self.digest,
+            source=self.source,
+            seed=self.seed,
+            progress=progress,
+        )
+        return self.bring(made, progress)
+
+    def bring(self, made: PartitionMeta, progress: Progress | None = None) -> PartitionMeta:
+        """Bring a partition from where it was made to its place, if that is another.
+
+        Raises:
+            DataError: it cannot be written there.
+        """
+        if not isinstance(self.place, RemotePath):
+            return made
+        if progress is not None:
+            progress("bring")
+        upload_directory(self.draft, self.place, [MANIFEST, made.config_file.name])
+        shutil.rmtree(self.draft, ignore_errors=True)
+        return read_meta(self.place)
+
+
+def is_partition(place: AnyPath) -> bool:
+    """Whether all of a partition is there, of one that is being brought.
+
+    Raises:
+        DataError: the place cannot be looked at.
+    """
+    return any(path.name != MANIFEST for path in place.glob("*.json"))
+
+
+def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
+    """The partition of a job that is there already, or else what is to be made.
 
     It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
     stands for the input files' contents and everything that decides the result. What is there
@@ -45,56 +104,10 @@ def ensure_partition(config: Config, parts: int, progress: Progress | None = Non
 
     Args:
         parts: how many to make where ``partition.parts`` is ``auto``.
-        progress: called with ``"load"``, and as by :func:`partition_graph`.
 
     Raises:
         ConfigError: ``partition.path`` holds something else than asked for.
-        DataError: the graph or the partition is damaged, or cannot be written.
-    """
-    partition = find_partition(config, parts)
-    if isinstance(partition, PartitionMeta):
-        return partition
-    if progress is not None:
-        progress("load")
-    data = sources.load_graph(partition.graph, needs_masks=config.needs_masks, trains=config.trains)
-    return partition.make(data, progress)
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A partition that is yet to be made.
-
-    Attributes:
-        place: the directory where it will lie.
-        graph: what to load for it.
-    """
-
-    place: Path
-    graph: GraphConfig
-    parts: int
-    method: str
-    digest: str
-    source: dict[str, Any]
-
-    def make(self, data: GraphData, progress: Progress | None = None) -> PartitionMeta:
-        """Make it from the loaded graph."""
-        return partition_graph(
-            data,
-            self.place,
-            parts=self.parts,
-            method=self.method,
-            digest=self.digest,
-            source=self.source,
-            seed=_SEED,
-            progress=progress,
-        )
-
-
-def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
-    """The partition that is there already, or else what is to be made.
-
-    Raises:
-        ConfigError, DataError: as `ensure_partition`.
+        DataError: the partition is damaged, or cannot be looked at.
     """
     key, graph = config.where("partition.path"), config.graph
     place = None if config.partition.path is None else any_path(config.partition.path)
@@ -118,28 +131,37 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         parts = config.partition.parts
     elif meta is not None:
         parts = meta.num_parts
+    method = config.partition.used_method
     made_from = {
         "graph": sources.digest(graph),
         "parts": parts,
-        "method": config.partition.method,
+        "method": method,
         "seed": _SEED,
         "layout": LAYOUT_VERSION,
     }
     source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
-    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    digest = _digest(made_from)
+    draft = config.local_storage / "partitions" / digest[:16]
     if place is None:
-        place = Path(config.storage) / "partitions" / digest[:16]
-        meta = None if is_vacant(place) else read_meta(place)
+        place, whole = draft, not is_vacant(draft)
+        if config.store is not None:
+            place = RemotePath.of(config.store, "storage") / "partitions" / draft.name
+            whole = is_partition(place)
+        meta = read_meta(place) if whole else None
     if meta is None:
-        assert isinstance(place, Path)
-        if config.partition.path is not None and (why := unwritable(place)) is not None:
+        draft = draft if isinstance(place, RemotePath) else place
+        if config.partition.path is not None and (why := unwritable(draft)) is not None:
             raise ConfigError(
                 f"no partition can be made in {place}: {why}",
                 where=key,
                 remedy="name a directory that can be made and written",
             )
-        return Missing(place, graph, parts, config.partition.method, digest, source)
-    if meta.digest != digest:
+        return Missing(place, graph, parts, method, digest, source, draft)
+    # which is taken in METIS's place where the graph does not fit into memory
+    stands_in = _digest({**made_from, "method": "stream"}) if method == "metis" else digest
+    if config.partition.engine == "local":
+        stands_in = digest
+    if meta.digest not in (digest, stands_in):
         raise ConfigError(
             f"{place} holds another partition: {_differences(meta, source)}",
             where=key,
@@ -149,6 +171,10 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
         with contextlib.suppress(OSError):  # a directory that is read only
             remove_stale(place)
     return meta
+
+
+def _digest(made_from: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
 
 
 def partition_graph(
@@ -169,10 +195,11 @@ def partition_graph(
         out_dir: must not exist, or be empty, or hold a partition of the same digest, which is
             then returned.
         parts: from 1; where there are more than nodes, some are empty.
-        method: ``"metis"`` or ``"random"``.
+        method: ``"metis"``, ``"stream"`` or ``"random"``.
         digest, source: kept in the manifest; ``source`` describes the input.
-        seed: of the method ``random``.
-        progress: called with ``"metis"``, ``"assemble"``, ``"write"``, ``"write, 1 of 2 parts"``.
+        seed: of the methods ``stream`` and ``random``.
+        progress: called with the method, ``"assemble"`` and ``"write"``, and with what is done of
+            them: ``"stream, pass 3 of 11"``, ``"write, 1 of 2 parts"``.
 
     Raises:
         DataError: names or types that DGL's files cannot express, METIS failed, no space or
@@ -181,11 +208,11 @@ def partition_graph(
     # here, because looking for a partition that is there needs neither torch nor DGL
     from raygnn.graph.partition.assemble import Assembly
     from raygnn.graph.partition.metis import assign
-    from raygnn.graph.partition.write import check_storable, write_json, write_parts
+    from raygnn.graph.partition.write import check_storable, write_parts
 
     out_dir = out_dir.absolute()
     if not is_vacant(out_dir):
-        return _same(out_dir, digest)
+        return same_partition(out_dir, digest)
     check_storable(data)
     tell = progress or (lambda stage: None)
     seconds: dict[str, float] = {}
@@ -198,23 +225,37 @@ def partition_graph(
         seconds[name] = time.perf_counter() - started
 
     with storage_errors(out_dir, DataError, _INSTEAD), new_directory(out_dir) as directory:
-        with stage("metis"):
-            assignment = assign(data, parts, method, seed)
+        with stage(method):
+            assignment = assign(data, parts, method, seed, lambda done: tell(f"{method}, {done}"))
         with stage("assemble"):
             assembly = Assembly(data, assignment, parts)
         with stage("write"):
             manifest = write_parts(
                 data, assembly, directory, method, lambda done: tell(f"write, {done}")
             )
-        made = {"digest": digest, "seed": seed, "source": Source(**source), "seconds": seconds}
-        values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
-        write_json(directory / MANIFEST, values)
+        finish(manifest, directory, digest, source, seconds, seed)
         if not publish(directory, out_dir):
-            return _same(out_dir, digest)
+            return same_partition(out_dir, digest)
     return read_meta(out_dir)
 
 
-def _same(place: Path, digest: str) -> PartitionMeta:
+def finish(
+    manifest: Manifest,
+    directory: Path,
+    digest: str,
+    source: dict[str, Any],
+    seconds: dict[str, float],
+    seed: int = _SEED,
+) -> None:
+    """Write the manifest of a partition whose files are all there, durably; see `Manifest`."""
+    from raygnn.graph.partition.write import write_json
+
+    made = {"digest": digest, "seed": seed, "source": Source(**source), "seconds": seconds}
+    values = manifest.model_copy(update=made).model_dump(exclude_unset=True)
+    write_json(directory / MANIFEST, values)
+
+
+def same_partition(place: Path, digest: str) -> PartitionMeta:
     """The partition of this digest that is there already."""
     meta = read_meta(place)
     if meta.digest != digest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raygnn.errors import DataError
-from raygnn.graph.arrays import Array, Rows, dtype_name
+from raygnn.graph.arrays import AnyArray, Array, dtype_name
 from raygnn.graph.data import MASKS
-from raygnn.graph.remote import AnyPath
+from raygnn.storage.remote import AnyPath
+from raygnn.util.hashing import digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,6 @@ LAYOUT_VERSION = 2
 
 _LARGEST = 64 * 2**20  # bytes
 _LONGEST = 255  # characters of a name in Linux's file systems
-_CHUNK = 1 << 22
 _AGAIN = "make the partition again"
 
 _Count = Annotated[int, Field(ge=0)]
@@ -47,7 +46,7 @@ class Feature(_Section):
     shape: list[_Count]
 
     @classmethod
-    def of(cls, array: Array | Tensor | Rows) -> Feature:
+    def of(cls, array: AnyArray) -> Feature:
         return cls(dtype=dtype_name(array), shape=list(array.shape[1:]))
 
 
@@ -67,6 +66,18 @@ class PartFacts(_Section):
     cut: _Count
     splits: dict[str, _Counts]
     bytes: _Count
+
+    @property
+    def row(self) -> dict[str, int]:
+        """The same, all counts over all types: see `raygnn.graph.partition.read.table`."""
+        return {
+            "nodes": sum(self.nodes.values()),
+            "edges": sum(self.edges.values()),
+            "halo": self.halo,
+            "cut": self.cut,
+            "training_nodes": sum(counts.get("train", 0) for counts in self.splits.values()),
+            "bytes": self.bytes,
+        }
 
 
 class Source(_Section):
@@ -184,12 +195,9 @@ def damaged(path: AnyPath, key: str) -> DataError:
 
 def file_facts(path: AnyPath) -> FileFacts:
     """What a file looks like, read once. Raises OSError as reading does."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileFacts(bytes=size, sha256=digest.hexdigest())
+        sha256 = digest(stream)
+        return FileFacts(bytes=stream.tell(), sha256=sha256)
 
 
 def compare(path: AnyPath, expected: FileFacts, size: int, sha256: str | None = None) -> None:

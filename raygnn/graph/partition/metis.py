@@ -1,16 +1,18 @@
-"""Which part each node goes to: METIS (through DGL) or at random."""
+"""Which part each node goes to: METIS (through DGL), by streaming, or at random."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from raygnn.errors import DataError
 from raygnn.graph import dgl
-from raygnn.graph.arrays import IntArray, index_type
+from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition import edge_kernels
+from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
 
 # With fewer training nodes than this for each part, METIS gives up the balance of all nodes
 # (it was seen to leave a part empty) for one of training nodes that hardly matters.
@@ -23,14 +25,25 @@ _TRAINING_NODES_TO_BALANCE = 8
 # halves of unequal density are cut apart as they are, so then METIS is asked again.
 _EDGE_IMBALANCE = 1.2
 
+_CHUNK = 1 << 18  # edges that are copied at a time
 
-def assign(data: GraphData, parts: int, method: str, seed: int) -> dict[str, IntArray]:
+
+def assign(
+    data: GraphData,
+    parts: int,
+    method: str,
+    seed: int,
+    progress: Callable[[str], object] | None = None,
+    passes: Passes | None = None,
+) -> dict[str, IntArray]:
     """Part of every node, by node type (int64 ``[num]``, ``0 … parts-1``).
 
     ``metis`` cuts few edges while each part gets an equal share of the nodes of every type and
     of the training nodes, and at most 1.2 times its share of the edges where METIS can do that.
-    ``random`` deals a permutation drawn from ``seed``, so parts differ
-    by one node at most.
+    ``stream`` cuts about as few with far less memory (`assign_by_streaming`), and no part has more
+    than 1.05 times its share. ``random`` deals a permutation drawn from ``seed``, so parts differ
+    by one node at most. ``progress`` is called with ``"pass 3 of 11"`` by ``stream``;
+    ``passes`` gives it the edges where those of ``data`` are not in memory, in the same order.
 
     Raises:
         DataError: METIS could not divide the graph.
@@ -41,12 +54,37 @@ def assign(data: GraphData, parts: int, method: str, seed: int) -> dict[str, Int
     elif method == "random":
         flat = np.empty(num_nodes, dtype=np.int64)
         flat[np.random.default_rng(seed).permutation(num_nodes)] = np.arange(num_nodes) % parts
+    elif method == "stream":
+        flat = _stream(data, parts, seed, progress, passes).astype(np.int64)
     elif parts >= num_nodes:  # METIS leaves some nodes without a valid part
         flat = np.arange(num_nodes)
     else:
         flat = _metis(data, parts)
     sizes = [frame.num for frame in data.nodes.values()]
     return dict(zip(data.nodes, np.split(flat, np.cumsum(sizes)[:-1]), strict=True))
+
+
+def _stream(
+    data: GraphData,
+    parts: int,
+    seed: int,
+    progress: Callable[[str], object] | None,
+    passes: Passes | None,
+) -> Array:
+    offsets = _offsets(data)
+
+    def in_memory() -> Iterator[tuple[Array, Array]]:
+        for (src_type, _, dst_type), edges in data.edges.items():
+            for first in range(0, edges.num, _CHUNK):
+                chunk = slice(first, first + _CHUNK)
+                yield edges.src[chunk] + offsets[src_type], edges.dst[chunk] + offsets[dst_type]
+
+    masks = [(frame.num, frame.data.get("train_mask")) for frame in data.nodes.values()]
+    types = [(num, None if mask is None else np.asarray(mask, bool)) for num, mask in masks]
+    groups = balance_groups(types, parts)
+    return assign_by_streaming(
+        data.num_nodes, passes or in_memory, parts, groups=groups, seed=seed, progress=progress
+    )
 
 
 def _metis(data: GraphData, parts: int) -> IntArray:

@@ -25,7 +25,7 @@ from raygnn.graph.partition.dgl_format import read_graphs, read_tensors
 from raygnn.graph.partition.edge_kernels import in_lists
 from raygnn.graph.partition.layout import PartitionMeta, typewise
 from raygnn.graph.partition.manifest import PartFacts, compare, file_facts, split_counts
-from raygnn.graph.remote import AnyPath
+from raygnn.storage.remote import AnyPath
 
 ID_COLUMN = "id"
 _ID = "_ID"  # dgl.NID and dgl.EID: the homogeneous ids of a part graph's nodes and edges
@@ -45,48 +45,6 @@ class InEdges:
     indptr: IntArray
     src: Array
     order: Array | None
-
-
-@dataclass(frozen=True)
-class CSC:
-    """In-edges of a part's own nodes of the destination type, int64.
-
-    Attributes:
-        indptr: ``[n_inner + 1]``; row i is the i-th own node, in id order.
-        src: ``[E]`` type-wise ids of the source nodes, over all parts.
-        eid: ``[E]`` type-wise edge ids, increasing within a row.
-    """
-
-    indptr: Tensor
-    src: Tensor
-    eid: Tensor
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part.
-
-    Attributes:
-        csc: edge type → in-edges.
-        node_data: node type → name → ``[n_inner, …]``, rows in id order.
-        edge_data: edge type → name → ``[E, …]``, rows in edge id order.
-    """
-
-    part: int
-    csc: dict[EdgeType, CSC]
-    node_data: dict[str, dict[str, Tensor]]
-    edge_data: dict[EdgeType, dict[str, Tensor]]
-
-
-def load_part(meta: PartitionMeta, part: int) -> Part:
-    """Read one part. Masks are bool and everything else has the dtype that was stored."""
-    csc = {}
-    for etype, edges in read_in_edges(meta, part).items():
-        order = np.arange(len(edges.src)) if edges.order is None else edges.order
-        ids = order + meta.edge_ranges[etype][part, 0]
-        arrays = edges.indptr, edges.src.astype(np.int64), ids
-        csc[etype] = CSC(*map(torch.from_numpy, arrays))
-    return Part(part, csc, read_node_data(meta, part), read_edge_data(meta, part))
 
 
 def read_in_edges(meta: PartitionMeta, part: int) -> dict[EdgeType, InEdges]:
@@ -197,24 +155,25 @@ def part_facts(meta: PartitionMeta) -> list[PartFacts]:
         return meta.manifest.parts
     facts = []
     for number in range(meta.num_parts):
-        part = load_part(meta, number)
-        read_original_nodes(meta, number)  # a damaged file is an error here, not in a prediction
+        edges, node_data = read_in_edges(meta, number), read_node_data(meta, number)
+        read_edge_data(meta, number)  # a damaged file is an error here, not in a prediction
+        read_original_nodes(meta, number)
         read_original_edges(meta, number)
         cut, halo = 0, 0
         for ntype in meta.ntypes:
             first, last = meta.node_ranges[ntype][number]
-            far = torch.zeros(meta.num_nodes(ntype), dtype=torch.bool)
-            for etype, csc in part.csc.items():
+            far = np.zeros(meta.num_nodes(ntype), np.bool_)
+            for etype, lists in edges.items():
                 if etype[0] == ntype:
-                    far[csc.src] = True
-                    cut += int(((csc.src < first) | (csc.src >= last)).sum())
+                    far[lists.src] = True
+                    cut += int(((lists.src < first) | (lists.src >= last)).sum())
             far[first:last] = False
             halo += int(far.sum())
-        masks = {f"{t}/{name}": rows for t, f in part.node_data.items() for name, rows in f.items()}
+        masks = {f"{t}/{name}": rows for t, f in node_data.items() for name, rows in f.items()}
         facts.append(
             PartFacts(
                 nodes={t: int(np.diff(rows[number])[0]) for t, rows in meta.node_ranges.items()},
-                edges={etype_str(etype): len(csc.eid) for etype, csc in part.csc.items()},
+                edges={etype_str(etype): len(lists.src) for etype, lists in edges.items()},
                 halo=halo,
                 cut=cut,
                 splits=split_counts(masks),
@@ -231,17 +190,7 @@ def table(meta: PartitionMeta) -> list[dict[str, Any]]:
     ``halo`` (nodes of other parts that these come from), ``cut`` (edges that come from other
     parts), ``training_nodes``, ``bytes``, ``seconds`` (of the total; None where unknown).
     """
-    rows = [
-        {
-            "nodes": sum(part.nodes.values()),
-            "edges": sum(part.edges.values()),
-            "halo": part.halo,
-            "cut": part.cut,
-            "training_nodes": sum(counts.get("train", 0) for counts in part.splits.values()),
-            "bytes": part.bytes,
-        }
-        for part in part_facts(meta)
-    ]
+    rows = [part.row for part in part_facts(meta)]
     total = {key: sum(row[key] for row in rows) for key in rows[0]}
     seconds = meta.manifest.seconds if meta.manifest else {}
     return [

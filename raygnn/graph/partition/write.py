@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from raygnn.errors import DataError
 from raygnn.graph.arrays import storable
 from raygnn.graph.data import MASKS, GraphData, etype_str
-from raygnn.graph.partition.assemble import Assembly
+from raygnn.graph.partition.assemble import PartedGraph
 from raygnn.graph.partition.dgl_format import write_graph, write_tensors
 from raygnn.graph.partition.manifest import (
     LAYOUT_VERSION,
@@ -59,7 +59,7 @@ def check_storable(data: GraphData) -> None:
 
 def write_parts(
     data: GraphData,
-    assembly: Assembly,
+    assembly: PartedGraph,
     directory: Path,
     method: str,
     tell: Callable[[str], object] = lambda text: None,
@@ -81,28 +81,73 @@ def write_parts(
         try:
             written = []
             for part in numbers:
-                written.append((graphs[part].result(), arrays[part].result()))
+                facts = _written(assembly, part, graphs[part].result(), arrays[part].result())
+                written.append(facts)
                 tell(f"{part + 1} of {assembly.parts} parts")
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    return write_description(data, assembly, directory, method, written)
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """What the manifest says of a part that is on disk."""
+
+    facts: PartFacts
+    files: dict[str, FileFacts]
+    features: dict[str, Feature]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        files, features = (
+            {name: one.model_dump() for name, one in section.items()}
+            for section in (self.files, self.features)
+        )
+        return {"facts": self.facts.model_dump(), "files": files, "features": features}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> WrittenPart:
+        """What `to_json` gave."""
+        files = {name: FileFacts(**facts) for name, facts in values["files"].items()}
+        features = {name: Feature(**facts) for name, facts in values["features"].items()}
+        return cls(PartFacts(**values["facts"]), files, features)
+
+
+def write_part(assembly: PartedGraph, part: int, directory: Path) -> WrittenPart:
+    """Write the files of one part, durably, in place of any that are there."""
+    (directory / f"part{part}").mkdir(exist_ok=True)
+    arrays = _write_arrays(assembly, part, directory)
+    return _written(assembly, part, _write_graph(assembly, part, directory), arrays)
+
+
+def _written(assembly: PartedGraph, part: int, graph: _Structure, arrays: _Arrays) -> WrittenPart:
+    part_files, features, splits = arrays
+    files = {f"part{part}/graph.dgl": graph.file} | part_files
+    facts = PartFacts(
+        nodes=assembly.num_nodes(part),
+        edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
+        halo=graph.halo,
+        cut=graph.cut,
+        splits=splits,
+        bytes=sum(file.bytes for file in files.values()),
+    )
+    return WrittenPart(facts, files, features)
+
+
+def write_description(
+    data: GraphData,
+    assembly: PartedGraph,
+    directory: Path,
+    method: str,
+    written: Sequence[WrittenPart],
+) -> Manifest:
+    """Write the ids and DGL's json beside the parts. Returns what the manifest says of all."""
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
-    parts = []
-    for part, (graph, (part_files, part_features, splits)) in enumerate(written):
-        part_files = {f"part{part}/graph.dgl": graph.file} | part_files
-        files |= part_files
-        features |= part_features
-        parts.append(
-            PartFacts(
-                nodes=assembly.num_nodes(part),
-                edges={etype_str(t): count for t, count in assembly.num_edges(part).items()},
-                halo=graph.halo,
-                cut=graph.cut,
-                splits=splits,
-                bytes=sum(file.bytes for file in part_files.values()),
-            )
-        )
+    for part in written:
+        files |= part.files
+        features |= part.features
     files |= _write_ids(data.ids, directory)
     config = _dgl_json(data, assembly, method)
     name = f"{config['graph_name']}.json"
@@ -116,7 +161,7 @@ def write_parts(
         ids=list(data.ids),
         names=data.names,
         reverses={etype_str(one): etype_str(other) for one, other in data.reverses.items()},
-        parts=parts,
+        parts=[part.facts for part in written],
         files=files,
         versions={name: metadata.version(name) for name in ("dgl", "torch", "numpy")},
         digest="",
@@ -133,29 +178,30 @@ class _Structure:
     cut: int
 
 
-def _write_graph(assembly: Assembly, part: int, directory: Path) -> _Structure:
+def _write_graph(assembly: PartedGraph, part: int, directory: Path) -> _Structure:
     graph = assembly.part(part)
     path = directory / f"part{part}" / "graph.dgl"
     file = write_graph(path, graph.num_nodes, graph.src, graph.dst, graph.ndata, graph.edata)
     return _Structure(file, graph.halo, graph.cut)
 
 
-def _write_arrays(
-    assembly: Assembly, part: int, directory: Path
-) -> tuple[dict[str, FileFacts], dict[str, Feature], dict[str, dict[str, int]]]:
+_Arrays: TypeAlias = tuple[dict[str, FileFacts], dict[str, Feature], dict[str, dict[str, int]]]
+
+
+def _write_arrays(assembly: PartedGraph, part: int, directory: Path) -> _Arrays:
     """Write a part's data and original ids; returns the files, the arrays and the splits."""
     files: dict[str, FileFacts] = {}
     features: dict[str, Feature] = {}
-    splits: dict[str, dict[str, int]] = {}
-    for name, rows_of in (("node_feat", assembly.node_data), ("edge_feat", assembly.edge_data)):
-        rows = rows_of(part)
+    rows = assembly.node_data(part)
+    masks = {k: mask.whole() for k, mask in rows.items() if k.rpartition("/")[2] in MASKS}
+    splits = split_counts(masks)
+    for name in ("node_feat", "edge_feat"):
+        arrays = rows if name == "node_feat" else assembly.edge_data(part)
         file = f"part{part}/{name}.dgl"
-        files[file] = write_tensors(directory / file, rows)
-        features |= {key: Feature.of(array) for key, array in rows.items()}
-        if name == "node_feat":
-            masks = {k: mask.whole() for k, mask in rows.items() if k.rpartition("/")[2] in MASKS}
-            splits = split_counts(masks)
-        del rows  # before the next are chosen
+        files[file] = write_tensors(directory / file, arrays)
+        features |= {key: Feature.of(array) for key, array in arrays.items()}
+        rows = {}
+        del arrays  # before the next are chosen
     for name, ids_of in (
         ("orig_nids", assembly.original_nodes),
         ("orig_eids", assembly.original_edges),
@@ -189,7 +235,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> FileFacts:
     return file_facts(path)
 
 
-def _dgl_json(data: GraphData, assembly: Assembly, method: str) -> dict[str, Any]:
+def _dgl_json(data: GraphData, assembly: PartedGraph, method: str) -> dict[str, Any]:
     # a graph may be called raygnn, but its json may not be called as the manifest is
     name = data.name if f"{data.name}.json" != MANIFEST else f"{data.name}_graph"
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -15,15 +14,16 @@ import numpy as np
 from raygnn.config.places import size
 from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
+from raygnn.storage.remote import AnyPath, RemotePath
+from raygnn.util.hashing import digest
 
 Array = np.ndarray[Any, Any]
 
-_CHUNK = 1 << 22
 _MORE_MEMORY = "If the file is not damaged, free memory, or use a machine with more of it."
 _A_MASK = "A mask is one bool (or 0 or 1) for each node, not a list of node ids."
 
 
-def check_file(path: Path) -> int:
+def check_file(path: AnyPath) -> int:
     """The size in bytes of ``path``, a regular, readable file with something in it.
 
     Raises:
@@ -34,6 +34,12 @@ def check_file(path: Path) -> int:
     def refused(message: str, remedy: str) -> DataError:
         return DataError(message, where=str(path), remedy=remedy)
 
+    if isinstance(path, RemotePath):
+        if not path.is_file():
+            raise refused("there is no such file", "Check the URI.")
+        if not (size := path.stat().st_size):
+            raise refused("the file is empty", "Get or write the file again.")
+        return size
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -56,7 +62,7 @@ def check_file(path: Path) -> int:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: AnyPath) -> Iterator[BinaryIO]:
     """A file to read; raises DataError as :func:`check_file` does, and where reading fails."""
     check_file(path)
     try:
@@ -74,24 +80,22 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
-def unpacked_size(path: Path) -> int:
+def unpacked_size(path: AnyPath) -> int:
     """The size in bytes of a file's content, as far as the end of a ``.gz`` says it: modulo
-    4 GiB, and of its last member alone. Raises DataError as :func:`opened` does."""
+    4 GiB, and of its last member alone; of one that a URI names, packed. Raises DataError as
+    :func:`opened` does."""
     packed = check_file(path)
-    if path.suffix != ".gz" or packed < 4:
+    if path.suffix != ".gz" or packed < 4 or isinstance(path, RemotePath):
         return packed
     with opened(path) as file:
         file.seek(-4, os.SEEK_END)
         return max(packed, int.from_bytes(file.read(4), "little"))
 
 
-def sha256(path: Path) -> str:
+def sha256(path: AnyPath) -> str:
     """Of a file's contents, in hex; raises DataError as :func:`opened` does."""
-    digest = hashlib.sha256()
     with opened(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return digest(file)
 
 
 def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
@@ -101,7 +105,7 @@ def check_fits_memory(num_bytes: int, array: str, where: str) -> None:
     for them may succeed and get the process killed later.
     """
     _, available = memory()
-    if available is not None and num_bytes > available:
+    if num_bytes > available:
         raise DataError(
             f"{array} would take {size(num_bytes)}, more than the {size(available)} of memory "
             "that are available",
@@ -187,8 +191,9 @@ def to_mask(array: Any, origin: str) -> Array:
     return array.astype(np.bool_, copy=False)
 
 
-def to_ids(array: Array, num: int, origin: str, column: str) -> Array:
-    """Node ids as int64 ``[E]``, each in ``0 … num-1``; DataError names the first that is not."""
+def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> Array:
+    """Node ids as int64 ``[E]``, each in ``0 … num-1``; DataError names the first that is not.
+    ``first`` is the number of the first row."""
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise DataError(
             f"{column} has shape {array.shape} and dtype {array.dtype}",
@@ -199,7 +204,7 @@ def to_ids(array: Array, num: int, origin: str, column: str) -> Array:
         row = int(np.argmax((array < 0) | (array >= num)))
         raise DataError(
             f"{column} {array[row]} is not a node: there are {num}",
-            where=f"{origin}, row {row}",
+            where=f"{origin}, row {first + row}",
             remedy=f"Node ids run from 0 to {num - 1}.",
         )
     return array.astype(np.int64, copy=False)

@@ -6,11 +6,6 @@ Arrays: ``node_features [N, F]``, ``node_labels [N]``, ``edges [E, 2]`` and
 
 from __future__ import annotations
 
-import math
-import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +22,7 @@ from raygnn.graph.data import (
 )
 from raygnn.graph.sources import input_files
 from raygnn.graph.sources.input_files import Array, check_fits_memory
+from raygnn.graph.sources.npz_members import Member, members
 from raygnn.graph.sources.transforms import both_directions
 
 VERSION = 1
@@ -35,7 +31,7 @@ DEFAULT_NORMALIZE = "none"
 _BOTH, _ONE = 80, 32  # bytes of a listed pair while edges are made of it
 _STORED_MASKS = {mask: f"{mask}s" for mask in MASKS}
 _ARRAYS = ("node_features", "node_labels", "edges", *_STORED_MASKS.values())
-_REMEDY = "The file is truncated or not an .npz: get it or save it again."
+_REMEDY = f"Save the archive with the arrays {', '.join(_ARRAYS)}."
 
 
 def files(graph: NpzGraph) -> list[Path]:
@@ -46,13 +42,12 @@ def files(graph: NpzGraph) -> list[Path]:
 def reading_bytes(graph: NpzGraph) -> int:
     """See :func:`raygnn.graph.sources.reading_bytes`: the arrays, and the edges once more in both
     directions."""
-    with _opened(Path(graph.path)) as archive:
-        arrays = _headers(archive, graph)
+    arrays = _members(graph)
     total = sum(array.nbytes for array in arrays.values())
     for name, dtype in (("node_features", np.float32), ("node_labels", np.int64)):
         if arrays[name].dtype != dtype:  # another copy
-            total += arrays[name].size * np.dtype(dtype).itemsize
-    return total + len(arrays["edges"]) * (_BOTH if graph.undirected else _ONE)
+            total += arrays[name].outline().size * np.dtype(dtype).itemsize
+    return total + arrays["edges"].shape[0] * (_BOTH if graph.undirected else _ONE)
 
 
 def read(graph: NpzGraph) -> GraphData:
@@ -67,9 +62,8 @@ def read(graph: NpzGraph) -> GraphData:
     """
     file = Path(graph.path)
     origin = {name: f"{file}: {name}" for name in _ARRAYS}
-    with _opened(file) as archive:
-        _headers(archive, graph)  # nothing is expanded before all of them agree
-        arrays = {name: _array(archive, name, origin[name]) for name in _ARRAYS}
+    # nothing is expanded before all of them agree
+    arrays = {name: member.read() for name, member in _members(graph).items()}
 
     feat = input_files.to_features(arrays["node_features"], origin["node_features"])
     label = input_files.to_labels(arrays["node_labels"], origin["node_labels"])
@@ -93,22 +87,17 @@ def read(graph: NpzGraph) -> GraphData:
     )
 
 
-def _headers(archive: zipfile.ZipFile, graph: NpzGraph) -> dict[str, Array]:
-    """Each array as its header describes it: of its dtype and shape, without content or memory.
+def _members(graph: NpzGraph) -> dict[str, Member]:
+    """What the headers of the arrays claim.
 
     Raises:
         DataError: one is missing or cannot be, or they do not fit each other.
     """
-    stored = [info.filename.removesuffix(".npy") for info in archive.infolist()]
-    missing = [name for name in _ARRAYS if name not in stored]
-    if missing:
-        raise DataError(
-            f"it holds no array {missing[0]}, only {', '.join(stored[:20])[:200] or 'nothing'}",
-            where=str(graph.path),
-            remedy=f"Save the archive with the arrays {', '.join(_ARRAYS)}.",
-        )
-    origin = {name: f"{graph.path}: {name}" for name in _ARRAYS}
-    arrays = {name: _header(archive, name, origin[name]) for name in _ARRAYS}
+    stored = members(Path(graph.path), _ARRAYS, _REMEDY)
+    for member in stored.values():
+        check_fits_memory(member.nbytes, f"the array of shape {member.shape}", member.origin)
+    arrays = {name: member.outline() for name, member in stored.items()}
+    origin = {name: member.origin for name, member in stored.items()}
     input_files.require_features(arrays["node_features"], origin["node_features"])
     num = len(arrays["node_features"])
     input_files.require_rows(arrays["node_labels"], num, origin["node_labels"], "nodes")
@@ -119,7 +108,7 @@ def _headers(archive: zipfile.ZipFile, graph: NpzGraph) -> dict[str, Array]:
     if len(shape) != 2 or shape[1] != 2:
         remedy = "Edges are pairs of node ids: an array of shape [E, 2]."
         raise DataError(f"its shape is {shape}", where=origin["edges"], remedy=remedy)
-    return arrays
+    return stored
 
 
 def _split(masks: Array, split: int, origin: str) -> Array:
@@ -134,62 +123,3 @@ def _split(masks: Array, split: int, origin: str) -> Array:
         )
     row: Array = masks[split]
     return row
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
-    try:
-        with input_files.opened(file) as stream, zipfile.ZipFile(stream) as archive:
-            yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
-        message = f"not a complete NumPy archive: {error}"
-        raise DataError(message, where=str(file), remedy=_REMEDY) from None
-
-
-def _member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    """The last one of this name, with or without ``.npy``."""
-    return next(i for i in archive.infolist()[::-1] if i.filename.removesuffix(".npy") == name)
-
-
-def _header(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
-    """One array without its content, after its header's claim has been held against the size of
-    the member, and that against the available memory."""
-    info = _member(archive, name)
-    with archive.open(info) as stream:
-        try:
-            version = np.lib.format.read_magic(stream)
-            read_header = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read_header(stream)
-        except ValueError as error:
-            raise _damaged(origin, f"not a NumPy array: {error}") from None
-        left = info.file_size - stream.tell()
-    if dtype.hasobject:
-        message = "refused: it holds Python objects, which are pickles that could run anything"
-        raise DataError(message, where=origin, remedy="Save it as an array of numbers.")
-    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
-        raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
-    check_fits_memory(left, f"the array of shape {shape}", origin)
-    try:
-        return np.broadcast_to(np.zeros((), dtype), shape)
-    except ValueError as error:  # more dimensions than an array can have
-        raise _damaged(origin, f"not a NumPy array: {error}") from None
-
-
-def _array(archive: zipfile.ZipFile, name: str, origin: str) -> Array:
-    with archive.open(_member(archive, name)) as stream:
-        try:
-            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-        except ValueError as error:
-            raise _damaged(origin, f"not a NumPy array: {error}") from None
-    return array
-
-
-def _damaged(origin: str, message: str) -> DataError:
-    text = " ".join(message.split())
-    text = text if len(text) <= 200 else text[:200] + "…"
-    return DataError(text, where=origin, remedy="The file is damaged: get it or save it again.")

@@ -2,6 +2,7 @@
 
 These are what the package ``ogb`` downloads and unpacks. What it makes of them, a pickle, is not
 needed, and so the package is not either; nodes, edges and their order are those that it gives.
+Large ones, such as ogbn-papers100M, have NumPy archives in place of tables.
 
 Its link datasets keep the edges of validation and test apart from the graph, in files of
 ``torch.save``. Here they are edges as well, with masks. The sampled negatives that come with them
@@ -11,6 +12,7 @@ are not read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,18 @@ from raygnn.graph.data import (
     EdgeType,
     GraphData,
     NodeFrame,
+    etype_str,
 )
 from raygnn.graph.sources import triples
-from raygnn.graph.sources.input_files import Array, to_labels
+from raygnn.graph.sources.input_files import (
+    Array,
+    require_features,
+    require_rows,
+    to_ids,
+    to_labels,
+    unpacked_size,
+)
+from raygnn.graph.sources.npz_members import Member, members
 from raygnn.graph.sources.pickles import SavedArrays
 from raygnn.graph.tables import plain_csv
 
@@ -39,6 +50,8 @@ DEFAULT_NORMALIZE = "none"
 _UNDIRECTED = {"ogbn-proteins", "ogbn-products", "ogbl-ppa", "ogbl-collab", "ogbl-ddi"}
 _SPLITS = ("train", "valid", "test")
 _LINK_ARRAYS = ("weight", "year")  # of each edge, in datasets that have them
+_ARCHIVE, _LABELS = "data.npz", "node-label.npz"  # of large datasets
+_COUNTS = "num_nodes_list", "num_edges_list"
 _REMEDY = "the dataset is damaged: get it again"
 
 Arrays = dict[str, Array]
@@ -53,24 +66,35 @@ def files(graph: OgbGraph) -> list[Path]:
     place = _place(graph)
     split = _split_directory(graph, place)
     raw = sorted((place / "raw").rglob("*.csv.gz"))
+    if (place / "raw" / _ARCHIVE).exists():
+        raw = [file for name in (_ARCHIVE, _LABELS) if (file := place / "raw" / name).exists()]
     return raw + sorted([*split.rglob("*.csv.gz"), *split.rglob("*.pt")])
+
+
+def reading_bytes(graph: OgbGraph) -> int:
+    """See :func:`raygnn.graph.sources.reading_bytes`."""
+    if (dataset := archived(graph)) is None:
+        return sum(map(unpacked_size, files(graph)))
+    held = (*dataset.members, dataset.ends, *[dataset.label] * 3)  # with copies
+    return sum(member.nbytes for member in held)
 
 
 def read(graph: OgbGraph) -> GraphData:
     """The graph as ``ogb`` numbers it.
 
-    Nodes have ``feat`` float32 ``[N, F]``, ``label`` int64 ``[N]`` (-1 = unknown; of several
-    labels for each node instead ``labels`` ``[N, T]``), masks bool ``[N]``, and what else is given
-    for each, such as ``year``. Edges have ``feat``, ``weight``, ``year``, ``relation`` as given;
-    those of link datasets the masks.
+    Nodes have ``feat`` float32 ``[N, F]`` (from archives as stored), ``label`` int64 ``[N]``
+    (-1 = unknown; of several labels for each node instead ``labels`` ``[N, T]``), masks bool
+    ``[N]``, and what else is given for each, such as ``year``. Edges have ``feat``, ``weight``,
+    ``year``, ``relation`` as given; those of link datasets the masks.
 
     Raises:
         DataError: a file is missing or wrong; it is named, with row and column.
     """
     place = _place(graph)
     raw, split = place / "raw", _split_directory(graph, place)
-    undirected = graph.name in _UNDIRECTED if graph.undirected is None else graph.undirected
     origin = {"": str(place)}
+    if (dataset := archived(graph)) is not None:
+        return _read_archived(graph, dataset)
     if (raw / "triplet-type-list.csv.gz").exists():
         nodes = _typed_nodes(raw)
         directories = {
@@ -85,16 +109,22 @@ def read(graph: OgbGraph) -> GraphData:
     else:
         edges = {etype: _edges(where, etype, nodes) for etype, where in directories.items()}
         for ntype, labels, indices in _labelled(raw, split, nodes):
-            nodes[ntype].data |= _labels(labels, nodes[ntype].num)
+            stored = plain_csv.numbers(labels, nodes[ntype].num, "nodes", nulls=True)
+            nodes[ntype].data |= _labels(stored, str(labels))
             nodes[ntype].data |= _masks(indices, nodes[ntype].num)
             origin |= {f"{ntype}/{name}": str(labels) for name in ("label", "labels")}
             origin |= {f"{ntype}/{mask}": str(indices) for mask in MASKS}
     for ntype in nodes:
         where = raw if ntype == DEFAULT_NTYPE or has_links else raw / "node-feat" / ntype
         origin[f"{ntype}/feat"] = str(where / "node-feat.csv.gz")
-    if undirected:
+    if is_undirected(graph):
         edges = {etype: _interleaved(frame) for etype, frame in edges.items()}
     return GraphData(graph.name, nodes, edges, origin)
+
+
+def is_undirected(graph: OgbGraph) -> bool:
+    """Whether each pair is listed once and stands for both directions."""
+    return graph.name in _UNDIRECTED if graph.undirected is None else graph.undirected
 
 
 def _place(graph: OgbGraph) -> Path:
@@ -112,11 +142,12 @@ def _place(graph: OgbGraph) -> Path:
             f"ogb.{kind.lower()}proppred import {kind}PropPredDataset as D; "
             f"D('{graph.name}', root='{graph.path}')\"",
         )
-    for binary in (place / "raw" / "data.npz", place / "raw" / "edge_index_dict.npz"):
-        if binary.exists():
-            message = "the dataset is one of ogb's binary ones, which are not read"
-            remedy = "convert it to tables in Parquet, and use format: tables"
-            raise DataError(message, where=str(binary), remedy=remedy)
+    of_links = graph.name.startswith("ogbl")
+    refused = place / "raw" / (_ARCHIVE if of_links else "edge_index_dict.npz")
+    if refused.exists():
+        message = "archives are read of nodes of one type, and not of links or several types"
+        remedy = "convert it to tables in Parquet, and use format: tables"
+        raise DataError(message, where=str(refused), remedy=remedy)
     return place
 
 
@@ -226,9 +257,8 @@ def _labelled(
     return labelled
 
 
-def _labels(file: Path, num: int) -> Arrays:
-    labels = plain_csv.numbers(file, num, "nodes", nulls=True)
-    return {"label": to_labels(labels, str(file))} if labels.ndim == 1 else {"labels": labels}
+def _labels(labels: Array, origin: str) -> Arrays:
+    return {"label": to_labels(labels, origin)} if labels.ndim == 1 else {"labels": labels}
 
 
 def _masks(directory: Path, num: int) -> Arrays:
@@ -245,6 +275,111 @@ def _interleaved(edges: EdgeFrame) -> EdgeFrame:
     source[1::2], target[1::2] = edges.dst, edges.src
     data = {name: np.repeat(rows, 2, axis=0) for name, rows in edges.data.items()}
     return EdgeFrame(source, target, data)
+
+
+# --- archives: nodes and edges of one type
+
+
+@dataclass(frozen=True)
+class Archived:
+    """A dataset in archives: its headers, which fit each other.
+
+    Attributes:
+        split: the directory of the split.
+        ends: ``[2, E]``.
+        nodes, edges: array name → array with a row for each.
+        label: ``[N]``, or ``[N, T]``.
+    """
+
+    split: Path
+    num_nodes: int
+    ends: Member
+    nodes: dict[str, Member]
+    edges: dict[str, Member]
+    label: Member
+
+    @property
+    def members(self) -> list[Member]:
+        """All arrays but that of the labels."""
+        return [self.ends, *self.nodes.values(), *self.edges.values()]
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """As of `GraphData`."""
+        labels = dict.fromkeys(("label", "labels"), self.label.origin)
+        masks = dict.fromkeys(MASKS, str(self.split))
+        of_nodes = {name: member.origin for name, member in self.nodes.items()} | labels | masks
+        origin = {f"{DEFAULT_NTYPE}/{name}": place for name, place in of_nodes.items()}
+        origin |= {f"{etype_str(DEFAULT_ETYPE)}/{n}": m.origin for n, m in self.edges.items()}
+        return origin | {"": str(self.ends.file.parents[1])}
+
+    def targets(self) -> Arrays:
+        """Labels and masks of the nodes."""
+        labels = _labels(self.label.read(), self.label.origin)
+        return labels | _masks(self.split, self.num_nodes)
+
+    def checked_ends(self, src: Array, dst: Array, first: int = 0) -> tuple[Array, Array]:
+        """Sources and destinations, from edge ``first`` on, as int64 ``[n]``; raises DataError
+        where one is no node."""
+        num, origin = self.num_nodes, self.ends.origin
+        sources = to_ids(src, num, f"{origin}[0]", "source", first)
+        return sources, to_ids(dst, num, f"{origin}[1]", "destination", first)
+
+
+def archived(graph: OgbGraph) -> Archived | None:
+    """The dataset, if it is in archives.
+
+    Raises:
+        DataError: an array is missing, or they do not fit each other.
+    """
+    raw = _place(graph) / "raw"
+    if not (file := raw / _ARCHIVE).exists():
+        return None
+    arrays = members(file, ["edge_index", *_COUNTS], _REMEDY, ("node_", "edge_"))
+    num_nodes, num_edges = (_archived_count(arrays.pop(name)) for name in _COUNTS)
+    if (ends := arrays.pop("edge_index")).shape != (2, num_edges):
+        message = f"its shape is {ends.shape}, and num_edges_list says {num_edges}"
+        raise _error(ends.origin, message)
+    nodes, edges = dict[str, Member](), dict[str, Member]()
+    for stored, member in arrays.items():
+        of, _, name = stored.partition("_")
+        if of == "node":
+            nodes[name] = _in_rows(member, num_nodes, "nodes")
+        else:
+            name = "relation" if name == "reltype" else name
+            edges[name] = _in_rows(member, num_edges, "edges")
+    label = members(raw / _LABELS, ["node_label"], _REMEDY)["node_label"]
+    label = _in_rows(label, num_nodes, "nodes")
+    return Archived(_split_directory(graph, raw.parent), num_nodes, ends, nodes, edges, label)
+
+
+def _archived_count(member: Member) -> int:
+    if member.shape != (1,) or member.dtype.kind not in "iu":
+        message = f"its shape is {member.shape} and its dtype {member.dtype}, not one number"
+        raise _error(member.origin, message)
+    return int(member.read()[0])
+
+
+def _in_rows(member: Member, num: int, of: str) -> Member:
+    """An array with a row for each; of one column, numbers unless they are features."""
+    require_rows(member, num, member.origin, of)
+    is_features = member.name.endswith("_feat")
+    if is_features or member.dtype.kind not in "biuf":
+        require_features(member.outline(), member.origin)
+    column = member.shape[1:] == (1,) and not is_features
+    return replace(member, shape=(num,)) if column else member
+
+
+def _read_archived(graph: OgbGraph, dataset: Archived) -> GraphData:
+    nodes = {name: member.read() for name, member in dataset.nodes.items()} | dataset.targets()
+    src, dst = dataset.checked_ends(*dataset.ends.read())
+    edges = EdgeFrame(src, dst, {name: member.read() for name, member in dataset.edges.items()})
+    return GraphData(
+        graph.name,
+        {DEFAULT_NTYPE: NodeFrame(dataset.num_nodes, nodes)},
+        {DEFAULT_ETYPE: _interleaved(edges) if is_undirected(graph) else edges},
+        dataset.origin,
+    )
 
 
 # --- links: files of torch.save, one for each split

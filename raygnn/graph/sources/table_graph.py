@@ -19,12 +19,13 @@ from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.description import read_description
 from raygnn.graph.tables.frames import Nodes, edge_reader, read_edges
 from raygnn.graph.tables.reader import resolve
+from raygnn.storage.remote import AnyPath
 
-VERSION = 2
+VERSION = 3
 DEFAULT_NORMALIZE = "none"
 
 
-def files(graph: TablesGraph) -> list[Path]:
+def files(graph: TablesGraph) -> list[AnyPath]:
     """The description, the tables in its order, and the vocabulary if there is one.
 
     Raises:
@@ -32,7 +33,10 @@ def files(graph: TablesGraph) -> list[Path]:
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
     tables = (*described.nodes.values(), *described.edges.values())
-    paths = [file, *(path for table in tables for path in resolve(file.parent, table.files))]
+    paths: list[AnyPath] = [
+        file,
+        *(path for table in tables for path in resolve(file.parent, table.files)),
+    ]
     return paths if graph.vocabulary is None else [*paths, graph.vocabulary]
 
 
@@ -51,10 +55,10 @@ def reading_bytes(graph: TablesGraph) -> int:
 def read(graph: TablesGraph) -> GraphData:
     """The graph with the types, arrays and ids that the description gives.
 
-    Features are float32 ``[N, F]``, ``label`` int64 ``[N]`` (classes in sorted order, -1 =
-    unknown) or float32 ``[N]`` (numbers, NaN = unknown), categories int64 ``[N]``, masks bool
-    ``[N]``; of edges the same, ``weight`` float32 ``[E]`` and ``time`` int64 ``[E]``. Memory is
-    that of the arrays, and of a chunk.
+    Features are float32 ``[N, F]``, float16 where they are stored so, ``label`` int64 ``[N]``
+    (classes in sorted order, -1 = unknown) or float32 ``[N]`` (numbers, NaN = unknown), categories
+    int64 ``[N]``, masks bool ``[N]``; of edges the same, ``weight`` float32 ``[E]`` and ``time``
+    int64 ``[E]``. Memory is that of the arrays, and of a chunk.
 
     Raises:
         ConfigError: the description is wrong; its keys and lines are named.
@@ -62,7 +66,7 @@ def read(graph: TablesGraph) -> GraphData:
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
     origin = {"": str(file)}
-    vocabulary = {} if graph.vocabulary is None else _vocabulary(graph.vocabulary)
+    vocabulary = vocabulary_of(graph)
     nodes: dict[str, Nodes] = {}
     for ntype, table in described.nodes.items():
         paths = resolve(file.parent, table.files)
@@ -92,12 +96,14 @@ def read(graph: TablesGraph) -> GraphData:
     return GraphData(file.stem, node_frames, edges, origin, ids, names, reverses)
 
 
-def _vocabulary(file: Path) -> dict[str, dict[str, list[Any]]]:
-    """Type → array → what its codes stand for, of a run or a partition.
+def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
+    """Type → array → what its codes stand for, of the run or partition that the graph names.
 
     Raises:
         DataError: the file has no words.
     """
+    if (file := graph.vocabulary) is None:
+        return {}
     check_file(file)
     content = read_json(file)
     named = content.get("words", content.get("names"))

@@ -98,7 +98,8 @@ def _reader(file: Path) -> Reader:
 
 def _files(place: Path) -> dict[str, Path]:
     if not place.is_dir():
-        return {"train": resolve(place.parent, [place.name])[0]}
+        resolve(place.parent, [place.name])  # that it is a table
+        return {"train": place}
     files: dict[str, Path] = {}
     for split, names in _NAMES.items():
         candidates = [place / f"{name}{kind}" for name in names for kind in _KINDS]

@@ -1,160 +1,202 @@
-"""Tensors whose first rows are a file's pages and whose last rows are memory.
+"""Tables whose rows are files' pages, memory that processes share, and memory of this one.
 
-A gather or an ``embedding_bag`` takes its rows from one tensor by one index. With the owned rows
-mapped and the rows of other workers right behind them, all are in reach of it, and what is owned
-is in memory once, in the page cache, for all workers of a node.
+A gather or an ``embedding_bag`` takes its rows from one tensor by one index. With the rows of a
+host's workers mapped, and cached and fetched ones right behind them, all are in reach of it, and
+what the workers of a host have in common is in memory once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import mmap
 import os
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raygnn.errors import DataError, TrainingError
+from raygnn.graph import available_memory
 from raygnn.graph.staging.node_cache import StoredArray
 
+PAGE = mmap.PAGESIZE
 _PROT_NONE = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000  # as on all of Linux but alpha, mips, powerpc and sparc
+_PRIVATE = mmap.MAP_PRIVATE | _MAP_NORESERVE
 _LARGE_PAGE = 2 << 20
-_CHUNK = 16 << 20
+_ROWS = 0.6  # of the available memory, that rows of files may take and be read ahead of
 _FAILED = ctypes.c_void_p(-1).value
+_MADV_COLLAPSE = 25  # since Linux 6.1; it also works where shared memory gets no large pages
 
 
-def map_rows(
-    file: Path,
-    array: StoredArray,
-    first: int,
-    rows: int,
-    spare: int,
-    *,
-    keep: object = None,
-    resident: bool = False,
-) -> Tensor:
-    """One contiguous tensor ``[rows + spare, …]``: rows of a file, then zeros to be filled.
+@dataclass(frozen=True)
+class FileRows:
+    """Rows of a file that a table shows.
 
-    The rows are the file's pages, shared with whoever maps it, until they are written to: that
-    copies a page and leaves the file as it is. The spare rows take memory when they are touched,
-    and the page that both share is a copy. All is unmapped when the tensor's storage is freed.
-
-    Args:
+    Attributes:
+        at: the table's row that the first of them is.
         file: of an array of a node's cache, which was found whole.
         array: what is in it, of shape ``[N, …]``.
         first, rows: which of its rows; within ``0 … N``.
-        spare: how many rows to append.
         keep: held until the memory is unmapped.
-        resident: copy the rows into memory of this process, in large pages where the system has
-            them. Reading rows at random from a file's small pages takes about half as long
-            again, as nearly every row misses the processor's table of pages.
+    """
+
+    at: int
+    file: Path
+    array: StoredArray
+    first: int
+    rows: int
+    keep: object = None
+
+
+def map_table(
+    dtype: torch.dtype,
+    tail: Sequence[int],
+    total: int,
+    files: Sequence[FileRows] = (),
+    *,
+    shared: int = 0,
+    handle: int | None = None,
+    large: bool = False,
+) -> Tensor:
+    """One contiguous tensor ``[total, *tail]``, whose rows take memory when they are touched.
+
+    The rows of files are the files' pages, shared with whoever maps them, until they are written
+    to: that copies a page and leaves the file as it is. Those below ``shared`` that are of no file
+    are memory of ``handle``, the same in all processes that map it in a table like this. All
+    others are zeros of this process. It is unmapped when the tensor's storage is freed.
+
+    Args:
+        files: apart by `PAGE` rows, so that no page is of two, each ``at`` as far beyond a
+            multiple of `PAGE` as its ``first`` is. Rows in between have no meaning.
+        shared: a multiple of `PAGE`, and as far beyond the last row that processes share.
+        handle: of a file without a name that holds so many rows; None = no other
+            process is to see them.
+        large: get the memory of this process in large pages, where the system has them. Reading
+            rows at random from small pages takes up to half as long again, as nearly every row
+            misses the processor's table of pages. For shared rows see `use_large_pages`.
 
     Raises:
-        DataError: the file is shorter than it was, or cannot be opened.
+        DataError: a file is shorter than it was, or cannot be opened.
         TrainingError: the system grants no address space.
     """
-    num, *tail = array.shape
-    if min(first, rows, spare) < 0 or first + rows > num:
-        raise ValueError(f"rows {first} … {first + rows} of {num}, and {spare} more")
-    width, shape = math.prod(tail) * array.stored.itemsize, (rows + spare, *tail)
-    dtype: torch.dtype = getattr(torch, array.dtype)
-    if width * (rows + spare) == 0:
-        return torch.empty(shape, dtype=dtype)
-    begin, size = array.offset + first * width, rows * width
-    total = size + spare * width
+    width = math.prod(tail) * dtype.itemsize
+    if width * total == 0:
+        return torch.empty((total, *tail), dtype=dtype)
+    for one in files:
+        if min(one.at, one.first) < 0 or one.first + one.rows > one.array.shape[0]:
+            raise ValueError(f"rows {one.first} … {one.first + one.rows} of {one.array.shape[0]}")
+    places = [(one, one.array.offset + one.first * width) for one in files if one.rows]
+    lead = (places[0][1] - places[0][0].at * width) % PAGE if places else 0  # of the first page
+    size = lead + total * width
+    base, memory = _reserve(size, [one.keep for one, _ in places])
+    common = shared * width if handle is not None else 0
+    if handle is not None and common:
+        _mmap(base, common, mmap.MAP_SHARED | _MAP_FIXED, handle)
+    if (rest := _whole_pages(size) - common) > 0:
+        _mmap(base + common, rest, _PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED)
+        if large:
+            _libc.madvise(base + common, rest, mmap.MADV_HUGEPAGE)  # or the system has none
+    scarce = bool(places) and outgrows(sum(one.rows for one, _ in places) * width, _ROWS)
+    for one, begin in places:
+        start = lead + one.at * width
+        skip = start % PAGE  # a mapping begins with a page
+        if begin % PAGE != skip:
+            raise _not_whole(one, "is laid out in another way than its neighbour")
+        with _opened(one, begin + one.rows * width) as opened:
+            length = _whole_pages(skip + one.rows * width)
+            _mmap(base + start - skip, length, _PRIVATE | _MAP_FIXED, opened, begin - skip)
+            if scarce:
+                _libc.madvise(base + start - skip, length, mmap.MADV_RANDOM)
+    count = total * math.prod(tail)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=lead).view(total, *tail)
+
+
+def outgrows(size: int, share: float) -> bool:
+    """Whether so many bytes of a file take more than a share of the available memory. If they are
+    read at random, what the system reads ahead then drives out what is needed."""
+    return size > share * available_memory.memory()[1]
+
+
+def use_large_pages(rows: Tensor) -> bool:
+    """Move rows of shared memory that have been written to large pages, as far as they fill them.
+
+    Returns:
+        Whether the system does so (Linux 6.1).
+    """
+    start = _whole_pages(rows.data_ptr())
+    length = (rows.data_ptr() + rows.nbytes) // PAGE * PAGE - start
+    return length <= 0 or _libc.madvise(start, length, _MADV_COLLAPSE) == 0
+
+
+@cache
+def large_pages(shared: bool) -> bool:
+    """Whether the system gives memory in large pages to who asks for it.
+
+    Args:
+        shared: memory that processes share.
+    """
     try:
-        if begin + size > file.stat().st_size:
-            raise _not_whole(file, "is cut short")
-        if resident:
-            memory = _copy(file, begin, size, total)
-        else:
-            memory = _map(file, begin, size, total, keep)
-    except OSError as error:
-        raise _not_whole(file, f"cannot be read: {error.strerror or error}") from error
-    return torch.from_numpy(np.frombuffer(memory, array.stored).reshape(shape)).view(dtype)
-
-
-def _map(file: Path, begin: int, size: int, total: int, keep: object) -> Any:
-    """``total`` bytes: ``size`` of the file from ``begin`` on, then zeros."""
-    page = mmap.PAGESIZE
-    lead = begin % page if size else 0  # a mapping begins with a page
-    length = _whole_pages(lead + total)
-    of_file = _whole_pages(lead + size) if size else 0
-    private = mmap.MAP_PRIVATE | _MAP_NORESERVE
-    base = _mmap(None, length, _PROT_NONE, private | mmap.MAP_ANONYMOUS, -1, 0, file)
-    try:
-        if of_file:
-            handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                _mmap(base, of_file, _READ_WRITE, private | _MAP_FIXED, handle, begin - lead, file)
-            finally:
-                os.close(handle)
-        if length > of_file:
-            fixed = private | mmap.MAP_ANONYMOUS | _MAP_FIXED
-            _mmap(base + of_file, length - of_file, _READ_WRITE, fixed, -1, 0, file)
-        if total > size and of_file > lead + size:
-            # what follows in the file: not ours to show
-            ctypes.memset(base + lead + size, 0, min(of_file, lead + total) - (lead + size))
-    except BaseException:
-        _libc.munmap(base, length)
-        raise
-    # a class of its own, as a plain array of ctypes takes no weak references
-    memory = type("Mapped", (ctypes.c_char * total,), {}).from_address(base + lead)  # type: ignore[attr-defined]
-    finalizer = weakref.finalize(memory, _unmap, base, length, keep)
-    finalizer.atexit = False  # other threads may still read; the process's end unmaps it, too
-    return memory
-
-
-def _unmap(base: int, length: int, keep: object) -> None:
-    _libc.munmap(base, length)
-
-
-def _copy(file: Path, begin: int, size: int, total: int) -> Any:
-    """As `_map`, with the file's bytes copied into large pages."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    try:
-        memory = mmap.mmap(-1, _whole_pages(total) + _LARGE_PAGE, flags=flags)
-    except OSError as error:
-        raise _no_address_space(file, total, error.errno) from error
-    everything = np.frombuffer(memory, np.uint8)
-    start = -everything.ctypes.data % _LARGE_PAGE
-    with contextlib.suppress(OSError):  # the system has no large pages
-        memory.madvise(mmap.MADV_HUGEPAGE, start, _whole_pages(total))
-    rows = everything[start : start + total]
-    with file.open("rb", buffering=0) as stream:
-        stream.seek(begin)
-        at = 0
-        while at < size:
-            read = stream.readinto(rows[at : min(size, at + _CHUNK)].data)
-            if not read:
-                raise _not_whole(file, "is cut short")
-            at += read
-    return rows
-
-
-def _not_whole(file: Path, what: str) -> DataError:
-    return DataError(what, where=str(file), remedy="delete it: it is made again")
-
-
-def large_pages() -> bool:
-    """Whether the system gives memory in large pages to who asks for it."""
-    try:
-        return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+            return False
     except OSError:
         return False
+    if not shared:
+        return True
+    handle = os.memfd_create("raygnn")
+    try:
+        os.ftruncate(handle, _LARGE_PAGE)
+        page = map_table(torch.uint8, (), _LARGE_PAGE, shared=_LARGE_PAGE, handle=handle)
+    finally:
+        os.close(handle)
+    return use_large_pages(page.fill_(1))
+
+
+@contextmanager
+def _opened(rows: FileRows, size: int) -> Iterator[int]:
+    try:
+        handle = os.open(rows.file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _not_whole(rows, f"cannot be read: {error.strerror or error}") from error
+    try:
+        if os.fstat(handle).st_size < size:
+            raise _not_whole(rows, "is cut short")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _not_whole(rows: FileRows, what: str) -> DataError:
+    return DataError(what, where=str(rows.file), remedy="delete it: it is made again")
+
+
+def _reserve(size: int, keep: object) -> tuple[int, Any]:
+    """Addresses that begin with a large page: the first, and what gives them back when it goes."""
+    length = _whole_pages(size) + _LARGE_PAGE
+    start = _mmap(None, length, _PRIVATE | mmap.MAP_ANONYMOUS, protection=_PROT_NONE)
+    base = -(-start // _LARGE_PAGE) * _LARGE_PAGE
+    # a class of its own, as a plain array of ctypes takes no weak references
+    memory = type("Mapped", (ctypes.c_char * size,), {}).from_address(base)  # type: ignore[attr-defined]
+    finalizer = weakref.finalize(memory, _unmap, start, length, keep)
+    finalizer.atexit = False  # other threads may still read; the process's end unmaps it, too
+    return base, memory
+
+
+def _unmap(start: int, length: int, keep: object) -> None:
+    _libc.munmap(start, length)
 
 
 def _whole_pages(size: int) -> int:
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-size // PAGE) * PAGE
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -164,26 +206,21 @@ _libc.mmap.argtypes = [
     *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def _mmap(
     address: int | None,
     size: int,
-    protection: int,
     flags: int,
-    handle: int,
-    offset: int,
-    file: Path,
+    handle: int = -1,
+    offset: int = 0,
+    protection: int = _READ_WRITE,
 ) -> int:
     place = _libc.mmap(address, size, protection, flags, handle, offset)
     if place == _FAILED:
-        raise _no_address_space(file, size, ctypes.get_errno())
+        raise TrainingError(
+            f"{size:,} bytes of address space cannot be had: {os.strerror(ctypes.get_errno())}",
+            remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
+        )
     return int(place)
-
-
-def _no_address_space(file: Path, size: int, code: int | None) -> TrainingError:
-    return TrainingError(
-        f"{size:,} bytes of address space cannot be had: {os.strerror(code or 0)}",
-        where=str(file),
-        remedy="raise the limit on address space (ulimit -v), or set vm.overcommit_memory to 0",
-    )

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -89,9 +88,10 @@ class Entry:
     def file(self, name: str) -> Path:
         return self.path / self.arrays[name].file
 
-    def array(self, name: str) -> Array:
-        """The elements, mapped; read-only. bfloat16 comes as int16."""
-        array = self._map(name)
+    def array(self, name: str, *, at_random: bool = False) -> Array:
+        """The elements, mapped; read-only. bfloat16 comes as int16. ``at_random``: nothing is read
+        ahead of what is asked for."""
+        array = self._map(name, at_random)
         array.flags.writeable = False
         return array
 
@@ -106,7 +106,7 @@ class Entry:
         """What follows the prefix → the array's name, of the arrays whose names begin with it."""
         return {key.removeprefix(prefix): key for key in self.arrays if key.startswith(prefix)}
 
-    def _map(self, name: str) -> Array:
+    def _map(self, name: str, at_random: bool = False) -> Array:
         facts = self.arrays[name]
         if not math.prod(facts.shape):
             return np.empty(facts.shape, facts.stored)
@@ -117,6 +117,8 @@ class Entry:
                 flags=mmap.MAP_PRIVATE | _NORESERVE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
+        if at_random:
+            memory.madvise(mmap.MADV_RANDOM)
         memory.entry = self
         return np.frombuffer(memory, facts.stored, offset=facts.offset).reshape(facts.shape)
 
@@ -195,8 +197,7 @@ class Stage:
     @classmethod
     def of(cls, config: StagingConfig) -> Stage:
         """The cache that a configuration names; by default in the temporary directory."""
-        root = config.path or Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}"
-        return cls(root, None if config.max_gb is None else int(config.max_gb * _GB))
+        return cls(config.root, None if config.max_gb is None else int(config.max_gb * _GB))
 
     def entry(
         self,

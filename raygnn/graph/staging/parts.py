@@ -28,6 +28,7 @@ from raygnn.graph.partition.read import (
     read_node_data,
     read_original_nodes,
 )
+from raygnn.graph.staging.list_kernels import alias_tables
 from raygnn.graph.staging.node_cache import ArrayWriter, Draft, Entry, Stage
 
 _CHUNK = 1 << 22  # bytes
@@ -84,6 +85,70 @@ class Staged:
         names, listed = sorted(set(edge_arrays)), [split.to_dict() for split in splits]
         return self._entry("messages", span, build, edge_arrays=names, splits=listed)
 
+    def lists(
+        self,
+        span: Span,
+        edge_arrays: Sequence[str],
+        hide: Sequence[EdgeSplit] = (),
+        time: str | None = None,
+    ) -> Entry:
+        """What messages pass along: `messages` where edges are hidden, else `topology`.
+
+        Args:
+            time: the array that each list ascends by, for the edge types that have it.
+        """
+        if hide:
+            entry = self.messages(span, edge_arrays, hide)
+        else:
+            entry = self.topology(span, edge_arrays)
+        if time is None:
+            return entry
+        for etype in self.meta.etypes:
+            array = entry.arrays.get(f"edge/{etype_str(etype)}/{time}")
+            if array is not None and (array.stored.kind not in "iu" or len(array.shape) > 1):
+                raise DataError(
+                    f"edges of type {etype_str(etype)} have {time!r} as {array.dtype} "
+                    f"{list(array.shape)}, which says no times",
+                    where="sampling.time.edges",
+                    remedy="give each edge one whole number, or name another array",
+                )
+        build = partial(_write_sorted, whole=entry, etypes=self.meta.etypes, time=time)
+        return self._entry("sorted", span, build, of=entry.path.name, by=time)
+
+    def edge_table(
+        self,
+        lists: Entry,
+        span: Span,
+        etype: EdgeType,
+        names: Sequence[str],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Arrays of the edges of one type side by side, ``[E, F]``, mapped; see `table`.
+
+        Args:
+            lists: the entry of the lists that they are aligned with, for ``span``.
+        """
+        arrays = [lists.tensor(f"edge/{etype_str(etype)}/{name}") for name in names]
+        if len(arrays) == 1 and arrays[0].dtype == dtype and arrays[0].dim() > 1:
+            return arrays[0].flatten(1)
+        target = str(dtype).removeprefix("torch.")
+        more = {"of": lists.path.name, "etype": list(etype), "names": list(names), "dtype": target}
+        build = partial(_write_table, arrays=arrays, dtype=dtype)
+        return self._entry("edgetable", span, build, **more).tensor("table")
+
+    def alias(self, lists: Entry, span: Span, etype: EdgeType, weight: str) -> Array:
+        """What edges are drawn by in proportion to their weights, uint64 ``[E]``: see
+        `alias_tables`. ``lists``: see `edge_table`."""
+        name = etype_str(etype)
+
+        def build(draft: Draft) -> None:
+            weights = flat_weights(lists.array(f"edge/{name}/{weight}"))
+            entries = alias_tables(lists.array(f"indptr/{name}"), weights)
+            draft.array("alias", "uint64", entries.shape).append(entries)
+
+        more = {"of": lists.path.name, "etype": list(etype), "weight": weight}
+        return self._entry("alias", span, build, **more).array("alias")
+
     def node_data(self, span: Span) -> Entry:
         """``data/<ntype>/<name>`` ``[R, …]`` as stored, ``original/<ntype>`` ``[R]``."""
         return self._entry("nodes", span, partial(_write_node_data, meta=self.meta, span=span))
@@ -95,21 +160,9 @@ class Staged:
 
         Returns:
             The entry and the name of the array in it: the stored one, if it is such already.
-
-        Raises:
-            DataError: a name that the type does not have, or an array that is not of numbers.
         """
         nodes = self.node_data(span)
         keys = [f"data/{ntype}/{name}" for name in names]
-        for key, name in zip(keys, names):
-            array = nodes.arrays.get(key)
-            if array is None or array.dtype == "bool":
-                problem = "has no array" if array is None else "has no numbers in its array"
-                raise DataError(
-                    f"node type {ntype!r} {problem} {name!r}",
-                    where=str(self.meta.config_file),
-                    remedy="correct model.features",
-                )
         target = str(dtype).removeprefix("torch.")
         if len(keys) == 1 and nodes.arrays[keys[0]].dtype == target:
             return nodes, keys[0]
@@ -255,6 +308,31 @@ def _write_messages(
             _copy(draft, key, whole, keep)
 
 
+def _write_sorted(draft: Draft, whole: Entry, etypes: Sequence[EdgeType], time: str) -> None:
+    """Copy lists, each in the order of its edges' times; those of one time stay in theirs."""
+    sorted_by = {etype_str(etype): f"edge/{etype_str(etype)}/{time}" for etype in etypes}
+    for name in whole.arrays:
+        if name.startswith(("keys/", "indptr/")):
+            _copy(draft, name, whole)
+    for name, key in sorted_by.items():
+        arrays = [n for n in whole.arrays if n == f"src/{name}" or n.startswith(f"edge/{name}/")]
+        if key not in whole.arrays:
+            for array in arrays:
+                _copy(draft, array, whole)
+            continue
+        facts = {array: whole.arrays[array] for array in arrays}
+        writers = {n: draft.array(n, fact.dtype, fact.shape) for n, fact in facts.items()}
+        columns, indptr = {n: whole.array(n) for n in arrays}, whole.array(f"indptr/{name}")
+        for low in range(0, len(indptr) - 1, _ROWS):
+            rows = indptr[low : low + _ROWS + 1]
+            at = slice(int(rows[0]), int(rows[-1]))
+            order = np.lexsort(
+                (columns[key][at], np.repeat(np.arange(len(rows) - 1), np.diff(rows)))
+            )
+            for array, writer in writers.items():
+                writer.append(columns[array][at][order])
+
+
 def _hide(
     keep: Array, meta: PartitionMeta, span: Span, etype: EdgeType, whole: Entry, hidden: IntArray
 ) -> None:
@@ -320,6 +398,12 @@ def _write_ids(draft: Draft, name: str, pieces: list[Array]) -> None:
     writer = draft.array(name, dtype.name, (sum(map(len, pieces)),))
     for piece in pieces:
         writer.append(piece)
+
+
+def flat_weights(weight: Array) -> Array:
+    """As compiled passes take them: one number per edge, of a type that numba knows."""
+    flat = weight.reshape(len(weight)) if weight.ndim > 1 else weight
+    return flat.astype(np.float32) if flat.dtype == np.float16 else flat
 
 
 def _rows(ranges: IntArray, span: Span) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +18,43 @@ from torch import Tensor
 
 from raygnn.graph.data import EdgeSplit, EdgeType, etype_str
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.graph.staging.mapped import map_rows
-from raygnn.graph.staging.node_cache import Stage
-from raygnn.graph.staging.parts import Staged
+from raygnn.graph.staging.mapped import PAGE, FileRows, map_table, outgrows
+from raygnn.graph.staging.node_cache import Entry, Stage
+from raygnn.graph.staging.parts import Staged, flat_weights
 
+_EDGES = 0.15  # of the available memory, that a rank's edges may take and be read ahead of
 SPLIT, NUMBER = "split", "number"  # arrays of the edges to predict
+# what is carried of edges
+RELATION, FEATURES, CATEGORY, TIME = "relation", "features", "category:", "time"
+
+
+@dataclass(frozen=True)
+class EdgeReads:
+    """Arrays of the edges that messages pass along; an edge type has some of them, or none.
+
+    Attributes:
+        features: what models read as numbers, joined and converted to ``dtype``.
+        categories: whole numbers that stand for categories.
+        whole: carry whole numbers among the features as they are, each by itself, as categories.
+        relation: whole numbers that stand for relations.
+        weight: what neighbours are drawn in proportion to.
+        time: whole numbers that say when; lists ascend by it.
+        elapsed: whether models read how long ago edges were.
+    """
+
+    features: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
+    categories: tuple[str, ...] = ()
+    whole: bool = False
+    relation: str | None = None
+    weight: str | None = None
+    time: str | None = None
+    elapsed: bool = False
+
+    @property
+    def arrays(self) -> list[str]:
+        single = (self.relation, self.weight, self.time)
+        return sorted({*self.features, *self.categories, *(name for name in single if name)})
 
 
 @dataclass(frozen=True)
@@ -39,6 +72,13 @@ class Rows:
         keys: int32 or int64 ``[R]``, what sampling is keyed by: the original id of each row's
             node (its global id where a partition does not record original ids).
         data: edge array → ``[len(src), …]``, aligned with ``src``.
+        carried: what blocks carry of edges, aligned with ``src``: `RELATION` and `CATEGORY` with a
+            name, whole numbers ``[E]``; `FEATURES` ``[E, F]``, the features side by side in the
+            compute dtype; `TIME` ``[E]``, where models read it.
+        times: of the edges, whole numbers ``[len(src)]``, ascending within each list; None where
+            they have none, or nobody asks for it.
+        weights: of the edges, ``[len(src)]``, at least 0, and what edges are drawn by in proportion
+            to them, uint64 ``[len(src)]``: see `alias_tables`. None where they have none.
     """
 
     first: int
@@ -46,6 +86,9 @@ class Rows:
     src: np.ndarray
     keys: np.ndarray
     data: dict[str, np.ndarray]
+    carried: dict[str, Tensor] = field(default_factory=dict)
+    times: np.ndarray | None = None
+    weights: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def num(self) -> int:
@@ -61,6 +104,30 @@ class Rows:
         per_edge = [array[:0] for array in (self.src, *self.data.values())]
         widths = (math.prod(array.shape[1:]) * array.itemsize for array in per_edge)
         return int(self.indptr.nbytes + self.keys.nbytes) + self.num_edges * sum(widths)
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Where the rows of a node type lie in its tables: see `map_table`.
+
+    Attributes:
+        starts: int64 ``[W]``, where the rows of each rank begin; -1 = they have to be fetched.
+        cached: where cached rows begin.
+        room: where rows begin that a batch fetches, which no other process may see.
+        total: rows of a table, of which only those that are used take memory.
+    """
+
+    starts: np.ndarray
+    cached: int
+    room: int
+    total: int
+
+    @staticmethod
+    def alone(bounds: np.ndarray, rank: int) -> TableLayout:
+        """That of a table with a rank's own rows and room for all others."""
+        own = int(bounds[rank + 1] - bounds[rank])
+        starts = np.where(np.arange(len(bounds) - 1) == rank, 0, -1)
+        return TableLayout(starts, own, own, int(bounds[-1]))
 
 
 @dataclass(frozen=True)
@@ -126,40 +193,71 @@ class Shard:
         topology and for any number of workers."""
         return int(self.staged.meta.edge_ranges[etype][self.held[0], 0])
 
+    def layout(self, ntype: str, ranks: Sequence[int], cached: int = 0) -> TableLayout:
+        """A layout with the rows of some ranks, this one among them, and of a cache."""
+        bounds, end = self.bounds[ntype], 0
+        starts = np.full(len(bounds) - 1, -1)
+        for rank in ranks:
+            starts[rank] = _next_piece(end) + self._skipped(ntype, rank) % PAGE
+            end = int(starts[rank] + bounds[rank + 1] - bounds[rank])
+        at = _next_piece(end)
+        room = _next_piece(at + cached)
+        fetched = int(bounds[-1]) - sum(int(bounds[r + 1] - bounds[r]) for r in ranks)
+        return TableLayout(starts, at, room, room + fetched)
+
     def table(
         self,
         ntype: str,
         names: Sequence[str],
         dtype: torch.dtype,
-        spare: int,
-        *,
-        resident: bool = False,
+        layout: TableLayout,
+        handle: int | None = None,
     ) -> Tensor:
-        """The owned rows of node arrays side by side, and room for rows of other workers.
+        """Rows of node arrays side by side, ``[layout.total, F]``: mapped are those of the ranks
+        that the layout has, which all workers of the node share; what is written to them stays in
+        this process.
 
         Args:
             names: arrays of floats or whole numbers; each is flattened to ``[owned, …]``.
-            spare: rows to append, zero at first.
-            resident: copy the owned rows into this process's memory: see `map_rows`.
-
-        Returns:
-            ``[owned + spare, F]``. Unless resident, the owned rows are mapped and shared with the
-            other workers of the node; what is written to them stays in this process.
-
-        Raises:
-            DataError: a name that the type does not have, or an array of truth values.
+            handle: see `map_table`.
         """
-        entry, name = self.staged.table(self.span, ntype, names, dtype)
-        start = int(self.staged.meta.node_ranges[ntype][self.span[0], 0])
-        return map_rows(
-            entry.file(name),
-            entry.arrays[name],
-            self.first(ntype) - start,
-            self.owned(ntype),
-            spare,
-            keep=entry,
-            resident=resident,
-        )
+        files = []
+        for rank in np.flatnonzero(layout.starts >= 0).tolist():
+            entry, name, first, rows = self._staged(ntype, names, dtype, rank)
+            at, array = int(layout.starts[rank]), entry.arrays[name]
+            files.append(FileRows(at, entry.file(name), array, first, rows, keep=entry))
+        tail = files[0].array.shape[1:]
+        return map_table(dtype, tail, layout.total, files, shared=layout.room, handle=handle)
+
+    def rows(self, ntype: str, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """The own rows of `table`, ``[owned, F]``, mapped."""
+        entry, name, first, rows = self._staged(ntype, names, dtype, self.rank)
+        return entry.tensor(name)[first : first + rows]
+
+    def _staged(
+        self, ntype: str, names: Sequence[str], dtype: torch.dtype, rank: int
+    ) -> tuple[Entry, str, int, int]:
+        """The array that has a rank's rows, its name there, the first of them, and how many."""
+        workers, parts = len(self.bounds[ntype]) - 1, self.staged.meta.num_parts
+        entry, name = self.staged.table(_span(rank, workers, parts), ntype, names, dtype)
+        first, last = self.bounds[ntype][rank : rank + 2]
+        return entry, name, self._skipped(ntype, rank), int(last - first)
+
+    def _skipped(self, ntype: str, rank: int) -> int:
+        """Rows of its parts that come before a rank's own."""
+        ranges, bounds = self.staged.meta.node_ranges[ntype], self.bounds[ntype]
+        return int(bounds[rank] - ranges[_span(rank, len(bounds) - 1, len(ranges))[0], 0])
+
+
+def _next_piece(end: int) -> int:
+    """Where in a table what follows can begin: in a page of its own, however wide rows are."""
+    return (end // PAGE + 2) * PAGE if end else 0
+
+
+def _span(rank: int, workers: int, parts: int) -> tuple[int, int]:
+    """The parts that have a rank's nodes: one at least, also for a rank that owns nothing, which
+    must know dtypes and shapes."""
+    return rank * parts // workers, -(-(rank + 1) * parts // workers)
 
 
 def ownership(ranges: np.ndarray, workers: int) -> np.ndarray:
@@ -187,6 +285,7 @@ def load_shard(
     replicated: bool,
     stage: Stage,
     edge_arrays: Sequence[str] = (),
+    reads: EdgeReads = EdgeReads(),
     split: EdgeSplit | None = None,
     hide: Sequence[EdgeSplit] = (),
 ) -> Shard:
@@ -196,6 +295,7 @@ def load_shard(
         replicated: hold the in-edge lists of all nodes, not only of the owned ones.
         stage: the cache; what it lacks is made there, or waited for.
         edge_arrays: names of edge arrays to hold; edge types that lack one go without.
+        reads: arrays that messages and sampling read, which are held as well.
         split: of the edges to predict: their type has also the arrays `SPLIT` int8 and `NUMBER`
             int64, in the user's graph.
         hide: whose edges for validation and test, and their reverses, to leave out.
@@ -205,27 +305,26 @@ def load_shard(
             shape, or the cache cannot be written.
     """
     bounds = {t: ownership(meta.node_ranges[t], workers) for t in meta.ntypes}
-    # one part at least, also for a worker that owns nothing: it must know dtypes and shapes
-    span = rank * meta.num_parts // workers, -(-(rank + 1) * meta.num_parts // workers)
+    span = _span(rank, workers, meta.num_parts)
     staged = Staged(stage, meta)
     held = (0, meta.num_parts) if replicated else span
     assert split is None or not hide  # positions of edges are of all of them
-    if hide:
-        topology = staged.messages(held, edge_arrays, hide)
-    else:
-        topology = staged.topology(held, edge_arrays)
+    topology = staged.lists(held, [*edge_arrays, *reads.arrays], hide, reads.time)
     nodes = staged.node_data(span)
     rows = {}
     for etype in meta.etypes:
         ntype, name = etype[2], etype_str(etype)
+        key = f"src/{name}"
+        scarce = outgrows(topology.arrays[key].bytes, _EDGES)
         start = int(meta.node_ranges[ntype][held[0], 0])
         first, last = (0, meta.num_nodes(ntype)) if replicated else bounds[ntype][rank : rank + 2]
         rows[etype] = Rows(
             first=int(first),
             indptr=topology.array(f"indptr/{name}")[first - start : last - start + 1],
-            src=topology.array(f"src/{name}"),
+            src=topology.array(key, at_random=scarce),
             keys=topology.array(f"keys/{ntype}")[first - start : last - start],
             data={n: topology.array(key) for n, key in topology.below(f"edge/{name}/").items()},
+            **_read(staged, topology, held, etype, reads),
         )
     if split is not None:
         codes = staged.edge_split(held, split)
@@ -252,6 +351,33 @@ def load_shard(
         span=span,
         held=held,
     )
+
+
+def _read(
+    staged: Staged, topology: Entry, held: tuple[int, int], etype: EdgeType, reads: EdgeReads
+) -> dict[str, Any]:
+    """``carried``, ``times`` and ``weights`` of `Rows`."""
+    names = topology.below(f"edge/{etype_str(etype)}/")
+    carried, times, weights = {}, None, None
+    if reads.relation in names:
+        carried[RELATION] = topology.tensor(names[reads.relation]).flatten()
+    features = [name for name in reads.features if name in names]
+    whole = [n for n in features if reads.whole and topology.array(names[n]).dtype.kind in "iub"]
+    if features := [name for name in features if name not in whole]:
+        carried[FEATURES] = staged.edge_table(topology, held, etype, features, reads.dtype)
+    for name in whole:
+        carried[CATEGORY + name] = topology.tensor(names[name])
+    for name in reads.categories:
+        if name in names:
+            carried[CATEGORY + name] = topology.tensor(names[name]).flatten()
+    if reads.time in names:
+        times = topology.array(names[reads.time])
+        if reads.elapsed:
+            carried[TIME] = topology.tensor(names[reads.time])
+    if reads.weight in names:
+        weight = flat_weights(topology.array(names[reads.weight]))
+        weights = weight, staged.alias(topology, held, etype, reads.weight)
+    return {"carried": carried, "times": times, "weights": weights}
 
 
 def describe_shard(shard: Shard) -> str:

@@ -48,8 +48,7 @@ class Growing:
         if end > len(self._rows):
             capacity = max(end, len(self._rows) * 3 // 2)
             more = (capacity - len(self._rows)) * (self.width or 1) * self._rows.itemsize
-            available = memory()[1] if more >= _LARGE else None
-            if available is not None and more > available:
+            if more >= _LARGE and more > (available := memory()[1]):
                 raise MemoryError(f"{size(more)} more for {end:,} rows, {size(available)} are left")
             # not refchecked: nobody else has it before `take`
             self._rows.resize(self._shape(capacity), refcheck=False)
@@ -144,8 +143,16 @@ def numbers_or_nan(chunk: Chunk, column: str, array: pa.Array | None = None) -> 
     return np.where(to_numpy(pc.is_null(array)), np.float32(np.nan), values)
 
 
-def _numbers(chunk: Chunk, column: str, array: pa.Array, fill: float | None, width: int) -> Array:
-    """float32, ``width`` of them for each row."""
+def _numbers(
+    chunk: Chunk,
+    column: str,
+    array: pa.Array,
+    fill: float | None,
+    width: int,
+    *,
+    half: bool = False,
+) -> Array:
+    """float32, ``width`` of them for each row; with ``half``, float16 stays so."""
     remedy = "features and weights are numbers; words can be categories"
     kind = array.type
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
@@ -153,25 +160,30 @@ def _numbers(chunk: Chunk, column: str, array: pa.Array, fill: float | None, wid
     if array.null_count and fill is None:
         row = first(pc.is_null(array)) // width
         raise chunk.error(row, column, "there is no number", "fill it in, or give fill: 0.0")
+    if pa.types.is_float16(kind) and not (half and not array.null_count):
+        array = pc.cast(array, pa.float32())
     if pa.types.is_boolean(kind):
         array = pc.cast(array, pa.uint8())
     if pa.types.is_integer(array.type):
         array = pc.cast(array, pa.float64(), safe=False)  # rounded, as float32 will be anyway
-    elif not (pa.types.is_float32(kind) or pa.types.is_float64(kind)):
+    elif not pa.types.is_floating(array.type):
         array = cast(chunk, column, array, pa.float64(), remedy, width)
     if array.null_count:
         array = pc.fill_null(array, pa.scalar(fill, array.type))
     values = to_numpy(array)
-    bad = ~(np.abs(values) <= _LARGEST)
+    bad = ~np.isfinite(values)
+    if values.dtype == np.float64:
+        bad |= np.abs(values) > _LARGEST
     if bad.any():
         at = first(bad)
         message = f"the number is {values[at]}"
         raise chunk.error(at // width, column, message, "numbers must be finite, and fit float32")
-    return values.astype(np.float32, copy=False)
+    return values if values.dtype == np.float16 else values.astype(np.float32, copy=False)
 
 
 def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> Array:
-    """A column of numbers as float32 ``[n, 1]``, or one of lists of equal length as ``[n, w]``.
+    """A column of numbers as float32 ``[n, 1]``, or one of lists of equal length as ``[n, w]``;
+    float16 where it is stored so and nothing is missing.
 
     Args:
         width: of the rows before; None = none were.
@@ -186,7 +198,7 @@ def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> 
         if width not in (None, 1):
             message = f"there is one number, expected a list of {width}"
             raise chunk.error(0, column, message, "give all files columns of one kind")
-        return numbers(chunk, column, fill).reshape(-1, 1)
+        return _numbers(chunk, column, chunk.columns[column], fill, 1, half=True).reshape(-1, 1)
     array = refuse_nulls(chunk, column, "give a list in every row")
     lengths = to_numpy(pc.list_value_length(array))
     expected = int(lengths[0]) if width is None else width
@@ -197,30 +209,52 @@ def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> 
     if not 0 < expected <= _WIDEST:
         message = f"the list has {expected} numbers"
         raise chunk.error(0, column, message, f"give 1 to {_WIDEST} numbers")
-    return _numbers(chunk, column, array.flatten(), fill, expected).reshape(-1, expected)
+    values = _numbers(chunk, column, array.flatten(), fill, expected, half=True)
+    return values.reshape(-1, expected)
 
 
 class Features:
-    """Columns joined to one matrix of float32, a chunk after the other."""
+    """Columns joined to one matrix of float32, a chunk after the other; of float16 where all
+    columns of the first chunk are."""
 
     def __init__(self, columns: str | Sequence[str], fill: float | None):
         self.columns = [columns] if isinstance(columns, str) else list(columns)
         self.fill = fill
+        self.dtype = np.dtype(np.float32)
         self._widths: list[int] | None = None
         self._rows: Growing | None = None
 
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk's rows; raises DataError as `matrix` does."""
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return len(self.columns) if self._widths is None else sum(self._widths)
+
+    def rows(self, chunk: Chunk) -> Array:
+        """A chunk's rows; raises DataError as `matrix` does, and for more than float16 after it."""
         widths: Sequence[int | None] = self._widths or [None] * len(self.columns)
         blocks = [matrix(chunk, c, self.fill, w) for c, w in zip(self.columns, widths, strict=True)]
+        rows = np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
+        if self._widths is None:
+            self._widths, self.dtype = [block.shape[1] for block in blocks], rows.dtype
+        if not np.can_cast(rows.dtype, self.dtype):
+            message = f"the numbers are {rows.dtype}, and were {self.dtype}"
+            remedy = "give all files columns of one kind, and no missing values where it is float16"
+            raise chunk.error(0, self.columns[0], message, remedy)
+        return rows
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk's rows; raises DataError as `rows` does."""
+        self.append(self.rows(chunk))
+
+    def append(self, rows: Array) -> None:
+        """Append rows that `rows` gave."""
         if self._rows is None:
-            self._widths = [block.shape[1] for block in blocks]
-            self._rows = Growing(np.float32, sum(self._widths))
-        self._rows.append(np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0])
+            self._rows = Growing(self.dtype, self.width)
+        self._rows.append(rows)
 
     def take(self, num: int | None = None) -> Array:
-        """float32 ``[N, F]``; filled up to ``num`` rows."""
-        rows = self._rows or Growing(np.float32, len(self.columns))
+        """``[N, F]``; filled up to ``num`` rows."""
+        rows = self._rows or Growing(self.dtype, self.width)
         if num is not None:
             rows.pad(num, self.fill if self.fill is not None else 0.0)
         features: Array = rows.take()
@@ -235,7 +269,7 @@ class Times:
 
     def of(self, chunk: Chunk, column: str) -> Array:
         """int64 ``[n]``; raises DataError for what is neither, or not what came before."""
-        array = refuse_nulls(chunk, column, "give each edge a time, or leave time out")
+        array = refuse_nulls(chunk, column, "give each row a time, or leave time out")
         remedy = "give whole numbers, or points in time such as 2024-05-01 12:30:00, not both"
         kind = array.type
         temporal, text = pa.types.is_temporal(kind), chunk.text(column)

@@ -70,6 +70,9 @@ class Table(Section):
     features: dict[Name, Names] = Field(
         {}, description="Array name → column or columns of numbers."
     )
+    time: Text | None = Field(
+        None, description="Column of whole numbers, or of points in time: array time."
+    )
     fill: float | None = Field(None, description="Number in place of missing features.")
     label: Text | None = Field(
         None, description="Column of what is to be predicted: classes or numbers; empty = unknown."
@@ -118,9 +121,6 @@ class EdgeTable(Table):
     source: Text = Field(description="Column with the id of the source node.")
     target: Text = Field(description="Column with the id of the target node.")
     weight: Text | None = Field(None, description="Column of numbers from 0: array weight.")
-    time: Text | None = Field(
-        None, description="Column of whole numbers, or of points in time: array time."
-    )
     missing: Literal["refuse", "drop", "add"] = Field(
         "refuse", description="What an end that no node table has does: refuse, drop or add."
     )
@@ -220,6 +220,8 @@ def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
     for name in (*nodes.features, *nodes.categories):
         if name == "label" or name in MASKS:
             yield _taken(key, name, "label and split give")
+    if nodes.time is not None and "time" in {*nodes.features, *nodes.categories}:
+        yield _taken(key, "time", "time gives")
     for name in nodes.features.keys() & nodes.categories.keys():
         yield _taken((*key, "categories"), name, "features give")
     for name, category in nodes.categories.items():
@@ -250,6 +252,9 @@ def _edge_problems(
     for ntype in dict.fromkeys((etype[0], etype[2])) if edges.missing == "add" else ():
         nodes = described.nodes[ntype]
         filled = all(category.unknown == "bucket" for category in nodes.categories.values())
+        if nodes.time is not None:
+            message = f"a node of type {ntype} that is added would have no time"
+            yield Problem((*key, "missing"), message, "choose drop or refuse")
         if filled and (nodes.fill is not None or not nodes.features):
             continue
         lacking = "features, and no fill" if filled else "categories without a bucket"

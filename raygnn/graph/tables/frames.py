@@ -7,7 +7,6 @@ row that is in a split and has no label, and for a word that the vocabulary does
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from raygnn.graph.tables.columns import (
 from raygnn.graph.tables.description import EdgeTable, NodeTable, RandomSplit, Table
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import Chunk, Reader
+from raygnn.storage.remote import AnyPath
 from raygnn.util.hashing import mix, uniform
 
 _PIECE = 1 << 20  # rows of which splits are drawn at once
@@ -152,48 +152,62 @@ class Nodes:
     Args:
         vocabulary: array → what its codes are to stand for; arrays without an entry are numbered
             by their words.
+        ids: takes the ids; None = they are kept in memory.
     """
 
-    def __init__(self, ntype: str, table: NodeTable, files: Sequence[Path], vocabulary: Vocabulary):
+    def __init__(
+        self,
+        ntype: str,
+        table: NodeTable,
+        files: Sequence[AnyPath],
+        vocabulary: Vocabulary,
+        ids: Ids | None = None,
+    ):
         self.table = table
-        self.ids = Ids(ntype)
+        self.ids = Ids(ntype) if ids is None else ids
         self.names: dict[str, list[Any]] = {}
-        self._features = {n: Features(c, table.fill) for n, c in table.features.items()}
+        self.features = {n: Features(c, table.fill) for n, c in table.features.items()}
         self._categories = {
             name: codes.categories(category, vocabulary.get(name))
             for name, category in table.categories.items()
         }
         self._targets = Targets(table, "node", vocabulary.get("label"))
+        self._times, self._when = Times(), Growing(np.int64)
         columns = [table.id, *(category.column for category in table.categories.values())]
-        columns += self._targets.columns
-        columns += [column for features in self._features.values() for column in features.columns]
+        columns += [*self._targets.columns, *([] if table.time is None else [table.time])]
+        columns += [column for features in self.features.values() for column in features.columns]
         self.reader = Reader(files, columns, table.delimiter)
 
     def read(self) -> None:
         """Read the table; raises DataError naming file, row and column."""
         for chunk in self.reader.chunks():
             self.ids.add(chunk, self.table.id)
-            for features in self._features.values():
+            for features in self.features.values():
                 features.add(chunk)
             for category in self._categories.values():
                 category.add(chunk)
+            if self.table.time is not None:
+                self._when.append(self._times.of(chunk, self.table.time))
             self._targets.add(chunk)
         self.ids.close(self.reader, self.table.id)
 
     def frame(self) -> NodeFrame:
-        """The arrays: those of features float32 ``[N, F]``, categories int64 ``[N]``, and what
-        :meth:`Targets.take` gives; of nodes that edges added: ``fill``, no label, no split.
+        """The arrays: those of features float32 ``[N, F]``, categories and ``time`` int64 ``[N]``,
+        and what :meth:`Targets.take` gives; of nodes that edges added: ``fill``, no label, no
+        split.
         """
         num = len(self.ids)
-        data = {name: features.take(num) for name, features in self._features.items()}
+        data = {name: features.take(num) for name, features in self.features.items()}
         for name, category in self._categories.items():
             data[name], self.names[name] = category.take(self.reader, num)
+        if self.table.time is not None:
+            data["time"] = self._when.take()
         data |= self._targets.take(num, self.reader)
         self.names |= self._targets.names
         return NodeFrame(num, data)
 
 
-def edge_reader(table: EdgeTable, files: Sequence[Path]) -> Reader:
+def edge_reader(table: EdgeTable, files: Sequence[AnyPath]) -> Reader:
     """A reader of the table's columns."""
     columns = [table.source, table.target, table.weight, table.time]
     columns += Targets(table, "edge").columns
@@ -202,10 +216,52 @@ def edge_reader(table: EdgeTable, files: Sequence[Path]) -> Reader:
     return Reader(files, [c for c in columns if c is not None], table.delimiter)
 
 
+class EdgeColumns:
+    """Ends and arrays of edges, a chunk after the other; labels and splits are `Targets`.
+
+    Attributes:
+        dtypes: of the arrays of one number for each edge.
+        features: name → what reads the matrix.
+    """
+
+    def __init__(self, table: EdgeTable):
+        self.table = table
+        dtypes = {"weight": np.float32} if table.weight is not None else {}
+        self.dtypes: dict[str, Any] = dtypes | ({"time": np.int64} if table.time else {})
+        self.features = {name: Features(c, table.fill) for name, c in table.features.items()}
+        self._times = Times()
+
+    def rows(self, chunk: Chunk, ids: tuple[Ids, Ids]) -> tuple[Array, dict[str, Array]]:
+        """Which rows are kept, and what these are: ``src``, ``dst`` and the arrays.
+
+        Args:
+            ids: of the nodes at both ends; they learn new ones where the table says so.
+
+        Raises:
+            DataError: naming file, row and column.
+        """
+        table = self.table
+        ends = list(zip(("src", "dst"), (table.source, table.target), ids, strict=True))
+        if table.missing == "add":
+            for new in {id(one): one for one in ids}.values():
+                new.learn(chunk, [column for _, column, one in ends if one is new])
+        keep, rows = np.ones(chunk.num, bool), {}
+        for end, column, one in ends:
+            rows[end], dropped = one.numbers(chunk, column, table.missing)
+            if dropped is not None:
+                keep &= ~dropped
+        if table.weight is not None:
+            rows["weight"] = _weights(chunk, table.weight)
+        if table.time is not None:
+            rows["time"] = self._times.of(chunk, table.time)
+        rows |= {name: matrix.rows(chunk) for name, matrix in self.features.items()}
+        return keep, rows if keep.all() else {name: array[keep] for name, array in rows.items()}
+
+
 def read_edges(
     etype: EdgeType,
     table: EdgeTable,
-    files: Sequence[Path],
+    files: Sequence[AnyPath],
     nodes: Mapping[str, Nodes],
     vocabulary: Vocabulary,
 ) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]]]:
@@ -221,38 +277,21 @@ def read_edges(
     Returns:
         Edge type → its edges, and array → what its codes stand for.
     """
-    ends = [(table.source, nodes[etype[0]].ids), (table.target, nodes[etype[2]].ids)]
+    ids = nodes[etype[0]].ids, nodes[etype[2]].ids
+    columns, targets = EdgeColumns(table), Targets(table, "edge", vocabulary.get("label"))
     arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept
-    if table.weight is not None:
-        arrays["weight"] = Growing(np.float32)
-    if table.time is not None:
-        arrays["time"] = Growing(np.int64)
-    features = {name: Features(columns, table.fill) for name, columns in table.features.items()}
-    times, targets = Times(), Targets(table, "edge", vocabulary.get("label"))
+    arrays |= {name: Growing(kind) for name, kind in columns.dtypes.items()}
     reader = edge_reader(table, files)
     kept: list[Array] = []
-    for chunk in reader.chunks(lambda: max(ids.batch() for _, ids in ends)):
-        if table.missing == "add":
-            for new in {id(ids): ids for _, ids in ends}.values():
-                new.learn(chunk, [column for column, ids in ends if ids is new])
-        keep, rows = np.ones(chunk.num, bool), {}
-        for end, (column, ids) in zip(("src", "dst"), ends, strict=True):
-            rows[end], dropped = ids.numbers(chunk, column, table.missing)
-            if dropped is not None:
-                keep &= ~dropped
-        if table.weight is not None:
-            rows["weight"] = _weights(chunk, table.weight)
-        if table.time is not None:
-            rows["time"] = times.of(chunk, table.time)
-        for name, growing in arrays.items():
-            growing.append(rows[name][keep])
-        for matrix in features.values():
-            matrix.add(chunk)
+    for chunk in reader.chunks(lambda: max(one.batch() for one in ids)):
+        keep, rows = columns.rows(chunk, ids)
+        for name, array in rows.items():
+            (arrays.get(name) or columns.features[name]).append(array)
         targets.add(chunk)
         kept.append(keep)
     data: dict[str, Any] = {name: growing.take() for name, growing in arrays.items()}
-    whole = {name: matrix.take() for name, matrix in features.items()}
-    whole |= targets.take(reader.num, reader)
+    data |= {name: matrix.take() for name, matrix in columns.features.items()}
+    whole = targets.take(reader.num, reader)
     keep_all = all(keep.all() for keep in kept)
     data |= whole if keep_all else {n: rows[np.concatenate(kept)] for n, rows in whole.items()}
     frame = EdgeFrame(data.pop("src"), data.pop("dst"), data)

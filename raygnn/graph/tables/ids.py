@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raygnn.errors import DataError
 from raygnn.graph.tables.columns import (
     INTEGER,
     Array,
@@ -43,6 +44,10 @@ class Ids:
 
     def add(self, chunk: Chunk, column: str) -> None:
         """Append the ids of a table of nodes; they are numbered once `close` is called."""
+        self._chunks.append(self.of_nodes(chunk, column))
+
+    def of_nodes(self, chunk: Chunk, column: str) -> pa.Array:
+        """The ids of a chunk of a table of nodes: int64 or large_string."""
         array = refuse_nulls(chunk, column, "give each node an id")
         if not chunk.text(column):
             array = _integers(chunk, column, array)
@@ -50,7 +55,7 @@ class Ids:
             raise chunk.error(first(empty), column, "the id is empty text", "give each node an id")
         elif chunk.csv and pc.all(pc.match_substring_regex(array, INTEGER)).as_py():
             array = pc.cast(array, pa.int64())
-        self._chunks.append(array)
+        return array
 
     def close(self, reader: Reader, column: str) -> None:
         """Number what was added."""
@@ -63,9 +68,12 @@ class Ids:
         again = np.ones(len(places), bool)
         again[firsts] = False
         row = first(again)
-        before = reader.place(int(firsts[places[row]]))
-        message = f"the id {shown(self.values[row])} is there already, in {before}"
-        raise reader.error(row, column, message, "give each node one row")
+        raise self.twice(reader, column, row, int(firsts[places[row]]))
+
+    def twice(self, reader: Reader, column: str, row: int, before: int) -> DataError:
+        """The error of an id that an earlier row has, too."""
+        message = f"the id {shown(self.values[row])} is there already, in {reader.place(before)}"
+        return reader.error(row, column, message, "give each node one row")
 
     def numbers(self, chunk: Chunk, column: str, missing: str) -> tuple[Array, Array | None]:
         """Numbers of the nodes in a column of ends of edges, int64 ``[n]``.
@@ -83,7 +91,8 @@ class Ids:
             return to_numpy(numbers).astype(np.int64), None
         if missing != "drop":
             row = first(unknown)
-            remedy = f"add it to the nodes of {self.ntype}, or set missing to drop or add"
+            remedy = f"add it to the nodes of {self.ntype}, or set missing to drop"
+            remedy += ", or to add with partition.engine: local"
             raise chunk.error(row, column, f"{shown(ends[row])} is no {self.ntype}", remedy)
         return to_numpy(pc.fill_null(numbers, 0)).astype(np.int64), to_numpy(unknown)
 

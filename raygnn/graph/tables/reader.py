@@ -23,8 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.graph.sources.input_files import check_file, out_of_memory, unpacked_size
+from raygnn.storage.remote import AnyPath, RemotePath
 
 ROWS = 1 << 16  # of a chunk, at least; fewer where rows are wide or the table ends
 _BYTES = 1 << 24  # of a batch of Parquet, about
@@ -37,14 +39,18 @@ _PARQUET = (".parquet", ".pq")
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error)  # errors of a file that is not what it says
 
 
-def resolve(base: Path, patterns: str | Sequence[str]) -> list[Path]:
+def resolve(base: Path, patterns: str | Sequence[str]) -> list[AnyPath]:
     """The files that names and patterns mean, relative to ``base``; those of a pattern sorted.
+    A URI of a place that pyarrow.fs opens may have a pattern in its last part.
 
     Raises:
         DataError: a pattern that matches nothing, or a file of no known kind.
     """
-    files: list[Path] = []
+    files: list[AnyPath] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if "://" in pattern:
+            files += _elsewhere(pattern)
+            continue
         file = base / pattern
         if file.exists() or not glob.has_magic(pattern):
             files.append(file)
@@ -57,11 +63,25 @@ def resolve(base: Path, patterns: str | Sequence[str]) -> list[Path]:
     if len(files) > _FILES:
         message = f"{len(files)} files are more than {_FILES}"
         raise DataError(message, where=str(base), remedy="join some")
-    for file in files:
-        if file.suffix not in _PARQUET and not _is_text(file):
+    for path in files:
+        if path.suffix not in _PARQUET and not _is_text(path):
             message = f"tables end in {', '.join(_TEXT)} (or with .gz) or {', '.join(_PARQUET)}"
-            raise DataError(message, where=str(file), remedy="rename the file, or convert it")
+            archive = ".tar" in path.name or path.suffix in (".tgz", ".zip")
+            remedy = "unpack it" if archive else "rename the file, or convert it"
+            raise DataError(message, where=str(path), remedy=remedy)
     return files
+
+
+def _elsewhere(pattern: str) -> list[AnyPath]:
+    """The files that a URI means, whose last part may be a pattern."""
+    place = RemotePath.of(Uri(pattern), "files")
+    if not glob.has_magic(place.name):
+        return [place]
+    matches = place.parent.glob(place.name)
+    if not matches:
+        remedy = "correct files: only the last part of a URI may be a pattern"
+        raise DataError("no file matches this", where=str(place), remedy=remedy)
+    return [*matches]
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,7 @@ class Reader:
 
     def __init__(
         self,
-        files: Sequence[Path],
+        files: Sequence[AnyPath],
         columns: Sequence[str],
         delimiter: str | None = None,
         header: Sequence[str] | None = None,
@@ -113,7 +133,7 @@ class Reader:
         self.columns = list(dict.fromkeys(columns))
         self._delimiter = delimiter
         self._header = header
-        self._starts: list[int] = []  # number of the first row of each file that was opened
+        self.starts: list[int] = []  # number of the first row of each file that was opened
         self.num = 0
 
     def chunks(self, rows: Callable[[], int] = lambda: ROWS) -> Iterator[Chunk]:
@@ -129,7 +149,7 @@ class Reader:
         is_csv = False
         for file in self.files:
             check_file(file)
-            self._starts.append(self.num + sum(batch.num_rows for batch in held))
+            self.starts.append(self.num + sum(batch.num_rows for batch in held))
             for batch in self._text(file) if _is_text(file) else self._parquet(file):
                 if not batch.num_rows:
                     continue
@@ -156,8 +176,8 @@ class Reader:
 
     def place(self, row: int) -> str:
         """``users.csv, row 3 (line 4)``; rows of a file count from 1."""
-        at = bisect.bisect_right(self._starts, row) - 1
-        file, number = self.files[at], row - self._starts[at] + 1
+        at = bisect.bisect_right(self.starts, row) - 1
+        file, number = self.files[at], row - self.starts[at] + 1
         if not _is_text(file):
             return f"{file}, row {number}"
         try:
@@ -178,9 +198,22 @@ class Reader:
             for file in self.files
         )
 
+    def rows_about(self) -> int:
+        """About how many rows there are, by the starts of text files and the headers of Parquet."""
+        total = 0
+        for file in self.files:
+            if _is_text(file):
+                rows, times = self._sample(file)
+                total += int(max(len(rows) - (self._header is None), 0) * times)
+            else:
+                check_file(file)
+                with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
+                    total += opened.metadata.num_rows
+        return total
+
     # --- CSV
 
-    def _text(self, file: Path) -> Iterator[pa.RecordBatch]:
+    def _text(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
         separator = self._separator(file)
         names = self._header or self._names(file)
         self._check_columns(file, list(names))
@@ -211,19 +244,19 @@ class Reader:
         if counted.quotes % 2 and not self._header:
             self._explain(file, len(names))
 
-    def _separator(self, file: Path) -> str:
+    def _separator(self, file: AnyPath) -> str:
         if self._delimiter is not None:
             return self._delimiter
         return "," if file.name.removesuffix(".gz").endswith(".csv") else "\t"
 
-    def _start(self, file: Path) -> tuple[Iterator[list[str]], int]:
+    def _start(self, file: AnyPath) -> tuple[Iterator[list[str]], int]:
         """The rows in the first megabyte of a file, as text, and of how many bytes they are."""
         with unpacked(file) as stream:
             start = stream.read(_LONGEST)
         text = io.StringIO(start.decode("utf-8-sig", "replace"), newline="")
         return csv.reader(text, delimiter=self._separator(file)), len(start)
 
-    def _names(self, file: Path) -> list[str]:
+    def _names(self, file: AnyPath) -> list[str]:
         """The names of the columns. Raises DataError where there is no line with them."""
         try:
             names = next((row for row in self._start(file)[0] if row), [])
@@ -233,19 +266,25 @@ class Reader:
             raise _wrong_text(str(file), "there is no line with the names of the columns")
         return names
 
-    def _text_bytes(self, file: Path) -> int:
+    def _sample(self, file: AnyPath) -> tuple[list[list[str]], float]:
+        """The first rows of a file, and how many times that the whole file is."""
         total = unpacked_size(file)
         try:
             start, sample = self._start(file)
-            rows = list(start)
+            return list(start), total / sample if sample else 0.0
         except (csv.Error, *UNPACKING_ERRORS):  # reported when all of it is read
-            return total
-        names = list(self._header or (rows[0] if rows else []))
+            return [], 0.0
+
+    def _text_bytes(self, file: AnyPath) -> int:
+        rows, times = self._sample(file)
+        if not rows:
+            return unpacked_size(file)
+        names = list(self._header or rows[0])
         read = [at for at, name in enumerate(names) if name in self.columns]
         held = sum(max(len(row[at]), _VALUE) for row in rows for at in read if at < len(row))
-        return total * held // sample if sample else total
+        return int(held * times)
 
-    def _lines(self, file: Path) -> Iterator[tuple[int, list[str], int]]:
+    def _lines(self, file: AnyPath) -> Iterator[tuple[int, list[str], int]]:
         """Number, values and last line of each row that is not empty, read by Python's own
         reader: slow, and only used to say where something is wrong. Row 0 has the names. Bytes
         that are not UTF-8 are lone surrogates."""
@@ -263,7 +302,7 @@ class Reader:
                     yield number, row, rows.line_num
                     number += 1
 
-    def _explain(self, file: Path, columns: int) -> None:
+    def _explain(self, file: AnyPath, columns: int) -> None:
         """Find the first thing that is wrong with a file on which pyarrow gave up, or which ends
         within quotes; returns if there is none.
 
@@ -298,19 +337,22 @@ class Reader:
 
     # --- Parquet
 
-    def _parquet_bytes(self, file: Path) -> int:
+    def _parquet_bytes(self, file: AnyPath) -> int:
         check_file(file)
         values = 0
-        with _reported(file), pq.ParquetFile(file) as opened:
-            facts = opened.metadata
+        with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
+            facts, fields = opened.metadata, opened.schema_arrow
+            kinds = {f.name: getattr(f.type, "value_type", f.type) for f in fields}
             for group in map(facts.row_group, range(facts.num_row_groups)):
                 for column in map(group.column, range(group.num_columns)):
-                    if column.path_in_schema.split(".")[0] in self.columns:
-                        values += column.num_values
-        return values * _VALUE
+                    name = column.path_in_schema.split(".")[0]
+                    if name in self.columns:
+                        is_half = pa.types.is_float16(kinds[name])
+                        values += column.num_values * (_VALUE // 2 if is_half else _VALUE)
+        return values
 
-    def _parquet(self, file: Path) -> Iterator[pa.RecordBatch]:
-        with _reported(file), pq.ParquetFile(file) as opened:
+    def _parquet(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
+        with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
             self._check_columns(file, opened.schema_arrow.names)
             facts = opened.metadata
             groups = (facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
@@ -324,7 +366,7 @@ class Reader:
                     array.validate(full=True)  # lengths, and that text is UTF-8
                 yield pa.RecordBatch.from_pydict(columns)
 
-    def _check_columns(self, file: Path, names: list[str]) -> None:
+    def _check_columns(self, file: AnyPath, names: list[str]) -> None:
         for column in self.columns:
             if column not in names:
                 listed = ", ".join(map(repr, names[:20]))[:300] or "none"
@@ -364,17 +406,22 @@ class _QuoteCounter(io.RawIOBase):
         return content
 
 
-def unpacked(file: Path) -> BinaryIO:
+def unpacked(file: AnyPath) -> BinaryIO:
     """The text of a file, which may be compressed."""
-    return cast(BinaryIO, gzip.open(file) if file.suffix == ".gz" else file.open("rb"))
+    stream = file.open("rb")
+    return cast(BinaryIO, gzip.GzipFile(fileobj=stream) if file.suffix == ".gz" else stream)
 
 
-def _is_text(file: Path) -> bool:
+def _seekable(file: AnyPath) -> Any:
+    return file.open_anywhere() if isinstance(file, RemotePath) else file
+
+
+def _is_text(file: AnyPath) -> bool:
     return file.name.removesuffix(".gz").endswith(_TEXT)
 
 
 @contextmanager
-def _reported(file: Path) -> Iterator[None]:
+def _reported(file: AnyPath) -> Iterator[None]:
     """Turns pyarrow's errors into ours."""
     try:
         yield
@@ -389,7 +436,7 @@ def _wrong_text(place: str, message: str) -> DataError:
     return DataError(message, where=place, remedy=remedy)
 
 
-def _damaged(file: Path, error: Any) -> DataError:
+def _damaged(file: AnyPath, error: Any) -> DataError:
     kind = "Parquet" if file.suffix in _PARQUET else "CSV"
     return DataError(
         f"not a whole {kind} file: {' '.join(str(error).split())[:200]}",

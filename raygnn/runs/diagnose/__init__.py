@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
     them its config.yaml.
 
     Args:
-        run: its path, or its name within ``storage``.
+        run: its path or URI, or its name within ``storage``.
 
     Raises:
         InputError: there is no such run, and nothing that looks like what is left of one.
@@ -25,4 +26,5 @@ def diagnose(run: str | Path, storage: str = "runs") -> Diagnosis:
     from raygnn.runs.diagnose.judge import judge
     from raygnn.runs.run import open_remains
 
-    return judge(read(open_remains(run, storage).path))
+    there = open_remains(run, storage)
+    return judge(replace(read(there.files), run=there.shown))

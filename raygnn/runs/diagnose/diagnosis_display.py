@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from raygnn.runs.diagnose.judge import Diagnosis
 from raygnn.runs.diagnose.rank_reports import RankReport
 from raygnn.runs.display import Display
 
 _COLUMNS = ("rank", "host", "state", "phase", "epoch", "step", "training thread", "prefetch thread")
-_NARROW = 60  # columns of characters that a table needs
 _RANKS = 64  # that are shown, those first that did not just wait
 
 
@@ -28,15 +25,14 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
     display.header(rows)
     for line in cause.evidence:
         display.note(f"evidence: {line}")
-    if diagnosis.ranks and cause.kind != "none":
+    if diagnosis.ranks and cause.kind not in ("none", "interrupted"):
         title = f"ranks in start {diagnosis.attempt}"
         shown = sorted(diagnosis.ranks, key=lambda r: (r.state in ("waiting", "running"), r.rank))
         if len(shown) > _RANKS:
             title += f", {_RANKS} of {len(shown)}"
-        _table(display, title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
+        display.table(title, _COLUMNS, [_row(rank) for rank in shown[:_RANKS]])
     if (found := diagnosis.first_difference) is not None:
-        _table(
-            display,
+        display.table(
             f"the first collective that differs: {found['seq']} of group {found['group']}, "
             f"{found['kind']}",
             ("rank", "collective", "dtypes", "sizes", "called at"),
@@ -50,23 +46,6 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
         display.note(f"earlier: {item['time']} rank {item['rank']}: {item['what']}")
     for note in diagnosis.notes:
         display.note(f"note: {note}")
-
-
-def _table(
-    display: Display, title: str, columns: Sequence[str], rows: Sequence[tuple[object, ...]]
-) -> None:
-    """A table; where it would be folded to a few letters a line, a block of lines for each row."""
-    if display.console.width >= _NARROW:
-        display.table(title, columns, rows)
-        return
-    display.note(title)
-    for row in rows:
-        display.note("")
-        for name, value in zip(columns, row):
-            if value not in (None, ""):
-                indent = "  " if name != columns[0] else ""
-                display.note(f"{indent}{name}: {value}")
-    display.note("")
 
 
 def _row(rank: RankReport) -> tuple[object, ...]:

@@ -60,13 +60,17 @@ def judge(evidence: Evidence) -> Diagnosis:
     difference = first_difference({t.rank: collectives(t.box) for t in evidence.ranks if t.box})
     ranks = [report(traces, evidence) for traces in evidence.ranks]
     cause = _Judge(evidence, ranks, difference).cause()
+    # ranks that are ended do not come to the same collective
+    ended = difference is not None and difference["kind"] == "missing"
+    if cause.kind in ("none", "running") or (cause.kind == "interrupted" and ended):
+        difference = None
     return Diagnosis(
         run=evidence.run,
         status=evidence.status,
         attempt=evidence.attempt,
         cause=replace(cause, remedy=cause.remedy or causes.REMEDIES[cause.kind]),
         ranks=ranks,
-        first_difference=None if cause.kind in ("none", "running") else difference,
+        first_difference=difference,
         earlier=[dict(item) for item in evidence.earlier],
         notes=list(evidence.notes),
     )
@@ -114,9 +118,7 @@ class _Judge:
         if status == "done":
             return Cause("none", "nothing to diagnose: the run is done", evidence=lines)
         if status == "interrupted":
-            lines += [
-                f"rank {r.rank} was at {r.training}" for r in self.ranks.values() if r.training
-            ]
+            lines += self._of_interrupted()
             what = "the run was interrupted (Ctrl-C or SIGTERM)"
             return Cause("interrupted", what, evidence=lines)
         if status not in ("running", "killed"):
@@ -448,6 +450,16 @@ class _Judge:
         return str(most["remedy"])
 
     # lines of evidence, each with the file that it comes from
+
+    def _of_interrupted(self) -> list[str]:
+        """Where the ranks were, without those that only met the end of another."""
+        own, lines = self.evidence.own, []
+        for rank in self.ranks.values():
+            failure = self.traces[rank.rank].failure
+            if rank.training and not (failure and causes.is_consequence(failure, own)):
+                verb = "" if rank.training.startswith("raised at ") else "was at "
+                lines.append(f"rank {rank.rank} {verb}{rank.training}")
+        return lines
 
     def _of_error(self) -> list[str]:
         return [f"summary.json: {_short(self.evidence.error)}"] if self.evidence.error else []

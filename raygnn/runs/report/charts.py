@@ -435,15 +435,15 @@ def curve(name: str, points: Sequence[Point], color: str, **more: Any) -> Trace:
     }
 
 
-def thin(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """At most ``most`` of the points: of each stretch the lowest and the highest, and the first
+def thin(points: Sequence[Point]) -> list[Point]:
+    """A bounded number of the points: of each stretch the lowest and the highest, and the first
     and the last of all, so that no spike is lost. A NaN stays where a whole stretch has nothing
     else, as a gap.
     """
-    if len(points) <= most:
+    if len(points) <= _MOST_POINTS:
         return list(points)
     inner = points[1:-1]
-    stretches = min(len(inner), max(1, (most - 2) // 2))
+    stretches = min(len(inner), (_MOST_POINTS - 2) // 2)
     kept = [points[0]]
     for index in range(stretches):
         stretch = inner[index * len(inner) // stretches : (index + 1) * len(inner) // stretches]

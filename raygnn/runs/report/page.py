@@ -88,7 +88,7 @@ def html(source: Source) -> str:
     drawn = [*training, *steps, *used, *([balance] if balance else [])]
     return environment.get_template("page.html").render(
         name=source.path.name,
-        path=str(source.path),
+        path=source.shown,
         faults=source.faults,
         tiles=sections.tiles(source),
         started=sections.when(source.summary.get("started")),

@@ -164,20 +164,8 @@ def hosts(source: Source) -> list[str]:
 
 def part_counts(source: Source) -> list[dict[str, float]]:
     """A row for each part of the graph, counts over all types; NaN where one is unknown."""
-    rows = []
-    for part in map(mapping, listed(source.partition.get("parts"))):
-        splits = [mapping(counts) for counts in mapping(part.get("splits")).values()]
-        rows.append(
-            {
-                "nodes": sum(map(_count, mapping(part.get("nodes")).values())),
-                "edges": sum(map(_count, mapping(part.get("edges")).values())),
-                "training_nodes": sum(_count(counts.get("train", 0)) for counts in splits),
-                "halo": _count(part.get("halo")),
-                "cut": _count(part.get("cut")),
-                "bytes": _count(part.get("bytes")),
-            }
-        )
-    return rows
+    parts = map(mapping, listed(source.partition.get("parts")))
+    return [{key: _count(part.get(key)) for key in (*PART_COUNTS, "bytes")} for part in parts]
 
 
 def part_table(parts: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raygnn.config.places import Uri
 from raygnn.errors import DataError
 from raygnn.runs.metrics_files import RANKS, Record, last_lines, number, parse
 from raygnn.runs.run_directory import (
@@ -55,6 +56,12 @@ class Source:
     ranks: list[Record]
     events: list[dict[str, Any]]
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> str:
+        """What the run is called by: where it lies, or is kept."""
+        storage = str(self.config.get("storage"))
+        return str(self.path) if "://" not in storage else (Uri(storage) / self.path.name).shared
 
     @classmethod
     def read(cls, path: Path) -> Source:

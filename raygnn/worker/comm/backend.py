@@ -62,7 +62,14 @@ class _CommBackend(compat.TorchBackend):
         plan, logs = backend_config.plan, backend_config.logs
         worker_group.execute(_apply, plan)
         super().on_start(worker_group, backend_config)
-        workers = dict(worker_group.execute(_verify, plan, logs))  # by rank
+        started = worker_group.execute(_describe)
+        if logs is not None:  # here, where the command sees them
+            logs.mkdir(parents=True, exist_ok=True)
+            for record in started:
+                with open(logs / f"comm-rank-{record['rank']}.jsonl", "a") as file:
+                    file.write(json.dumps(record) + "\n")
+        worker_group.execute(_verify, plan)
+        workers = {record["rank"]: Worker(record["host"], record["node"]) for record in started}
         if backend_config.control is not None:
             backend_config.control.begin([workers[rank] for rank in sorted(workers)])
 
@@ -89,27 +96,36 @@ def _apply(plan: CommPlan) -> None:
 _given: dict[str, str] = {}  # in a worker: what _apply set, to be compared with what is in force
 
 
-def _verify(plan: CommPlan, logs: Path | None) -> tuple[int, Worker]:
-    """Compare the process group, and the variables it was made with, with the plan; returns the
-    rank, and where it runs.
+def _in_force() -> dict[str, Any]:
+    """The variables that were set, as they are now, the backend and the timeout."""
+    backend = dist.get_backend()
+    timeout = compat.group_timeout(torch.device("cuda" if backend == "nccl" else "cpu"))
+    variables = {name: os.environ.get(name) for name in _given}
+    return {**variables, "backend": backend, "timeout": timeout}
+
+
+def _describe() -> dict[str, Any]:
+    """The rank, where it runs, and what it was given."""
+    given = {name: _shown(name, value) for name, value in _in_force().items()}
+    return {
+        "rank": dist.get_rank(),
+        "world": dist.get_world_size(),
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "node": ray.get_runtime_context().get_node_id(),
+        "given": given,
+    }
+
+
+def _verify(plan: CommPlan) -> None:
+    """Compare the process group, and the variables it was made with, with the plan.
 
     Raises:
         TrainingError: naming what is not as planned.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
-    host, node = socket.gethostname(), ray.get_runtime_context().get_node_id()
-    device = torch.device("cuda" if plan.backend == "nccl" else "cpu")
-    timeout = compat.group_timeout(device)
-    found: dict[str, Any] = {name: os.environ.get(name) for name in _given}
-    found |= {"backend": dist.get_backend(), "timeout": timeout}
+    rank, host = dist.get_rank(), socket.gethostname()
+    found = _in_force()
     planned = {**_given, "backend": plan.backend, "timeout": plan.timeout}
-    if logs is not None:
-        given = {name: _shown(name, value) for name, value in found.items()}
-        record = {"rank": rank, "world": size, "time": time.time(), "host": host}
-        record |= {"node": node, "given": given}
-        logs.mkdir(parents=True, exist_ok=True)
-        with open(logs / f"comm-rank-{rank}.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
     for name, wanted in planned.items():
         if found[name] != wanted:
             raise TrainingError(
@@ -119,7 +135,6 @@ def _verify(plan: CommPlan, logs: Path | None) -> tuple[int, Worker]:
                 remedy="look for what sets it in that node's start-up or in the model's module",
                 rank=rank,
             )
-    return rank, Worker(host, node)
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -14,6 +14,7 @@ from raygnn import compat
 from raygnn.config.schema import Config
 from raygnn.models.norm import BatchNorm
 from raygnn.sampling.exchange import Exchange, FailureBroadcast, World
+from raygnn.sampling.host_memory import Host
 from raygnn.tasks.lightning_modules import Task
 
 
@@ -35,6 +36,7 @@ class Ranks:
         """Make the groups. Collective."""
         ranks = cls(config, world, device)
         assert ranks.data is not ranks.control
+        assert world.rank in ranks.host.ranks
         if config.model.embedding is not None or getattr(config.model, "norm", None) == "batch":
             assert ranks.step is not ranks.control
         return ranks
@@ -42,7 +44,7 @@ class Ranks:
     def for_config(self, config: Config) -> Ranks:
         """The same groups for another configuration."""
         other = Ranks(config, self.world, self.device)
-        made = ("data", "control", "step", "compared_group")
+        made = ("data", "control", "step", "host", "compared_group")
         other.__dict__.update({n: self.__dict__[n] for n in made if n in self.__dict__})
         return other
 
@@ -67,6 +69,12 @@ class Ranks:
         """The collectives within a step but those of gradients: learned rows and their gradients,
         the moments of batch normalisation. Of the thread that trains alone."""
         return self._exchange()
+
+    @cached_property
+    def host(self) -> Host:
+        """The ranks that share this one's memory, over `control`. Collective when it is first
+        needed."""
+        return Host.of(self.control)
 
     @property
     def sent_bytes(self) -> int:

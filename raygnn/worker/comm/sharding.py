@@ -17,9 +17,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
-from raygnn.errors import CapabilityError, GuardError, TrainingError
+from raygnn.errors import GuardError, TrainingError
 from raygnn.models.network import Stack
-from raygnn.preflight.job_checks import OLDEST_ON_CPU, OLDEST_ON_GPU
 from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.comm.process_groups import Ranks
 
@@ -29,9 +28,6 @@ class Sharding:
 
     Attributes:
         full: whether parameters and gradients are, too.
-
-    Raises:
-        CapabilityError: torch is too old for it.
     """
 
     def __init__(self, ranks: Ranks):
@@ -40,8 +36,6 @@ class Sharding:
         self.full = kind == "full"
         self._optimizer = kind == "optimizer"
         self._twin: Twin | None = None
-        if self.full:
-            check_supported(ranks.device)
 
     def prepare(self, task: Task) -> None:
         """Before training begins.
@@ -250,25 +244,6 @@ def units(model: nn.Module) -> list[nn.Module]:
     Of a user's own class nobody knows which modules read others' parameters: it is one unit.
     """
     return [*model.layers, model] if isinstance(model, Stack) else [model]
-
-
-def check_supported(device: torch.device) -> None:
-    """See that torch is new enough.
-
-    Raises:
-        CapabilityError: it is not.
-    """
-    import torch.distributed.fsdp as fsdp
-
-    module = getattr(fsdp, "FSDPModule", None)
-    if hasattr(module, "set_force_sum_reduction_for_comms") or (module and device.type != "cpu"):
-        return
-    oldest = OLDEST_ON_CPU if device.type == "cpu" else OLDEST_ON_GPU
-    raise CapabilityError(
-        f"full needs torch >= {oldest} on a {device.type}, and there is {torch.__version__}",
-        where="comm.shard",
-        remedy="install a newer torch, or set comm.shard to optimizer",
-    )
 
 
 def check_shardable(model: nn.Module, shard: str) -> None:

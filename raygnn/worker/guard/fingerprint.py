@@ -98,7 +98,7 @@ def batch(share: Share) -> Section:
     How many rows it has is each rank's own affair, also if there are none.
     """
     section = {}
-    for path, tensor in _tensors(share):
+    for path, tensor in tensors(share):
         rows = _ROWS.get(_PART.sub("", path), 0)
         section[f"batch {path}"] = _text(
             {
@@ -125,7 +125,7 @@ def position(world: int, step: int, share: Share | None = None) -> Section:
     return section
 
 
-def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor in a nesting of dataclasses, dicts, lists and tuples, with its key path."""
     if isinstance(value, Tensor):
         yield path, value
@@ -139,7 +139,7 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         pairs = iter(enumerate(value))
     for key, inner in pairs:
         name = ":".join(map(str, key)) if isinstance(key, tuple) else str(key)
-        yield from _tensors(inner, f"{path}/{name}" if path else name)
+        yield from tensors(inner, f"{path}/{name}" if path else name)
 
 
 def _plain(value: Any) -> Any:

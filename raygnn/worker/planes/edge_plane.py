@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction
+from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction, NegativesConfig
 from raygnn.graph.data import EdgeTarget, EdgeType, etype_str
-from raygnn.graph.staging.shard import NUMBER, SPLIT
+from raygnn.graph.staging.shard import NUMBER, SPLIT, EdgeReads
 from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel
 from raygnn.models.registry import build_edge_model
-from raygnn.sampling.features import FEATURES, FeatureStore, with_room
+from raygnn.sampling.exchange import ask_owners
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.negatives import ENDS, End, make_negatives
-from raygnn.sampling.seeds import Edges, EdgeSeeds, TaskSeeds, in_order, known
+from raygnn.sampling.negatives import ENDS, End, Negatives, make_negatives
+from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order, known
+from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import EdgeTask, LinkTask, Task
 from raygnn.tasks.losses import make_link_loss, make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import build, map_shard
+from raygnn.worker.planes.plane import PRECISIONS, build, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,
     Embedded,
+    chosen_nodes,
     chunk_rows,
     embedded_nodes,
     pick_ntype,
 )
-from raygnn.worker.planes.vocabulary import count_relations
-
-_ORIGINAL = "original"
+from raygnn.worker.planes.seed_times import times_of
+from raygnn.worker.planes.timed_edges import TimedEdges
+from raygnn.worker.planes.vocabulary import count_numbers
 
 
 class EdgePlane(PartitionPlane):
@@ -70,24 +71,34 @@ class EdgePlane(PartitionPlane):
     def edges(self) -> Edges:
         """All edges of the type. Collective."""
         target, task = self.target, self.config.task
-        arrays = [target.relation, None if task.of_links else task.target]
-        names = [name for name in arrays if name is not None]
-        shard = map_shard(self.job, self.ranks, names, replicated=False, split=target.split)
-        return Edges(shard, self.control, self.etype)
+        read = self.config.model.decoder_feature_names
+        arrays = [target.relation, None if task.of_links else task.target, self.time]
+        shard = map_shard(
+            self.job,
+            self.ranks,
+            reads=EdgeReads(read, PRECISIONS[self.config.precision].dtype),
+            edge_arrays=[name for name in arrays if name is not None],
+            replicated=False,
+            split=target.split,
+        )
+        edges = Edges(shard, self.control, self.etype)
+        if self.time is not None:
+            stored = edges.column(self.time) if self.time in edges else None
+            times_of(stored, f"edge type {self.of!r}", self.time)
+        return edges
+
+    @property
+    def _width(self) -> int:
+        """Of what the decoder reads of the edges themselves."""
+        read = self.config.model.decoder_feature_names
+        return self.edges.column(JOINED).shape[1] if read else 0
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the own edges: classes, int64 ``[own]``, or numbers, float32 ``[own, …]``; -1 and NaN
-        where the data have none and are only asked about."""
-        task, request, own = self.config.task, self.job.request, len(self.edges.src)
-        if task.target not in self.edges:
-            assert not self.config.trains
-            if task.classifies:
-                return torch.full((own,), -1)
-            width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
-            return torch.full((own, width), float("nan"))
-        stored = torch.from_numpy(np.array(self.edges.column(task.target)))
-        return stored.long().flatten() if task.classifies else stored.float()
+        """Of the own edges: see `labels_of`."""
+        name, edges = self.config.task.target, self.edges
+        stored = torch.from_numpy(np.array(edges.column(name))) if name in edges else None
+        return self.labels_of(stored, len(edges.src))
 
     @cached_property
     def relations(self) -> int:
@@ -95,7 +106,7 @@ class EdgePlane(PartitionPlane):
         name = self.target.relation
         if name is None:
             return 1
-        count = count_relations(self.etype, name, self.edges.column(name), self.control)
+        count = count_numbers(self.etype, name, self.edges.column(name), self.control)
         return self.settle("relations of the edges to predict", count)
 
     def task(self) -> EdgeTask:
@@ -105,7 +116,10 @@ class EdgePlane(PartitionPlane):
         schema, kind = self.schema(first, config.model.hidden, tuple(others)), self.decoder
         out, relations = None if config.task.of_links else self.out_features, self.relations
         model = build(
-            config, lambda: build_edge_model(config.model, schema, etype, kind, relations, out)
+            config,
+            lambda: build_edge_model(
+                config.model, schema, etype, kind, relations, out, self._width
+            ),
         )
         return self._finish(self.task_of(model))
 
@@ -144,7 +158,9 @@ class EdgePlane(PartitionPlane):
     def head(self, width: int) -> EdgeHead:
         """See `MultitaskModel`."""
         model, links = self.config.model, self.config.task.of_links
-        decoder = make_decoder(model, self.decoder, width, self.relations, self.out_features)
+        decoder = make_decoder(
+            model, self.decoder, width, self.relations, self.out_features, self._width
+        )
         return EdgeHead(self.etype, decoder, links=links)
 
     def batches(self, task: Task) -> BatchMaker:
@@ -162,48 +178,93 @@ class EdgePlane(PartitionPlane):
         negatives = None
         if isinstance(config, LinkPrediction):
             seed = self.config.train.seed
+            number = None if self.time is None else config.negatives.each
             negatives = make_negatives(
-                config.negatives, self.shard, self.control, self._ntypes, seed, ends
+                config.negatives, self.shard, self.control, self._ntypes, seed, ends, number
             )
-        seeds = EdgeSeeds(
-            edges.over(self.ranks.data),
-            in_order(edges, own),
-            exclude=None if config.exclude == "none" else config.exclude,
+        positions = in_order(edges, own)
+        seeds = self._seeds(edges.over(self.ranks.data), positions, negatives)
+        return self.assigned(seeds), self._ends(own), 2 * self.batch_share
+
+    @cached_property
+    def _timed(self) -> TimedEdges:
+        """What runs the model over edges at their times."""
+        config, edges = self.config, self.edges
+
+        def drawn(kind: NegativesConfig, seed: int, number: int) -> Negatives:
+            return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
+
+        return TimedEdges(
+            config,
+            edges,
+            self.inference,
+            self.ranks.device,
+            lambda positions, negatives: self._seeds(edges, positions, negatives),
+            drawn,
+        )
+
+    def _seeds(self, edges: Edges, positions: np.ndarray, negatives: Negatives | None) -> EdgeSeeds:
+        config = self.config.task
+        assert isinstance(config, EdgeTaskConfig)
+        # what is before an edge is neither it nor its reverse
+        exclude = None if config.exclude == "none" or self.config.ordered else config.exclude
+        return EdgeSeeds(
+            edges,
+            positions,
+            exclude=exclude,
             reverse=self.target.split.reverse,
-            target=None if config.of_links else config.target,
+            target=None if config.of_links or config.target not in edges else config.target,
             relation=self.target.relation,
             negatives=negatives,
+            time=self.time,
         )
-        nodes: dict[str, np.ndarray] = {}
-        for end, ntype in self._ntypes.items():
-            nodes[ntype] = np.union1d(nodes.get(ntype, ends[end][:0]), ends[end])
-        return self.assigned(seeds), nodes, 2 * self.batch_share
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
         model, own = task.model, self._chosen(split)
         assert isinstance(model, EdgeModel)
-        rows = self._rows(model)
+        if self.time is not None:
+            links = self.config.task.of_links
+            labels = None if links else self.labels[torch.from_numpy(own)]
+            return self._timed.metrics(model, own, labels)
+        nodes = self.read(split)
+        rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
         if self.config.task.of_links:
             decoder = copy.deepcopy(model.decoder).float().eval()
-            sources = self._sources({FEATURES: rows["source"]})
             return self._ranking.metrics(
                 decoder,
                 own,
-                lambda some: sources(some)[FEATURES],
-                rows,
+                lambda some: self._sources(rows, some),
+                {end: rows[t].of(nodes[t]) for end, t in self._ntypes.items()},
                 self.ranks.device,
             )
-        outputs, _ = self._outputs(model, rows, own)
+        outputs = self._outputs(model, rows, own)
         return measure(outputs, self.labels[torch.from_numpy(own)], self.config.task, self.control)
+
+    def read(self, split: str) -> dict[str, np.ndarray]:
+        """Node type → global ids of the nodes whose rows an evaluation reads: of links all owned
+        ones, which are ranked, else the ends of the split's edges."""
+        if not self.config.task.of_links:
+            return self._ends(self._chosen(split))
+        shard = self.shard
+        return {t: shard.first(t) + np.arange(shard.owned(t)) for t in self.ntypes}
+
+    def _ends(self, own: np.ndarray) -> dict[str, np.ndarray]:
+        """Node type → global ids of the ends of own edges, each once."""
+        nodes: dict[str, np.ndarray] = {}
+        for ids, ntype in zip((self.edges.src[own], self.edges.dst[own]), self._ntypes.values()):
+            nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
+        return nodes
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the rows of nodes that the decoder is given."""
         model = task.model
         assert isinstance(model, EdgeModel)
         ntype = pick_ntype(request.ntype, self.ntypes)
-        rows = self.inference.represent(model.encoder, [ntype])[ntype]
-        yield from embedded_nodes(self.job, request, self.shard, rows, ntype)
+        chosen = chosen_nodes(self.job, request, self.shard, ntype)
+        ids = chosen + self.shard.first(ntype)
+        rows = self.inference.represent(model.encoder, {ntype: ids})[ntype].of(ids)
+        yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def predict(self, task: Task, request: Request) -> Iterator[EdgePredictions]:
         """See `Plane`."""
@@ -214,7 +275,12 @@ class EdgePlane(PartitionPlane):
         if not self.control.max(len(own)):
             return
         own = own[np.argsort(edges.column(NUMBER)[own])]
-        outputs, sources = self._outputs(model, self._rows(model), own)
+        if self.time is None:
+            rows = self.inference.represent(model.encoder, self._ends(own))
+            outputs = self._outputs(model, rows, own)
+        else:
+            outputs = self._timed.outputs(model, own)
+        sources = self._numbers_of_sources(own)
         size = chunk_rows(outputs.shape[1])
         first = self.shard.first(self.etype[2])
         for start in range(0, len(own), size):
@@ -260,49 +326,48 @@ class EdgePlane(PartitionPlane):
             return own
         return own[known(self.labels[torch.from_numpy(own)]).numpy()]
 
-    def _rows(self, model: EdgeModel) -> dict[str, Tensor]:
-        """End → outputs for the owned nodes of its type, float32 ``[owned, D]``. Collective."""
-        ntypes = self._ntypes
-        found = self.inference.represent(model.encoder, self.ntypes)
-        return {end: found[ntype] for end, ntype in ntypes.items()}
+    def _sources(self, rows: Mapping[str, NodeRows], some: np.ndarray) -> Tensor:
+        """Rows of the sources of own edges, by their places, ``[n, D]``. Collective."""
+        ntype = self.etype[0]
+        return self._of_sources(some, rows[ntype].of)
 
-    def _sources(self, columns: Mapping[str, Tensor]) -> Any:
-        """What gives rows of the sources of own edges, by their places. Collective.
+    def _numbers_of_sources(self, some: np.ndarray) -> Tensor:
+        """The user's numbers of the sources of own edges, int64 ``[n]``. Collective."""
+        first, original = self.shard.first(self.etype[0]), self.shard.original[self.etype[0]]
+        return self._of_sources(
+            some, lambda own: torch.from_numpy(original[own - first].astype(np.int64))
+        )
+
+    def _of_sources(self, some: np.ndarray, rows_of: Callable[[np.ndarray], Tensor]) -> Tensor:
+        """What their owners know of the sources of own edges. Collective."""
+        ids, place = np.unique(self.edges.src[some], return_inverse=True)
+        bounds = self.shard.bounds[self.etype[0]]
+        (rows,) = ask_owners(ids, bounds, self.control, lambda own: [rows_of(own)])
+        return rows[torch.from_numpy(place)]
+
+    def _outputs(self, model: EdgeModel, rows: Mapping[str, NodeRows], own: np.ndarray) -> Tensor:
+        """Outputs of own edges, float32 ``[n, out_features]``. Collective.
 
         Args:
-            columns: name → of the owned nodes of the source type, ``[owned, …]``.
+            rows: node type → of the edges' ends.
         """
-        ntype, shard = self.etype[0], self.shard
-        table = {n: with_room(c, shard.num_nodes(ntype)) for n, c in columns.items()}
-        bounds = {ntype: shard.bounds[ntype]}
-        store = FeatureStore(bounds, self.control, {ntype: table})
-        return lambda some: store.gather({ntype: self.edges.src[some]})[ntype]
-
-    def _outputs(
-        self, model: EdgeModel, rows: Mapping[str, Tensor], own: np.ndarray
-    ) -> tuple[Tensor, Tensor]:
-        """Outputs of own edges, float32 ``[n, out_features]``, and the user's numbers of their
-        sources, int64 ``[n]``. Collective."""
         edges, device, target = self.edges, self.ranks.device, self.target
         decoder: Decoder = copy.deepcopy(model.decoder).float().eval()
-        numbers = torch.from_numpy(self.shard.original[self.etype[0]].astype(np.int64))
-        sources = self._sources({FEATURES: rows["source"], _ORIGINAL: numbers})
-        first = self.shard.first(self.etype[2])
-        size = chunk_rows(rows["target"].shape[1])
-        outputs, originals = [], []
+        size = chunk_rows(rows[self.etype[2]].rows.shape[1])
+        outputs = []
         for number in range(-(-self.control.max(len(own)) // size)):
             some = own[number * size : (number + 1) * size]
-            found = sources(some)
+            sources = self._sources(rows, some)
             relation = None
             if target.relation is not None:
                 given = edges.column(target.relation)[some].astype(np.int64)
                 relation = torch.from_numpy(given).to(device)
-            ends = rows["target"][torch.from_numpy(edges.dst[some] - first)]
+            ends = rows[self.etype[2]].of(edges.dst[some])
+            features = edges.column(JOINED)[some].float().to(device) if self._width else None
             with torch.no_grad():
-                out = decoder(found[FEATURES].to(device), ends.to(device), relation)
+                out = decoder(sources.to(device), ends.to(device), relation, features)
             outputs.append(out.float().cpu())
-            originals.append(found[_ORIGINAL])
-        return torch.cat(outputs), torch.cat(originals)
+        return torch.cat(outputs)
 
     @cached_property
     def _ranking(self) -> Ranking:

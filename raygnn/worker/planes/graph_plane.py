@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,11 @@ from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples, read_collection
 from raygnn.graph.graph_sample import Sample, Samples
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
-from raygnn.models.registry import build_graph_model
-from raygnn.sampling.batch import GraphBatch
-from raygnn.sampling.collate import GraphBatchMaker, find_pattern, get
-from raygnn.sampling.features import Inputs, choose_inputs
+from raygnn.models.registry import FAMILIES, build_graph_model
+from raygnn.sampling.batch import EdgeType, GraphBatch, etype_str
+from raygnn.sampling.collate import Collate, GraphBatchMaker, arrays_of, find_pattern, get
+from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
+from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import GraphTask, Task
 from raygnn.tasks.losses import make_loss
@@ -30,8 +32,7 @@ from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.model_inputs import make_collate
-from raygnn.worker.planes.plane import Traffic, build, seed_plan
+from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, seed_plan
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,
@@ -50,6 +51,7 @@ class GraphPlane:
     Attributes:
         pattern: the graph that all others must be like.
         inputs: node type → the arrays that the model reads.
+        edge_inputs: edge type → the same of edges, of the types that have any.
     """
 
     job: Job
@@ -57,6 +59,7 @@ class GraphPlane:
     samples: Samples
     pattern: Sample
     inputs: dict[str, Inputs]
+    edge_inputs: dict[EdgeType, Inputs]
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> GraphPlane:
@@ -87,11 +90,16 @@ class GraphPlane:
             t: choose_inputs(pattern.node_data.get(t, {}), model.feature_names, model.categories)
             for t in pattern.num_nodes
         }
+        edge_inputs = choose_edge_inputs(
+            {e: pattern.edge_data.get(e, {}) for e in pattern.edges},
+            model.edge_feature_names,
+            model.edge_category_widths,
+        )
         _check_inputs(config, pattern, inputs)
         counts = ", ".join(f"{len(ids):,} {split}" for split, ids in samples.splits.items())
         seconds = time.perf_counter() - start
         log.info("%d graphs (%s); opened in %.1f s", samples.num, counts, seconds)
-        return cls(job, ranks, samples, pattern, inputs)
+        return cls(job, ranks, samples, pattern, inputs, edge_inputs)
 
     @property
     def config(self) -> Config:
@@ -111,7 +119,9 @@ class GraphPlane:
     @cached_property
     def schema(self) -> GraphSchema:
         """What the model must know. Collective."""
-        arrays, widths = self.pattern.node_data, self.config.model.categories
+        pattern, model = self.pattern, self.config.model
+        arrays, edge_arrays = pattern.node_data, pattern.edge_data
+        widths, edge_widths = model.categories, model.edge_category_widths
         return GraphSchema(
             in_features={t: i.width(arrays.get(t, {})) for t, i in self.inputs.items()},
             etypes=list(self.pattern.edges),
@@ -119,6 +129,14 @@ class GraphPlane:
             categories={
                 t: {n: (self._count(t, n), widths[n]) for n in i.categories}
                 for t, i in self.inputs.items()
+                if i.categories
+            },
+            edge_features={
+                e: i.width(edge_arrays[e]) for e, i in self.edge_inputs.items() if i.plain
+            },
+            edge_categories={
+                e: {n: (self._count(e, n), edge_widths[n]) for n in i.categories}
+                for e, i in self.edge_inputs.items()
                 if i.categories
             },
         )
@@ -140,8 +158,8 @@ class GraphPlane:
         _, outputs, y = self._outputs(task, mine)
         left_out = self._left_out(len(y), len(mine), split)
         if self.job.others is not None:
-            known = y >= 0 if config.task.classifies else ~y.reshape(len(y), -1).isnan().any(1)
-            outputs, y = outputs[known], y[known]
+            are = known(y)
+            outputs, y = outputs[are], y[are]
             if not self.ranks.control.max(len(y)):
                 raise DataError(
                     f"none of these graphs has a target {config.task.target!r}, so there is "
@@ -154,15 +172,8 @@ class GraphPlane:
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`; graphs that are left out have no row."""
-        assert isinstance(task, GraphTask)
-        mine, splits = self._asked(request)
-        size, found = chunk_rows(self.schema.out_features), 0
-        for start in range(0, len(mine), size):
-            there, outputs, y = self._outputs(task, mine[start : start + size])
-            found += len(there)
-            if len(there):
-                yield Predictions(there.numpy(), outputs, y, splits[there.numpy()])
-        self._left_out(found, len(mine), request.split)
+        for rows in self._chunks(task, request, self.schema.out_features):
+            yield Predictions(*rows)
 
     def embed(self, task: Task, request: Request) -> Iterator[Embedded]:
         """See `Plane`: the pooled layers, which the last linear layer is given."""
@@ -173,14 +184,27 @@ class GraphPlane:
                 where="model.kind",
                 remedy="embeddings are of the built-in kinds",
             )
+        width, run = model.readout.in_features, model.represent
+        for numbers, rows, _, splits in self._chunks(task, request, width, run):
+            yield Embedded(numbers, rows, splits)
+
+    def _chunks(
+        self,
+        task: Task,
+        request: Request,
+        width: int,
+        run: Callable[[GraphBatch], Tensor] | None = None,
+    ) -> Iterator[tuple[np.ndarray, Tensor, Tensor, np.ndarray]]:
+        """Numbers, outputs, ``width`` wide, targets and splits of this rank's share of the graphs
+        that are asked for, some at a time. Collective."""
         assert isinstance(task, GraphTask)
         mine, splits = self._asked(request)
-        size, found = chunk_rows(model.readout.in_features), 0
+        size, found = chunk_rows(width), 0
         for start in range(0, len(mine), size):
-            there, rows, _ = self._outputs(task, mine[start : start + size], model.represent)
+            there, outputs, y = self._outputs(task, mine[start : start + size], run)
             found += len(there)
             if len(there):
-                yield Embedded(there.numpy(), rows, splits[there.numpy()])
+                yield there.numpy(), outputs, y, splits[there.numpy()]
         self._left_out(found, len(mine), request.split)
 
     def _asked(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
@@ -258,19 +282,44 @@ class GraphPlane:
             samples=self.samples,
             numbers=train,
             exchange=self.ranks.data,
-            collate=make_collate(
-                config, self.pattern, self.inputs, self.schema, asked=self.job.others is not None
-            ),
+            collate=self._collate(),
             data=read_collection(Path(str(place))).digest if place is not None else "",
             skip=config.guard.on_bad_sample == "skip",
             most_skipped=config.guard.bad_samples,
             note=blackbox.note,
         )
 
+    def _collate(self) -> Collate:
+        """What joins graphs to what the model reads. Collective."""
+        config, schema = self.config, self.schema
+        whole = config.model.kind not in FAMILIES  # a class of the user's reads the graphs' arrays
+        categories: dict[Any, dict[str, tuple[int, int]]]
+        categories = {**schema.categories, **schema.edge_categories}
+        return Collate(
+            pattern=self.pattern,
+            inputs=self.inputs,
+            edge_inputs={} if whole else self.edge_inputs,
+            dtype=PRECISIONS[config.precision].dtype,
+            whole=whole,
+            classes=schema.out_features if config.task.classifies else None,
+            categories={
+                kind: {name: count for name, (count, _) in named.items()}
+                for kind, named in categories.items()
+            },
+            asked=self.job.others is not None,
+            labels=config.task.several_labels,
+        )
+
     def _out_features(self) -> int:
         """Classes, or numbers that a target has. Collective."""
-        y = self.pattern.y
-        if not self.config.task.classifies:
+        y, task = self.pattern.y, self.config.task
+        if task.several_labels and self.job.others is None and self._highest("", "") < 0:
+            raise DataError(
+                f"of no graph a label {task.target!r} is known",
+                where=self._where,
+                remedy="give labels of 0 and 1; -1 and NaN are those that are not known",
+            )
+        if not task.classifies:
             return 1 if y is None else max(1, y.numel())
         known = self.samples.num_classes
         if self.job.others is not None:  # what is too high is refused graph by graph
@@ -278,15 +327,16 @@ class GraphPlane:
         known = self._highest("", "") + 1 if known is None else known
         return self.sizes.settle("classes", max(2, known))
 
-    def _count(self, ntype: str, name: str) -> int:
+    def _count(self, kind: str | EdgeType, name: str) -> int:
         """Categories of an array. Collective."""
-        what = f"categories of {ntype}/{name}"
+        what = f"categories of {kind if isinstance(kind, str) else etype_str(kind)}/{name}"
         if self.job.others is not None:
             return self.sizes.settle(what, 0)
-        return self.sizes.settle(what, max(1, self._highest(ntype, name) + 1))
+        return self.sizes.settle(what, max(1, self._highest(kind, name) + 1))
 
-    def _highest(self, ntype: str, name: str) -> int:
-        """The highest number in a node array of all graphs, or of the targets (``""``). Collective.
+    def _highest(self, kind: str | EdgeType, name: str) -> int:
+        """The highest number in an array of a type of nodes or edges in all graphs, or of the
+        targets (``""``). Collective.
 
         Each rank looks at its share of the graphs.
         """
@@ -296,7 +346,10 @@ class GraphPlane:
         for number in used[world.rank :: world.size].tolist():
             try:
                 sample = get(self.samples, number)
-                values = sample.node_data.get(ntype, {}).get(name) if name else sample.y
+                values = arrays_of(sample, kind).get(name) if name else sample.y
+                if not name and self.config.task.several_labels and values is not None:
+                    values = as_labels(values, f"graph {number} of the dataset")
+                    values = values[values >= 0]
                 low, high = _range(number, values)
             except RaygnnError:
                 if not skip:
@@ -305,7 +358,8 @@ class GraphPlane:
             if low < 0 and skip:
                 continue
             highest, lowest = max(highest, high), min(lowest, low)
-        what = f"array {name!r} of node type {ntype!r} has categories" if name else "targets are"
+        of = f"node type {kind!r}" if isinstance(kind, str) else f"edge type {etype_str(kind)!r}"
+        what = f"array {name!r} of {of} has categories" if name else "targets are"
         if self.ranks.control.max(-lowest) > 0:
             raise DataError(
                 f"{what} below 0",

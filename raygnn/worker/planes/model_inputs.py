@@ -3,7 +3,6 @@ says, in memory where they fit."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -12,15 +11,12 @@ from typing import Any
 import torch
 
 from raygnn.config.schema import Config
-from raygnn.errors import ConfigError, DataError
+from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
-from raygnn.graph.graph_sample import Sample
-from raygnn.graph.staging.mapped import large_pages
+from raygnn.graph.staging.mapped import large_pages, map_table
 from raygnn.graph.staging.shard import Shard
 from raygnn.graph.validate import check_weights
-from raygnn.models.graph_network import GraphSchema
-from raygnn.models.registry import FAMILIES, needs_degree
-from raygnn.sampling.collate import Collate
+from raygnn.models.registry import needs_degree
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.features import (
     SCALE,
@@ -43,8 +39,6 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
     """Node type → what the model reads of it, learned rows included.
 
     Raises:
-        ConfigError: ``model.embedding.ntypes`` names no node type of the graph, or none has learned
-            rows.
         DataError: an array is not there, scaled features have not one scale for each node, or
             neighbours cannot be drawn in proportion to ``sampling.edge_weight``.
     """
@@ -53,7 +47,12 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
         ntype: choose_inputs(arrays, model.feature_names, model.categories)
         for ntype, arrays in shard.node_data.items()
     }
-    inputs = _with_learned(inputs, config)
+    if (embedding := model.embedding) is not None:
+        learned = Learned(embedding.dim, PRECISIONS[config.precision].dtype)
+        inputs = {
+            t: replace(i, learned=learned) if embedding.covers(t, i.stored) else i
+            for t, i in inputs.items()
+        }
     for ntype, chosen in inputs.items():
         for name in chosen.scaled:
             scale = shard.node_data[ntype][name + SCALE]
@@ -69,33 +68,6 @@ def read_inputs(config: Config, shard: Shard) -> dict[str, Inputs]:
     return inputs
 
 
-def _with_learned(inputs: dict[str, Inputs], config: Config) -> dict[str, Inputs]:
-    embedding = config.model.embedding
-    if embedding is None:
-        return inputs
-    names = ", ".join(inputs)
-    for name in embedding.ntypes or ():
-        if name not in inputs:
-            raise ConfigError(
-                f"there is no node type {name!r}; there are: {names}",
-                where="model.embedding.ntypes",
-                remedy="name one of them, or leave the key out",
-            )
-    learned = Learned(embedding.dim, PRECISIONS[config.precision].dtype)
-    chosen = {
-        t: replace(i, learned=learned) if embedding.covers(t, i.stored) else i
-        for t, i in inputs.items()
-    }
-    if not any(i.learned for i in chosen.values()):
-        raise ConfigError(
-            "every node type has features, so nothing would be learned",
-            where="model.embedding",
-            remedy=f"say which are to have learned rows with model.embedding.ntypes ({names}), or "
-            "remove model.embedding",
-        )
-    return chosen
-
-
 def make_embeddings(
     config: Config, shard: Shard, inputs: Mapping[str, Inputs], ranks: Ranks
 ) -> Embeddings | None:
@@ -106,7 +78,7 @@ def make_embeddings(
     tables = {}
     for ntype in (t for t, i in inputs.items() if i.learned):
         # only what is used of it takes memory: the own rows, and those that come for a chunk
-        tables[ntype] = torch.empty(shard.num_nodes(ntype), embedding.dim)
+        tables[ntype] = map_table(torch.float32, (embedding.dim,), shard.num_nodes(ntype))
         own = tables[ntype][: shard.owned(ntype)]
         first_rows(embedding, config.train.seed, ntype, shard.original[ntype], own)
     return Embeddings(
@@ -140,64 +112,51 @@ def make_store(
     )
 
 
-def make_collate(
-    config: Config,
-    pattern: Sample,
-    inputs: Mapping[str, Inputs],
-    schema: GraphSchema,
-    *,
-    asked: bool,
-) -> Collate:
-    """What joins graphs like ``pattern`` to what the model reads; for ``asked`` see `Collate`."""
-    return Collate(
-        pattern=pattern,
-        inputs=inputs,
-        dtype=PRECISIONS[config.precision].dtype,
-        whole=config.model.kind not in FAMILIES,
-        classes=schema.out_features if config.task.classifies else None,
-        categories={
-            ntype: {name: count for name, (count, _) in named.items()}
-            for ntype, named in schema.categories.items()
-        },
-        asked=asked,
-    )
-
-
 class MemoryBudget:
-    """Feature rows in a rank's memory; how many ranks share its node is not known here, at most
-    as many as there are CPUs.
+    """Feature rows in a host's memory. Collective: its leader decides, so that all ranks of a host
+    do alike.
 
     Args:
         inputs: node type → the arrays that the model reads.
-        workers: of the job.
     """
 
-    def __init__(self, config: Config, shard: Shard, inputs: Mapping[str, Inputs], workers: int):
-        self._config = config
+    def __init__(self, shard: Shard, inputs: Mapping[str, Inputs], ranks: Ranks):
+        self._config = ranks.config
         self._shard = shard
         self._inputs = inputs
-        self._neighbours = min(workers, os.cpu_count() or 1)
+        self._host = ranks.host
 
     @cached_property
     def holds_rows(self) -> bool:
-        """``staging.resident``: whether this rank copies the rows that it owns."""
+        """``staging.resident``: whether the rows that ranks of this host own are copied."""
         resident = self._config.staging.resident
         if resident != "auto":
             return resident == "always"
-        own = sum(self._shard.owned(t) * size for t, size in self._sizes.items())
-        return large_pages() and _ROWS * own * self._neighbours <= memory()[1]
+        here = sum(self._here(t) * size for t, size in self._sizes.items())
+        fits = large_pages(len(self._host.ranks) > 1) and _ROWS * here <= memory()[1]
+        return self._host.settle(fits)
 
     @cached_property
     def cached_share(self) -> float:
-        """``sampling.cache``: share of the remote rows that this rank keeps."""
+        """``sampling.cache``: share of the remote rows that this host keeps."""
         share, shard = self._config.sampling.cache, self._shard
         if share != "auto":
             return share
         remote = sum(
-            (shard.num_nodes(t) - shard.owned(t)) * (size + _PLACE)
+            (shard.num_nodes(t) - self._here(t)) * (size + _PLACE)
             for t, size in self._sizes.items()
         )
-        return min(1.0, memory()[1] / (_CACHE * self._neighbours) / max(1, remote))
+        return self._host.settle(min(1.0, memory()[1] / _CACHE / max(1, remote)))
+
+    @property
+    def evaluations(self) -> float:
+        """Bytes that this rank may keep from one evaluation to the next."""
+        return memory()[1] / _CACHE / len(self._host.ranks)
+
+    def _here(self, ntype: str) -> int:
+        """Nodes that the ranks of this host own."""
+        bounds = self._shard.bounds[ntype]
+        return sum(int(bounds[rank + 1] - bounds[rank]) for rank in self._host.ranks)
 
     @property
     def _sizes(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +23,13 @@ from raygnn.worker.planes.edge_plane import EdgePlane
 from raygnn.worker.planes.node_plane import NodePlane
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import build
-from raygnn.worker.planes.prediction_rows import Embedded, Predictions, embedded_nodes, pick_ntype
+from raygnn.worker.planes.prediction_rows import (
+    Embedded,
+    Predictions,
+    chosen_nodes,
+    embedded_nodes,
+    pick_ntype,
+)
 
 
 class MultitaskPlane(PartitionPlane):
@@ -94,12 +101,20 @@ class MultitaskPlane(PartitionPlane):
         found: dict[str, float] = {}
         request = self.job.request
         wanted = [request.task] if request and request.task else list(self.planes)
-        with self.inference.represented(task.model.encoder, self.ntypes):
-            for name in wanted:
-                plane = self.planes[name]
-                if plane.count(split):
-                    values = plane.evaluate(task.of(name), split)
-                    found |= {metric_name(name, key): value for key, value in values.items()}
+        planes = {name: self.planes[name] for name in wanted if self.planes[name].count(split)}
+        nodes: dict[str, np.ndarray] = {}
+        for plane in planes.values():
+            for ntype, ids in plane.read(split).items():
+                nodes[ntype] = np.union1d(nodes.get(ntype, ids[:0]), ids)
+        if not planes:
+            return found
+        encoder, again = task.model.encoder, self.validates(split)
+        timed = self.time is not None  # then tasks share no rows: each seed is seen at its own time
+        shared = nullcontext() if timed else self.inference.represented(encoder, nodes, again=again)
+        with shared:
+            for name, plane in planes.items():
+                values = plane.evaluate(task.of(name), split)
+                found |= {metric_name(name, key): value for key, value in values.items()}
         return found
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
@@ -111,8 +126,10 @@ class MultitaskPlane(PartitionPlane):
         """See `Plane`: the rows of nodes that the heads are given."""
         assert isinstance(task.model, MultitaskModel)
         ntype = pick_ntype(request.ntype, self.ntypes)
-        rows = self.inference.represent(task.model.encoder, [ntype])[ntype]
-        yield from embedded_nodes(self.job, request, self.shard, rows, ntype)
+        chosen = chosen_nodes(self.job, request, self.shard, ntype)
+        ids = chosen + self.shard.first(ntype)
+        rows = self.inference.represent(task.model.encoder, {ntype: ids})[ntype].of(ids)
+        yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     def count(self, split: str) -> int:
         """See `Plane`: of all tasks, or of the one that is asked about."""

@@ -79,11 +79,18 @@ class NodePlane(PartitionPlane):
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
+        (owned,) = self.read(split).values()
+        again = self.validates(split)
+        outputs = self.inference.outputs(
+            task.model, self.ntype, owned, times=self._times(owned), again=again
+        )
+        targets = self.labels[torch.from_numpy(owned - self.shard.first(self.ntype))]
+        return measure(outputs, targets, self.config.task, self.control)
+
+    def read(self, split: str) -> dict[str, np.ndarray]:
+        """Node type → global ids of the nodes whose rows an evaluation reads."""
         owned = owned_nodes(self.shard, self.ntype, split, self.labels)
-        first = self.shard.first(self.ntype)
-        outputs = self.inference.outputs(task.model, self.ntype, owned + first)
-        wanted = self.labels[torch.from_numpy(owned)]
-        return measure(outputs, wanted, self.config.task, self.control)
+        return {self.ntype: owned + self.shard.first(self.ntype)}
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
         """See `Plane`."""
@@ -94,10 +101,7 @@ class NodePlane(PartitionPlane):
         original, ids = self.shard.original[ntype], chosen + self.shard.first(ntype)
         if request.fanout is not None:
             fanouts = resolve_fanouts(request.fanout, self.shard.etypes)
-        if request.wanted is None:
-            outputs = self.inference.outputs(task.model, ntype, ids)
-        else:
-            outputs = self.inference.outputs_of_few(task.model, ntype, ids, fanouts)
+        outputs = self.inference.outputs(task.model, ntype, ids, fanouts, times=self._times(ids))
         size = chunk_rows(outputs.shape[1])
         for start in range(0, len(chosen), size):
             some = chosen[start : start + size]
@@ -122,25 +126,24 @@ class NodePlane(PartitionPlane):
                 remedy="embeddings are of built-in kinds with 2 layers or more",
             )
         ntype = pick_ntype(request.ntype or self.ntype, there)
+        chosen = chosen_nodes(self.job, request, self.shard, ntype)
+        ids = chosen + self.shard.first(ntype)
         if isinstance(model, Network):
-            rows = self.inference.hidden(model, ntype)
+            rows = self.inference.hidden(model, ntype, ids)
         else:
-            rows = self.inference.represent(model, [ntype])[ntype]
-        yield from embedded_nodes(self.job, request, self.shard, rows, ntype)
+            rows = self.inference.represent(model, {ntype: ids})[ntype].of(ids)
+        yield from embedded_nodes(self.shard, ntype, chosen, rows)
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the owned nodes: classes, int64 ``[owned]``, or numbers, float32 ``[owned, …]``; -1
-        and NaN where the data have none and are only asked about."""
-        task, owned, request = self.config.task, self.shard.owned(self.ntype), self.job.request
-        stored = self.shard.node_data[self.ntype].get(task.target)
-        if stored is not None:
-            return stored.long().flatten() if task.classifies else stored.float()
-        assert not self.config.trains
-        if task.classifies:
-            return torch.full((owned,), -1)
-        width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
-        return torch.full((owned, width), float("nan"))
+        """Of the owned nodes: see `labels_of`."""
+        stored = self.shard.node_data[self.ntype].get(self.config.task.target)
+        return self.labels_of(stored, self.shard.owned(self.ntype))
+
+    def _times(self, owned: np.ndarray) -> np.ndarray | None:
+        """When own nodes are predicted, int64; None: they have no times of their own."""
+        times = self.node_times(self.ntype)
+        return None if times is None else times[owned - self.shard.first(self.ntype)]
 
     def batches(self, task: Task) -> BatchMaker:
         """See `Plane`."""
@@ -153,8 +156,9 @@ class NodePlane(PartitionPlane):
         Raises:
             DataError: there are none.
         """
-        seeds = gather_seeds(self.shard, self.control, self.ntype, self.labels)
         first = self.shard.first(self.ntype)
+        times = self._times(first + np.arange(self.shard.owned(self.ntype)))
+        seeds = gather_seeds(self.shard, self.control, self.ntype, self.labels, times)
         ids = seeds.ids(np.arange(seeds.num))
         own = ids[(ids >= first) & (ids < first + self.shard.owned(self.ntype))]
         return self.assigned(seeds), {self.ntype: own}, self.batch_share

@@ -5,29 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.data import etype_str
+from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.staging.shard import Shard, describe_shard
+from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
-from raygnn.sampling.cache import choose, degrees, inclusion
+from raygnn.sampling.cache import Scores, choose_for_host, degrees, inclusion
 from raygnn.sampling.exchange import Exchange
-from raygnn.sampling.features import FeatureStore, Inputs
+from raygnn.sampling.features import FeatureStore, Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.plan import resolve_fanouts
+from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from raygnn.sampling.seeds import SeedAssigner, Seeds, TaskSeeds
+from raygnn.sampling.seeds import SeedAssigner, Seeds, TaskSeeds, as_labels
 from raygnn.tasks.embeddings import Embeddings
 from raygnn.tasks.inference import Inference
 from raygnn.tasks.lightning_modules import Task
@@ -41,7 +42,8 @@ from raygnn.worker.planes.model_inputs import (
     read_inputs,
 )
 from raygnn.worker.planes.plane import Traffic, map_shard, seed_plan
-from raygnn.worker.planes.vocabulary import edge_arrays, relation_array, relations
+from raygnn.worker.planes.seed_times import Clock, split_by_time, times_of
+from raygnn.worker.planes.vocabulary import count_numbers, edge_reads, relations
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,9 +81,10 @@ class PartitionPlane:
         config = job.config
         blackbox.note("staging")
         shard = map_shard(
-            job, ranks, edge_arrays(config), replicated=job.replicated, hide=job.hidden
+            job, ranks, reads=edge_reads(config), replicated=job.replicated, hide=job.hidden
         )
         blackbox.note("setup")
+        split_by_time(job, shard, ranks.control)
         inputs = read_inputs(config, shard)
         log.info("%s; mapped in %.1f s", describe_shard(shard), time.perf_counter() - start)
         return cls(job, ranks, shard, inputs)
@@ -132,14 +135,51 @@ class PartitionPlane:
                 self.inputs,
                 self.control,
                 self.ranks.device,
+                weighted=needs_degree(self.config.model),
                 learned=rows.tables if rows else None,
+                host=self.ranks.host,
             ),
             self.inputs,
             num_layers=self.config.model.depth,
             batch_size=self.config.sampling.eval_batch_size,
             device=self.ranks.device,
-            relation=relation_array(self.config.model),
+            timing=self.clock.timing,
+            at=self.clock.at,
+            # what is drawn of the latest edges is no chance, and what the model was trained for
+            hops=self._fanouts if self.clock.latest else None,
+            spare=MemoryBudget(self.shard, self.inputs, self.ranks).evaluations,
         )
+
+    @cached_property
+    def clock(self) -> Clock:
+        """What ``sampling.time`` and the request mean in the data's times."""
+        return Clock(self.job, self.shard, self.control)
+
+    @property
+    def _fanouts(self) -> list[Fanout]:
+        """Neighbours per hop, from the seeds outward."""
+        sampling, depth = self.config.sampling, self.config.model.depth
+        return resolve_fanouts(sampling.fanout, self.shard.etypes)[:depth]
+
+    @property
+    def time(self) -> str | None:
+        """The array that says when each seed is; None = they have no times, or all have one."""
+        return None if self.clock.at is not None else self.config.seed_time
+
+    def node_times(self, ntype: str) -> np.ndarray | None:
+        """When each own node is predicted, int64; None: they have no times of their own.
+
+        Raises:
+            DataError: the array that is to say so is not there, or does not.
+        """
+        if self.time is None:
+            return None
+        stored = self.shard.node_data[ntype].get(self.time)
+        return times_of(stored, f"node type {ntype!r}", self.time)
+
+    def validates(self, split: str) -> bool:
+        """Whether a split is evaluated again and again."""
+        return split == "val" and self.job.request is None
 
     def schema(self, target: str, out_features: int, others: tuple[str, ...] = ()) -> Schema:
         """What the model must know. Collective.
@@ -147,7 +187,10 @@ class PartitionPlane:
         Args:
             target, others: the node types whose outputs are wanted.
         """
-        arrays, model = self.shard.node_data, self.config.model
+        arrays, model, topology = self.shard.node_data, self.config.model, self.shard.topology
+        named = {e: rows.data for e, rows in topology.items()}
+        widths = model.edge_category_widths
+        edges = choose_edge_inputs(named, model.edge_feature_names, widths)
         return Schema(
             in_features={t: i.width(arrays[t]) for t, i in self.inputs.items()},
             etypes=self.shard.etypes,
@@ -162,6 +205,9 @@ class PartitionPlane:
                 e: self.sizes.settle(f"relations of {etype_str(e)}", count)
                 for e, count in relations(self.config, self.shard, self.control).items()
             },
+            edge_times={
+                e: model.time_width for e, rows in topology.items() if TIME in rows.carried
+            },
             others=others,
             buckets=tuple(
                 (t, n)
@@ -169,6 +215,20 @@ class PartitionPlane:
                 for n in i.categories
                 if self._words(t, n)[:1] == [None]
             ),
+            edge_features={
+                e: rows.carried[FEATURES].shape[1]
+                for e, rows in topology.items()
+                if FEATURES in rows.carried
+            },
+            edge_categories={
+                e: {n: (self._edge_count(e, n), widths[n]) for n in i.categories}
+                for e, i in edges.items()
+                if i.categories
+            },
+            edge_shapes={
+                e: {n: named[e][n].shape[1:] for n in i.plain if named[e][n].dtype.kind == "f"}
+                for e, i in edges.items()
+            },
         )
 
     def _words(self, ntype: str, name: str) -> list[Any]:
@@ -226,7 +286,13 @@ class PartitionPlane:
         how = None
         if all(i.one_table for i in self.inputs.values()) and isinstance(model, Network):
             how = model.first_combine
-        budget = MemoryBudget(config, self.shard, self.inputs, world.size)
+        host = self.ranks.host
+        budget = MemoryBudget(self.shard, self.inputs, self.ranks)
+        start, kept, cached = time.perf_counter(), 0.0, {}
+        if config.sampling.cache != 0 and not host.holds_all:
+            kept = budget.cached_share
+            scores = self._scores(own, share, self._fanouts)
+            cached = choose_for_host(scores, self.shard.bounds, host, kept)
         ring = config.sampling.prefetch + 3  # queued, being made, being trained on
         store = self._store = make_store(
             config,
@@ -237,19 +303,17 @@ class PartitionPlane:
             weighted=how == "gcn",
             resident=budget.holds_rows,
             ring=ring,
+            host=host,
+            cached=cached,
         )
-        fanouts = resolve_fanouts(config.sampling.fanout, self.shard.etypes)[: config.model.depth]
-        if config.sampling.cache != 0 and world.size > 1:
-            start = time.perf_counter()
-            bounds, rank = self.shard.bounds, world.rank
-            if config.sampling.cache_policy == "degree":
-                scores = degrees(self.shard)
-            else:
-                replace = config.sampling.replace
-                scores = inclusion(self.shard, own, share, fanouts, replace=replace)
-            kept = budget.cached_share
-            store.fill_cache(choose(scores, bounds, rank, kept))
-            log.info("cached %.0f %% in %.1f s", 100 * kept, time.perf_counter() - start)
+        log.info(
+            "rows of ranks %s are here, and %.0f %% of the others', %.3g GB, once for all of them; "
+            "ready in %.1f s",
+            list(host.ranks),
+            100 * kept,
+            sum(len(ids) * store.row_bytes(t) for t, ids in cached.items()) / 1e9,
+            time.perf_counter() - start,
+        )
         return BatchMaker(
             seeds=seeds,
             sampler=NeighborSampler(
@@ -257,11 +321,11 @@ class PartitionPlane:
                 self.ranks.data,
                 seed=config.train.seed,
                 replace=config.sampling.replace,
-                weight=config.sampling.edge_weight,
-                relation=relation_array(config.model),
+                weighted=config.sampling.edge_weight is not None,
+                timing=self.clock.timing,
             ),
             store=store,
-            fanouts=fanouts,
+            fanouts=self._fanouts,
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),
             combine="weighted" if how == "gcn" else how,
@@ -269,6 +333,15 @@ class PartitionPlane:
             note=blackbox.note,
             identity=self.identity,
         )
+
+    def _scores(
+        self, own: Mapping[str, np.ndarray], share: int, fanouts: Sequence[Fanout]
+    ) -> Scores:
+        """How much this rank wants each row; see `make_batches`."""
+        sampling = self.config.sampling
+        if sampling.cache_policy == "degree":
+            return degrees(self.shard)
+        return inclusion(self.shard, own, share, fanouts, replace=sampling.replace)
 
     @property
     def identity(self) -> str:
@@ -282,10 +355,32 @@ class PartitionPlane:
         counts = {t: meta.num_nodes(t) for t in meta.ntypes}
         return json.dumps([counts, [meta.num_edges(e) for e in meta.etypes]])
 
+    def labels_of(self, stored: Tensor | None, own: int) -> Tensor:
+        """Classes, int64 ``[own]``, labels, int64 ``[own, …]``, or numbers, float32 ``[own, …]``;
+        -1 and NaN where the data have none and are only asked about."""
+        task, request = self.config.task, self.job.request
+        if stored is not None and task.several_labels:
+            return as_labels(stored, f"{self.job.partition}: array {task.target!r}")
+        if stored is not None:
+            return stored.long().flatten() if task.classifies else stored.float()
+        assert not self.config.trains
+        if task.classifies:
+            return torch.full((own,), -1)
+        width = (request.sizes or {}).get(self.counted("numbers"), 1) if request else 1
+        return torch.full((own, width), -1 if task.several_labels else torch.nan)
+
     @property
     def batch_share(self) -> int:
         """Seeds of a rank in a batch."""
         return -(-self.job.global_batch // self.ranks.world.size)
+
+    def _edge_count(self, etype: EdgeType, name: str) -> int:
+        """Categories of an array of edges, over all ranks."""
+        own = self.shard.topology[etype].data[name][slice(*self.shard.own_edges(etype))]
+        count = count_numbers(
+            etype, name, own.reshape(len(own)), self.control, "model.edge_categories"
+        )
+        return self.sizes.settle(f"categories of {etype_str(etype)}/{name}", count)
 
     def _count(self, ntype: str, name: str) -> int:
         """Categories of an array, over all ranks."""

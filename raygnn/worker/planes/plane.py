@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -43,12 +43,12 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
-def map_shard(job: Job, ranks: Ranks, edge_arrays: Sequence[str], **options: Any) -> Shard:
+def map_shard(job: Job, ranks: Ranks, **options: Any) -> Shard:
     """This rank's share of the partition; the options are those of `load_shard`."""
     assert job.partition is not None
     meta, world = read_meta(job.partition), ranks.world
     stage = Stage.of(job.config.staging)
-    return load_shard(meta, world.rank, world.size, stage=stage, edge_arrays=edge_arrays, **options)
+    return load_shard(meta, world.rank, world.size, stage=stage, **options)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Traffic:
     """What came to one rank for its batches, and what did not.
 
     Attributes:
-        rows: of features, of other ranks; hits: how many of them its cache had.
+        rows: of features, of other hosts; hits: how many of them the cache had.
         skipped: samples left out, over all ranks.
     """
 

@@ -2,7 +2,9 @@
 
 Columns: ``node``, ``edge`` or ``graph``, int64, as the user numbers them; of edges also ``source``,
 ``target`` and, where they have some, ``relation``; ``prediction``, ``split``, ``label``. Of classes
-also ``probability`` and, if asked for, ``scores``; of links ``score`` and ``split`` alone.
+also ``probability`` and, if asked for, ``scores``; of links ``score`` and ``split`` alone. Of
+several labels each has its ``probability_0`` and ``label_0``, and so on, in place of ``prediction``
+and ``label``.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from raygnn.worker.job import SPLITS, Job, Request
 
 NO_SPLIT = -1
 
+_NAMES = 1 << 20  # looked through at once
 _REMEDY = "give ids that the graph has: numbers from 0, or of tables what they call the nodes"
 
 
@@ -66,7 +69,13 @@ def numbers_of(wanted: Any, names: Any, count: int) -> np.ndarray:
         there = pc.and_(pc.greater_equal(found, 0), pc.less(found, count))
         found = pc.if_else(there, found, None)
     else:
-        found = pc.index_in(_as(wanted, names.type), value_set=names)
+        wanted = _as(wanted, names.type)
+        # all names are looked through for them, as an index of the names would take far more memory
+        starts = range(0, count, _NAMES)
+        there = (pc.is_in(names.slice(start, _NAMES), value_set=wanted) for start in starts)
+        places = [np.flatnonzero(mask) + start for mask, start in zip(there, starts)]
+        numbers = pa.array(np.concatenate([np.empty(0, np.int64), *places]))
+        found = numbers.take(pc.index_in(wanted, value_set=names.take(numbers)))
     if found.null_count:
         at = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
         raise InputError(
@@ -212,15 +221,14 @@ def chosen_nodes(job: Job, request: Request, shard: Shard, ntype: str) -> np.nda
 
 
 def embedded_nodes(
-    job: Job, request: Request, shard: Shard, rows: Tensor, ntype: str
+    shard: Shard, ntype: str, chosen: np.ndarray, rows: Tensor
 ) -> Iterator[Embedded]:
-    """The rows that are asked for of those of all owned nodes."""
-    chosen, splits = chosen_nodes(job, request, shard, ntype), node_splits(shard, ntype)
-    size = chunk_rows(rows.shape[1])
+    """The rows of owned nodes, in the order of their positions ``chosen``."""
+    splits, size = node_splits(shard, ntype), chunk_rows(rows.shape[1])
     for start in range(0, len(chosen), size):
         some = chosen[start : start + size]
         ids = shard.original[ntype][some].astype(np.int64)
-        yield Embedded(ids, rows[torch.from_numpy(some)], splits[some])
+        yield Embedded(ids, rows[start : start + size], splits[some])
 
 
 def pick_ntype(ntype: str | None, there: Sequence[str]) -> str:
@@ -261,11 +269,13 @@ class Format:
         key: name of the first column, ``node``, ``edge`` or ``graph``.
         classifies: whether the outputs are of classes.
         scores: whether each class's probability is wanted.
+        labels: whether the outputs are of several labels.
     """
 
     key: str
     classifies: bool
     scores: bool = False
+    labels: bool = False
 
     def table(self, found: Predictions) -> pa.Table:
         """The rows of some predictions."""
@@ -289,6 +299,14 @@ class Format:
             columns["label"] = pa.array(labels, pa.int64(), mask=labels < 0)
             if self.scores:
                 columns["scores"] = _lists(shares)
+            return pa.table(columns)
+        if self.labels:
+            columns["split"] = _splits(found.splits)
+            rows = zip(found.outputs.sigmoid().T, found.targets.reshape(found.outputs.shape).T)
+            for k, (chances, truth) in enumerate(rows):
+                columns[f"probability_{k}"] = _numbers(chances)
+                label = truth.numpy()
+                columns[f"label_{k}"] = pa.array(label, pa.int64(), mask=label < 0)
             return pa.table(columns)
         one = found.outputs.shape[1] == 1
         values = _numbers if one else _lists

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.config.model import ModelConfig
+from raygnn.config.model import ModelConfig, UserModelConfig
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.collection import read_collection
 from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.partition.layout import read_meta
-from raygnn.graph.staging.shard import Shard
+from raygnn.graph.staging.shard import EdgeReads, Shard
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
 from raygnn.worker.job import Job, Sizes
+from raygnn.worker.planes.plane import PRECISIONS
 
 DEFAULT = "relation"
 
@@ -31,10 +32,19 @@ def relation_array(model: ModelConfig) -> str | None:
     return (model.relation or DEFAULT) if needs_relation(model) else None
 
 
-def edge_arrays(config: Config) -> list[str]:
-    """The edge arrays that sampling reads, of the edge types that have them."""
-    wanted = config.sampling.edge_weight, relation_array(config.model)
-    return [name for name in wanted if name is not None]
+def edge_reads(config: Config) -> EdgeReads:
+    """What sampling and models read of edges, of the edge types that have it."""
+    model = config.model
+    return EdgeReads(
+        features=model.edge_feature_names,
+        dtype=PRECISIONS[config.precision].dtype,
+        categories=tuple(model.edge_category_widths),
+        whole=isinstance(model, UserModelConfig),
+        relation=relation_array(model),
+        weight=config.sampling.edge_weight,
+        time=config.sampling.time.edges if config.sampling.time else None,
+        elapsed=model.time_width > 0,
+    )
 
 
 def relations(config: Config, shard: Shard, exchange: Exchange) -> dict[EdgeType, int]:
@@ -52,30 +62,37 @@ def relations(config: Config, shard: Shard, exchange: Exchange) -> dict[EdgeType
         if values is None:
             continue
         own = values[slice(*shard.own_edges(etype))]
-        found[etype] = count_relations(etype, name, own, exchange)
+        found[etype] = count_numbers(etype, name, own, exchange)
     return found
 
 
-def count_relations(etype: EdgeType, name: str, own: np.ndarray, exchange: Exchange) -> int:
-    """How many relations there are, at least 1. Collective.
+def count_numbers(
+    etype: EdgeType,
+    name: str,
+    own: np.ndarray,
+    exchange: Exchange,
+    key: str = "model.relation",
+) -> int:
+    """How many relations, or categories, there are, at least 1. Collective.
 
     Args:
         own: those of this rank's edges.
+        key: of the config, which names the array.
 
     Raises:
         DataError: see `relations`.
     """
     if own.dtype.kind not in "iu" or own.ndim > 1:
-        raise _unusable(etype, name, f"is {own.dtype} {list(own.shape)}")
+        raise _unusable(etype, name, f"is {own.dtype} {list(own.shape)}", key)
     if exchange.max(-int(own.min()) if len(own) else 0) > 0:
-        raise _unusable(etype, name, "has numbers below 0")
+        raise _unusable(etype, name, "has numbers below 0", key)
     return max(1, exchange.max(int(own.max()) + 1 if len(own) else 0))
 
 
-def _unusable(etype: EdgeType, name: str, what: str) -> DataError:
+def _unusable(etype: EdgeType, name: str, what: str, key: str) -> DataError:
     return DataError(
         f"edge array {name!r} of {etype_str(etype)!r} {what}",
-        where="model.relation",
+        where=key,
         remedy="give each edge one whole number from 0, or name another array",
     )
 
@@ -108,7 +125,7 @@ def words(job: Job) -> Words:
     if job.config.task.of_graphs:
         return read_collection(Path(str(job.partition))).values
     names: Words = read_meta(job.partition).names
-    wanted = {*model.categories, relation_array(model)}
+    wanted = {*model.categories, *model.edge_category_widths, relation_array(model)}
     jobs = [job.of(name) for name in job.goals] or [job]
     targets = set()
     for each in jobs:

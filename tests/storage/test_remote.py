@@ -16,16 +16,16 @@ from pyarrow import fs
 from raygnn.config.load import load_config
 from raygnn.config.places import Uri
 from raygnn.errors import ConfigError, DataError
-from raygnn.graph import remote
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.make import find_partition
-from raygnn.graph.partition.read import load_part, table
-from raygnn.graph.remote import RemotePath, any_path, within
+from raygnn.graph.partition.read import table
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import load_shard
 from raygnn.preflight.partition_facts import partition_facts, stored_files
 from raygnn.preflight.probe import probe_local
-from tests.graph.parted import verify
+from raygnn.storage import remote
+from raygnn.storage.remote import RemotePath, any_path, within
+from tests.graph.parted import load_part, verify
 from tests.graphs import partitioned, typed_graph
 
 SECRET = "s3://AKIDKEY:s3cr%2Fet@bucket/some%20where?region=eu&session_token=t0ken"
@@ -48,7 +48,7 @@ def bucket(meta: PartitionMeta, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = meta.directory.parent / "store"
     shutil.copytree(meta.directory, root / "bucket" / "some where")
     inner = fs.SubTreeFileSystem(str(root), fs.LocalFileSystem())
-    monkeypatch.setattr(remote, "_open", lambda uri: (inner, "bucket/some where"))
+    monkeypatch.setattr(remote, "_open", lambda *_: (inner, "bucket/some where"))
     return root / "bucket" / "some where"
 
 

@@ -1,0 +1,372 @@
+"""Checkpoints in a place that pyarrow.fs opens: of a run that is kept there, or in the mirror, a
+second place for those of a run in a directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from raygnn.checkpoint import weights
+from raygnn.checkpoint.hashed_files import Write, nothing
+from raygnn.checkpoint.store import (
+    MANIFEST,
+    NAME,
+    SENDING,
+    STATE,
+    Checkpoint,
+    files_of,
+    put_aside,
+    read,
+)
+from raygnn.config.places import Uri
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, DataError
+from raygnn.runs.run_directory import CHECKPOINTS, Events
+from raygnn.storage.remote import RemotePath
+from raygnn.util.files import sync
+
+_AGAIN = 5.0  # seconds before what could not be sent is tried again
+_SILENCE = 20.0  # seconds in which the place takes nothing, after which that is told
+_LOOK = 1.0  # seconds between looks for that
+
+log = logging.getLogger("raygnn")
+
+
+class RemoteCheckpoints:
+    """``<place>/<below>/step-<n>/`` with all files of each checkpoint; the manifest, which comes
+    last, makes it one.
+
+    Args:
+        place: where; what is secret in a URI is never shown.
+        key: of the configuration, that names the place.
+
+    Attributes:
+        primary: whether the run is kept there, and the nodes have no more than copies. Then each
+            rank brings the files that it has written (`put`).
+    """
+
+    def __init__(self, place: Path | Uri, below: str, key: str = "fault.mirror"):
+        self._place = place
+        self._below = below
+        self._key = key
+        self.primary = key == "storage"
+
+    @classmethod
+    def of(cls, config: Config) -> RemoteCheckpoints | None:
+        """Those of a job, if its storage is no directory, or it has a mirror."""
+        if config.store is not None:
+            return cls(config.store, f"{config.name}/{CHECKPOINTS}", "storage")
+        place = config.fault.mirror
+        return None if place is None else cls(place, config.name)
+
+    def __str__(self) -> str:
+        return f"{str(self._place).rstrip('/')}/{self._below}"
+
+    def check(self, directory: Path) -> None:
+        """Refuse to copy checkpoints to where they are.
+
+        Raises:
+            ConfigError: the mirror is the directory of the run's checkpoints.
+        """
+        place = self._place
+        if isinstance(place, Uri):
+            if not place.text.startswith("file://"):
+                return
+            place = Path(unquote(urlsplit(place.text).path))
+        if (place / self._below).resolve() == directory.resolve():
+            raise ConfigError(
+                "the mirror is the directory of the run's own checkpoints",
+                where=f"fault.mirror: {self}",
+                remedy="give another place, best on another disk or machine",
+            )
+
+    def names(self) -> list[str]:
+        """Of those that have a manifest, oldest first.
+
+        Raises:
+            DataError: the place cannot be read.
+        """
+        parents = (path.split("/") for path in self._directory.files())
+        return sorted(n for n, *rest in parents if rest == [MANIFEST] and NAME.fullmatch(n))
+
+    def put(self, file: Path, name: str, moved: Callable[[], None] = nothing) -> None:
+        """Bring a file of what is being written there; it need not stay here.
+
+        Args:
+            name: of the directory there.
+            moved: called whenever the place has taken something.
+
+        Raises:
+            OSError: it cannot be read, or written there.
+        """
+        with as_storage():
+            (self._directory / name / file.name).upload(file, moved)
+
+    def put_weights(self, directory: Path) -> None:
+        """Bring the weights of a run; what says what they belong to goes first, and comes last.
+
+        Raises:
+            OSError: they cannot be read, or written there.
+        """
+        with as_storage():
+            (self._directory / weights.ABOUT).remove()
+        for name in (weights.FILE, weights.ABOUT):
+            self.put(directory / name, "")
+
+    def send(
+        self,
+        checkpoint: Path,
+        keep: int,
+        name: str = "",
+        moved: Callable[[], None] = nothing,
+    ) -> None:
+        """Copy a checkpoint there; of older ones, the oldest go, so that ``keep`` are left.
+
+        Args:
+            name: of the checkpoint, if its directory has another one.
+            moved: called whenever the place has taken something.
+
+        Raises:
+            DataError: it cannot be written; the others are there still.
+            OSError: the checkpoint cannot be read.
+        """
+        name = name or checkpoint.name
+        target, files = self._directory / name, files_of(checkpoint)
+        (target / MANIFEST if self.primary else target).remove()
+        for file in (*files, MANIFEST):
+            if not (self.primary and (target / file).is_file() and file != STATE):
+                (target / file).upload(checkpoint / file, moved)
+        names = self.names()
+        kept = [other for other in names if other <= name][-keep:]
+        for other in self._directory.folders() if self.primary else names:
+            if other < kept[0] and NAME.fullmatch(other):
+                (self._directory / other).remove()
+                moved()
+
+    def fetch_newest(
+        self, directory: Path, judge: Callable[[Path], Checkpoint | str], above: str = ""
+    ) -> tuple[Checkpoint | None, dict[str, str]]:
+        """The newest whole checkpoint, fetched to ``directory``.
+
+        Args:
+            judge: says what is wrong with one.
+            above: the name of one that is older than all that are looked at.
+
+        Returns:
+            It, or None; and of each newer one what is wrong with it.
+
+        Raises:
+            DataError, OSError: see `fetch`.
+        """
+        rejected: dict[str, str] = {}
+        for name in reversed(self.names()):
+            if name <= above:
+                break
+            checkpoint = judge(self.fetch(name, directory))
+            if isinstance(checkpoint, Checkpoint):
+                return checkpoint, rejected
+            put_aside(directory / name)
+            rejected[name] = checkpoint
+        return None, rejected
+
+    def pass_over(self, names: Iterable[str]) -> None:
+        """Make checkpoints none any more; their files stay.
+
+        Raises:
+            DataError: that cannot be done.
+        """
+        for name in names:
+            about = self._directory / name / MANIFEST
+            about.with_name(f"passed-over-{MANIFEST}").write(about.read_bytes())
+            about.remove()
+
+    def fetch(self, name: str, directory: Path) -> Path:
+        """Copy one of them to ``directory``, unless the same lies there; another one of that name
+        is put aside. Of several processes one does, and the others wait.
+
+        Raises:
+            DataError: it cannot be read.
+            OSError: the directory cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(directory / f".{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._fetch(name, directory)
+
+    def _fetch(self, name: str, directory: Path) -> Path:
+        source, final, files = self._directory / name, directory / name, [STATE]
+        draft = directory / f".{name}.tmp"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        try:
+            (source / MANIFEST).download(draft / MANIFEST)
+            about = (draft / MANIFEST).read_bytes()
+            with suppress(OSError):  # no such is here
+                here = (final / MANIFEST).read_bytes() == about
+                if here and isinstance(read(final), Checkpoint):
+                    return final
+            # of a manifest that is damaged the state comes along, and whoever looks at it will see
+            with suppress(OSError):
+                files = files_of(draft)
+            for file in files:
+                (source / file).download(draft / file)
+            if final.exists():
+                put_aside(final)
+            sync(draft)
+            os.rename(draft, final)
+            sync(directory)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return final
+
+    def clear(self) -> None:
+        """Remove all of them.
+
+        Raises:
+            DataError: that cannot be done.
+        """
+        for name in self.names():
+            (self._directory / name).remove()
+
+    @functools.cached_property
+    def _directory(self) -> RemotePath:
+        place = self._place if isinstance(self._place, Uri) else Uri(self._place.as_uri())
+        directory = RemotePath.of(place, self._key)
+        for name in self._below.split("/"):
+            directory /= name
+        return directory
+
+
+@contextmanager
+def as_storage() -> Iterator[None]:
+    """Turns errors of the place into those of storage."""
+    try:
+        yield
+    except DataError as error:
+        raise OSError(errno.EIO, f"{error.where}: {error.what}") from error
+
+
+class Courier:
+    """Sends checkpoints to another place in a thread of its own: one that is slow, or hangs, holds
+    up nothing else. Of those that wait meanwhile, only the newest is sent. What a mirror does not
+    take is left out; what the run's only place does not take is tried again until a newer one
+    takes its turn.
+
+    Args:
+        sending: is told whether something is to be sent.
+        is_current: whether no later start of the run has taken over.
+    """
+
+    def __init__(
+        self,
+        mirror: RemoteCheckpoints,
+        keep: int,
+        events: Events,
+        sending: Callable[[bool], None],
+        is_current: Callable[[], bool] = lambda: True,
+    ):
+        self._mirror = mirror
+        self._is_current = is_current
+        self._keep = keep
+        self._events = events
+        self._sending = sending
+        self._changed = threading.Condition()
+        self._waiting: Path | None = None
+        self._busy = False
+        self._failing = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        events: Events,
+        sending: Callable[[bool], None],
+        is_current: Callable[[], bool],
+    ) -> Courier | None:
+        """That of a job, if its checkpoints go to another place."""
+        place = RemoteCheckpoints.of(config)
+        keep = config.fault.keep
+        return None if place is None else cls(place, keep, events, sending, is_current)
+
+    def send(self, checkpoint: Path) -> None:
+        """Have it sent."""
+        with self._changed:
+            self._waiting = checkpoint
+            self._sending(True)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="raygnn-mirror", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all is sent, and tell if that takes longer."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not (self._busy or self._waiting), seconds):
+                self._events.tell(
+                    f"the last checkpoints are not in {self._mirror}: it takes more than "
+                    f"{seconds:g} s"
+                )
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                if self._waiting is None:
+                    self._sending(False)
+                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting is not None)
+                checkpoint, self._waiting, self._busy = self._waiting, None, True
+            assert checkpoint is not None
+            if not self._send(checkpoint) and self._mirror.primary:
+                with self._changed:
+                    self._waiting = self._waiting or checkpoint
+                    self._changed.wait(_AGAIN)
+
+    def _send(self, checkpoint: Path) -> bool:
+        """Send one; whether nothing is left to be done about it."""
+        held = checkpoint.with_name(f"{SENDING}{checkpoint.name}")
+        try:
+            if self._mirror.primary:  # however long it takes, later ones must not remove it
+                shutil.rmtree(held, ignore_errors=True)
+                shutil.copytree(checkpoint, held, copy_function=os.link)
+            if self._is_current():
+                self._watch(held if self._mirror.primary else checkpoint, checkpoint.name)
+            if self._failing:
+                self._events.tell(f"{checkpoint.name} is in {self._mirror} again")
+            self._failing = False
+        except Exception as error:
+            replaced = not checkpoint.exists()  # by newer ones
+            if replaced and isinstance(error, OSError):  # here, and not of the place
+                return True
+            log.warning("%s is not in %s", checkpoint.name, self._mirror, exc_info=True)
+            reason = getattr(error, "what", None) or f"{type(error).__name__}: {error}"
+            self._tell_failure(checkpoint.name, reason)
+            return replaced
+        finally:
+            shutil.rmtree(held, ignore_errors=True)
+        return True
+
+    def _watch(self, path: Path, name: str) -> None:
+        """Send one, and tell if the place takes nothing for long."""
+        send = functools.partial(self._mirror.send, path, self._keep, name)
+        write = Write(send, "raygnn-send")
+        while not write.wait(_LOOK):
+            if write.silence >= _SILENCE:
+                self._tell_failure(name, f"it has taken nothing for {_SILENCE:g} s")
+        write.result()
+
+    def _tell_failure(self, name: str, reason: str) -> None:
+        if not self._failing:
+            self._events.tell(f"{name} is not in {self._mirror}: {reason}; training goes on")
+        self._failing = True

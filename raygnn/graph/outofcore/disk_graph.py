@@ -1,0 +1,185 @@
+"""A whole graph on disk: what its nodes have as mapped arrays, its edges as runs of files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.graph.arrays import Array, index_type
+from raygnn.graph.data import EdgeFrame, EdgeType, GraphData, NodeFrame
+from raygnn.graph.outofcore.disk_arrays import DiskArray, store
+
+RUN = 1 << 23  # edges that a task holds at once
+
+
+@dataclass(frozen=True)
+class EdgeRun:
+    """Edges of one type that follow one another, as rows of files.
+
+    Attributes:
+        src, dst: ids by type, in the files that have these edges.
+        start, stop: which rows of the files they are.
+        first, num: number of the first edge among all of the type, and how many there are.
+        data: array name → the file with its rows.
+        no_loops: whether rows with a node as both ends are left out: those that an undirected
+            table has the other way round.
+        interleaved: whether each row stands for an edge and, after it, the same one reversed.
+    """
+
+    src: DiskArray
+    dst: DiskArray
+    start: int
+    stop: int
+    first: int
+    num: int
+    data: dict[str, DiskArray] = field(default_factory=dict)
+    no_loops: bool = False
+    interleaved: bool = False
+
+    def ends(self) -> tuple[Array, Array]:
+        """Sources and destinations."""
+        src, dst = self.src.read(self.start, self.stop), self.dst.read(self.start, self.stop)
+        if self.interleaved:
+            both = np.stack([src, dst], axis=1)
+            return both.reshape(-1), both[:, ::-1].reshape(-1)
+        if not self.no_loops:
+            return src, dst
+        keep = src != dst
+        return src[keep], dst[keep]
+
+    def rows(self, name: str) -> Array:
+        """An array's rows, as stored."""
+        rows = self.data[name].read(self.start, self.stop)
+        if self.interleaved:
+            return np.repeat(rows, 2, axis=0)
+        if not self.no_loops:
+            return rows
+        src, dst = self.src.read(self.start, self.stop), self.dst.read(self.start, self.stop)
+        kept: Array = rows[src != dst]
+        return kept
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All of a graph but the ends of its edges, in a few kilobytes that a task is handed.
+
+    Attributes:
+        num_nodes, node_arrays: by node type.
+        num_edges: by edge type.
+        edge_arrays: edge type → array name → an array of its dtype and shape, wherever it lies.
+    """
+
+    num_nodes: dict[str, int]
+    node_arrays: dict[str, dict[str, DiskArray]]
+    num_edges: dict[EdgeType, int]
+    edge_arrays: dict[EdgeType, dict[str, DiskArray]]
+
+    def data(self, **others: Any) -> GraphData:
+        """The graph: arrays of nodes mapped, edges and their arrays without content.
+
+        Args:
+            others: attributes of the `GraphData`.
+        """
+        nodes = {
+            ntype: NodeFrame(num, {n: a.whole() for n, a in self.node_arrays[ntype].items()})
+            for ntype, num in self.num_nodes.items()
+        }
+        edges = {e: _without_content(n, self.edge_arrays[e]) for e, n in self.num_edges.items()}
+        return GraphData(**{"name": "", **others, "nodes": nodes, "edges": edges})
+
+
+def _without_content(num: int, arrays: dict[str, DiskArray]) -> EdgeFrame:
+    ends = np.broadcast_to(np.int64(0), num)
+    frame = EdgeFrame(ends, ends)
+    for name, array in arrays.items():
+        one = array.as_declared(np.zeros((1, *array.row_shape), array.stored))
+        shape = (num, *array.row_shape)
+        frame.data[name] = (
+            np.broadcast_to(one, shape) if isinstance(one, np.ndarray) else one.expand(shape)
+        )
+    return frame
+
+
+@dataclass(frozen=True)
+class DiskGraph:
+    """A graph on disk.
+
+    Attributes:
+        runs: edge type → its edges, in order.
+        others: ``name``, ``origin``, ``ids``, ``names`` and ``reverses`` of its `GraphData`.
+    """
+
+    figures: Figures
+    runs: dict[EdgeType, list[EdgeRun]]
+    others: dict[str, Any]
+
+    def data(self) -> GraphData:
+        """See `Figures`."""
+        return self.figures.data(**self.others)
+
+    def in_one_space(self) -> Iterator[tuple[Array, Array]]:
+        """All edges, some at a time: ids of a type follow those of the types before it."""
+        ends = np.cumsum([0, *self.figures.num_nodes.values()])
+        first = dict(zip(self.figures.num_nodes, ends.tolist(), strict=False))
+        index = index_type(int(ends[-1]))
+        for (source, _, target), runs in self.runs.items():
+            for run in runs:
+                src, dst = run.ends()
+                yield src.astype(index) + first[source], dst.astype(index) + first[target]
+
+
+def runs_of(
+    src: DiskArray,
+    dst: DiskArray,
+    data: dict[str, DiskArray],
+    first: int,
+    *,
+    no_loops: bool = False,
+    interleaved: bool = False,
+) -> list[EdgeRun]:
+    """All rows of some files as runs.
+
+    Args:
+        first: number of the first edge.
+        no_loops, interleaved: see `EdgeRun`.
+    """
+    runs, count, times = [], len(src), 2 if interleaved else 1
+    for start in range(0, count, RUN // times):
+        stop = min(start + RUN // times, count)
+        num = (stop - start) * times
+        if no_loops:
+            num = int(np.count_nonzero(src.read(start, stop) != dst.read(start, stop)))
+        runs.append(EdgeRun(src, dst, start, stop, first, num, data, no_loops, interleaved))
+        first += num
+    return runs
+
+
+def spill(data: GraphData, directory: Path) -> DiskGraph:
+    """Put a graph that is in memory on disk."""
+    count = itertools.count()
+
+    def put(arrays: dict[str, Any]) -> dict[str, DiskArray]:
+        return {n: store(directory / f"array-{next(count)}", a) for n, a in arrays.items()}
+
+    node_arrays = {ntype: put(frame.data) for ntype, frame in data.nodes.items()}
+    edge_arrays = {etype: put(frame.data) for etype, frame in data.edges.items()}
+    runs: dict[EdgeType, list[EdgeRun]] = {}
+    for etype, frame in data.edges.items():
+        src, dst = (
+            store(directory / f"array-{next(count)}", ids.astype(index_type(data.nodes[t].num)))
+            for ids, t in ((frame.src, etype[0]), (frame.dst, etype[2]))
+        )
+        runs[etype] = runs_of(src, dst, edge_arrays[etype], 0)
+    figures = Figures(
+        {ntype: frame.num for ntype, frame in data.nodes.items()},
+        node_arrays,
+        {etype: frame.num for etype, frame in data.edges.items()},
+        edge_arrays,
+    )
+    names = ("name", "origin", "ids", "names", "reverses")
+    return DiskGraph(figures, runs, {name: getattr(data, name) for name in names})

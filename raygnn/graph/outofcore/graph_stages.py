@@ -1,0 +1,182 @@
+"""A graph from its input to the disk, whatever its format: read, checked, scaled, with reverses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raygnn.config.graph import GraphConfig, OgbGraph, ReversibleGraph, TablesGraph
+from raygnn.graph import sources, validate
+from raygnn.graph.arrays import Array
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, GraphData, NodeFrame
+from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, store_all, stored_arrays
+from raygnn.graph.outofcore.disk_graph import DiskGraph, Figures, runs_of, spill
+from raygnn.graph.outofcore.table_stages import read_tables
+from raygnn.graph.outofcore.workspace import Workspace
+from raygnn.graph.sources import ogb
+from raygnn.graph.sources.npz_members import Member
+from raygnn.graph.sources.transforms import add_reverses, normalize
+
+_ROWS = 1 << 18  # or columns
+_BYTES = 1 << 24  # unpacked at once
+
+
+def read_graph(
+    config: GraphConfig, work: Workspace, *, needs_masks: bool, trains: bool
+) -> DiskGraph:
+    """The graph that `raygnn.graph.sources.load_graph` reads, on disk: checked, scaled, with
+    reverse edges. Tables and archives are never in memory as a whole.
+
+    Raises:
+        ConfigError, DataError: as there.
+    """
+    if isinstance(config, TablesGraph):
+        graph = read_tables(config, work)
+    elif isinstance(config, OgbGraph) and (dataset := ogb.archived(config)) is not None:
+        graph = _read_archives(config, dataset, work)
+    else:
+        data = sources.load_graph(config, needs_masks=needs_masks, trains=trains)
+        return spill(data, work.directory("edges"))
+    graph.others["name"] = re.sub(r"[^\w.-]", "_", graph.others["name"])
+    validate.check(graph.data(), needs_masks=needs_masks, trains=trains)
+    scaled = _scaled(graph.figures, sources.scaling(config.format, config.normalize), work)
+    graph = replace(graph, figures=scaled)
+    return (
+        _with_reverses(graph) if isinstance(config, ReversibleGraph) and config.reverse else graph
+    )
+
+
+def is_in_place(member: Member) -> bool:
+    """Whether an array can be mapped where it lies."""
+    return member.place is not None and not member.fortran and member.dtype.isnative
+
+
+def _read_archives(graph: OgbGraph, dataset: ogb.Archived, work: Workspace) -> DiskGraph:
+    """The graph that `raygnn.graph.sources.ogb` reads, of archives. Their arrays are mapped where
+    they lie; those that are compressed or in another order are unpacked first."""
+    packed = [member for member in dataset.members if not is_in_place(member)]
+    paths = {m: work.directory("unpack") / str(at) for at, m in enumerate(packed)}
+    sizes = [member.nbytes for member in packed]
+    work.run("unpack", _unpack, [(member, paths[member]) for member in packed], sizes)
+
+    def array(member: Member) -> DiskArray:
+        path, place = (paths[member], 0) if member in paths else (member.file, member.place or 0)
+        return DiskArray(path, member.dtype.name, member.shape[1:], place, member.shape[0])
+
+    nodes = {name: array(member) for name, member in dataset.nodes.items()}
+    edges = {name: array(member) for name, member in dataset.edges.items()}
+    both = array(dataset.ends)
+    src, dst = (
+        replace(both, row_shape=(), offset=both.offset + row * both.row_bytes, rows=num_edges)
+        for row, num_edges in enumerate(both.row_shape * 2)
+    )
+    runs = runs_of(src, dst, edges, 0, interleaved=ogb.is_undirected(graph))
+    tasks = [(dataset, src, dst, run.start, run.stop) for run in runs]
+    work.run("edges", _check_ends, tasks, [run.num for run in runs])
+    where = work.directory("targets")
+    (targets,) = work.run("targets", _read_targets, [(dataset, where)], [dataset.num_nodes])
+    figures = Figures(
+        {DEFAULT_NTYPE: dataset.num_nodes},
+        {DEFAULT_NTYPE: nodes | stored_arrays(where, targets)},
+        {DEFAULT_ETYPE: sum(run.num for run in runs)},
+        {DEFAULT_ETYPE: edges},
+    )
+    others = {"name": graph.name, "origin": dataset.origin}
+    return DiskGraph(figures, {DEFAULT_ETYPE: runs}, others)
+
+
+def _unpack(member: Member, path: Path) -> dict[str, int]:
+    """Write an array as `DiskArray` has it."""
+    with Appended(path) as file:
+        for block in member.blocks(_BYTES):
+            file.add(block)
+    if member.fortran:
+        _reorder(path, member.dtype.newbyteorder("="), member.shape)
+    return {"rows": max(member.shape)}
+
+
+def _reorder(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Bring an array from Fortran's order into C's."""
+    draft = path.with_suffix(".draft")
+    stored: Array = np.memmap(path, dtype, "r", shape=shape[::-1]).T
+    ordered = np.memmap(draft, dtype, "w+", shape=shape)
+    longest = int(np.argmax(shape))
+    for start in range(0, shape[longest], _ROWS):
+        at = (*[slice(None)] * longest, slice(start, start + _ROWS))
+        ordered[at] = stored[at]
+    ordered.flush()
+    draft.replace(path)
+
+
+def _check_ends(
+    dataset: ogb.Archived, src: DiskArray, dst: DiskArray, start: int, stop: int
+) -> None:
+    dataset.checked_ends(src.read(start, stop), dst.read(start, stop), start)
+
+
+def _read_targets(dataset: ogb.Archived, directory: Path) -> dict[str, Any]:
+    return store_all(directory, dataset.targets())
+
+
+def _scaled(figures: Figures, method: str, work: Workspace) -> Figures:
+    if method == "none":
+        return figures
+    arrays = {t: of["feat"] for t, of in figures.node_arrays.items() if "feat" in of}
+    if not arrays:
+        normalize(figures.data(), method)  # which says so
+    path = work.directory("normalize")
+    scaled = {
+        t: DiskArray(path / str(at), a.dtype if a.stored.kind == "f" else "float32", a.row_shape)
+        for at, (t, a) in enumerate(arrays.items())
+    }
+    tasks = [(method, array, scaled[t]) for t, array in arrays.items()]
+    work.run("normalize", _normalize, tasks, [len(array) for array in arrays.values()])
+    of_nodes = {
+        t: {**of, **({"feat": scaled[t]} if t in scaled else {})}
+        for t, of in figures.node_arrays.items()
+    }
+    return replace(figures, node_arrays=of_nodes)
+
+
+def _normalize(method: str, array: DiskArray, scaled: DiskArray) -> None:
+    """Write a scaled copy of a matrix; scaled in at least float32."""
+    dtype = np.promote_types(array.dtype, np.float32)
+    wide = DiskArray(scaled.path.with_suffix(".wide"), str(dtype), array.row_shape)
+    _convert(array, wide)
+    rows = wide.map(writable=True)
+    normalize(GraphData("", {"": NodeFrame(len(rows), {"feat": rows})}, {}), method)
+    _convert(wide, scaled)
+    wide.path.unlink()
+
+
+def _convert(array: DiskArray, to: DiskArray) -> None:
+    with Appended(to.path) as file:
+        for start in range(0, len(array), _ROWS):
+            rows = array.read(start, min(start + _ROWS, len(array)))
+            file.add(rows.astype(to.dtype, copy=False))
+
+
+def _with_reverses(graph: DiskGraph) -> DiskGraph:
+    """The graph with what `add_reverses` gives it."""
+    data, figures = graph.data(), graph.figures
+    add_reverses(data)
+    others = graph.others | {"names": data.names, "reverses": data.reverses}
+    runs, num, arrays = dict(graph.runs), dict(figures.num_edges), dict(figures.edge_arrays)
+    for etype in data.edges.keys() - runs.keys():
+        (one,) = (e for e, other in data.reverses.items() if other == etype and e in graph.runs)
+        num[etype], arrays[etype] = num[one], arrays[one]
+        runs[etype] = [replace(run, src=run.dst, dst=run.src) for run in graph.runs[one]]
+    order = list(data.edges)
+    return DiskGraph(
+        replace(
+            figures,
+            num_edges={etype: num[etype] for etype in order},
+            edge_arrays={etype: arrays[etype] for etype in order},
+        ),
+        {etype: runs[etype] for etype in order},
+        others,
+    )

@@ -1,0 +1,126 @@
+"""Where the stages of a partition lie until it is whole, and how their tasks are run.
+
+A task's result is kept beside what it wrote, so that the next try goes on after the last task that
+was finished, whatever ended the one before. Nothing is forced to the disk: when the machine itself
+was started again in between, all is done anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from raygnn.graph.available_memory import words
+from raygnn.graph.partition.make import Missing
+from raygnn.util.files import read_json
+
+Result = Any  # plain JSON types
+
+
+def stages_of(missing: Missing) -> Path:
+    """Where the stages of a partition lie until it is whole."""
+    place = missing.draft.absolute()
+    return place.parent / f".{place.name}.stages-{missing.digest[:16]}"
+
+
+class Pool(Protocol):
+    """Runs tasks, on one machine or several that all see the workspace."""
+
+    def __call__(
+        self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Result]]:
+        """``(number of the task, what the function returned)``, as tasks are done.
+
+        Raises:
+            What the first of them raised that failed; none runs after that.
+        """
+        ...
+
+
+def one_after_another(
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[int, Result]]:
+    """The pool of this process alone."""
+    for number, task in enumerate(tasks):
+        yield number, function(*task)
+
+
+class Workspace:
+    """A directory of stages.
+
+    Args:
+        tell: called with a stage's name, how much of it is done, rows a second, and the time left.
+
+    Attributes:
+        seconds: of each stage of this try.
+    """
+
+    def __init__(self, path: Path, pool: Pool, tell: Callable[[str], object]):
+        self.path, self.pool, self.tell = path, pool, tell
+        self.seconds: dict[str, float] = {}
+        boot = path / "boot"
+        if boot.exists() and boot.read_text() != _boot():
+            for stage in path.iterdir():
+                shutil.rmtree(stage, ignore_errors=True)  # the lock is a file, and stays
+        boot.write_text(_boot())
+
+    def directory(self, stage: str) -> Path:
+        """Where a stage's files lie."""
+        path = self.path / stage
+        path.mkdir(exist_ok=True)
+        return path
+
+    def run(
+        self,
+        stage: str,
+        function: Callable[..., Result],
+        tasks: Sequence[tuple[Any, ...]],
+        sizes: Sequence[int],
+    ) -> list[Result]:
+        """The results of all tasks, in order; those that an earlier try finished are not run.
+
+        Args:
+            function: of a module, as other processes are to find it, with plain JSON types for
+                a result; writes below `directory`, in place of what a task that was ended left.
+            sizes: of the tasks, for the progress: rows, unless results say how many ``rows``
+                there were.
+        """
+        started, done, rows = time.perf_counter(), 0, 0
+        files = [self.directory(stage) / f"done-{number}.json" for number in range(len(tasks))]
+        earlier = {number: read_json(file) for number, file in enumerate(files)}
+        results = {number: kept["result"] for number, kept in earlier.items() if kept}
+        pending = [number for number in range(len(tasks)) if number not in results]
+        total = sum(sizes[number] for number in pending)
+        self.tell(stage)
+        for at, result in self.pool(function, [tasks[number] for number in pending]):
+            number = pending[at]
+            draft = files[number].with_suffix(".tmp")
+            draft.write_text(json.dumps({"result": result}))
+            draft.rename(files[number])
+            results[number] = result
+            done += sizes[number]
+            counted = isinstance(result, dict) and "rows" in result
+            rows += result["rows"] if counted else sizes[number]
+            seconds = time.perf_counter() - started
+            left = seconds * (total - done) / max(done, 1)
+            rate = f"{rows / seconds:,.0f} rows/s" if rows else ""
+            self.tell(f"{stage}, {len(results)} of {len(tasks)}, {rate}, {left:.0f} s left")
+        before = self.seconds.get(stage, 0.0)
+        self.seconds[stage] = before + time.perf_counter() - started
+        return [results[number] for number in range(len(tasks))]
+
+    def drop(self, stage: str) -> None:
+        """Remove what the tasks of a stage wrote, which nothing needs any more; that they are done
+        stays known."""
+        for path in self.directory(stage).iterdir():
+            if path.suffix != ".json":
+                path.unlink()
+
+
+def _boot() -> str:
+    """Tells one start of this machine from the next."""
+    return " ".join(words(Path("/proc/sys/kernel/random/boot_id")))

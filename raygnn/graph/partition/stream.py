@@ -1,0 +1,405 @@
+"""Partitioning by streaming: few cut edges with memory for the nodes alone.
+
+Edges are read in passes, in any order, and never held. A pass counts degrees; a few passes form
+clusters of neighbours, none larger than a small share of a part, by label propagation (Raghavan
+et al. 2007; with capped sizes Meyerhenke, Sanders & Schulz, "Partitioning complex networks via
+size-constrained clustering", 2014; semi-external Akhremtsev, Sanders & Schulz, "(Semi-)external
+algorithms for graph partitioning and clustering", 2015); one draws a sample of the edges between
+clusters, which METIS divides; and a few more passes move nodes to where most of their neighbours
+are, within limits of balance (restreaming: Nishimura & Ugander 2013; balance as a price in the
+score: Fennel, Tsourakakis et al. 2014).
+
+Each node keeps a sketch of its neighbours' labels (`stream_kernels`; label propagation with such
+sketches: Sahu 2024) and decides whenever it has seen all of its edges once. When it begins to
+count is drawn from the seed, so that nodes decide at different times whatever the edges' order,
+and see the decisions of one another; label propagation in rounds would swing to and fro.
+
+The result depends on the edges in their order, the groups and the seed: not on the sizes of the
+chunks, on the number of threads or on what ran before in the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+from raygnn.errors import DataError
+from raygnn.graph import dgl
+from raygnn.graph.arrays import Array, IntArray, index_type
+from raygnn.graph.partition import edge_kernels, stream_kernels
+
+# Gives the edges as chunks of (source ids, destination ids), the same ones at each call.
+Passes = Callable[[], Iterable[tuple[Array, Array]]]
+
+# The largest part over the mean, of the nodes of each group and of in-edges.
+IMBALANCE = 1.05
+# As for METIS's own partitions: above this it is asked to balance in-edges, too.
+_EDGE_IMBALANCE = 1.2
+
+_SLOTS = 8  # labels that a node counts at a time, 6 bytes each
+_CLUSTER_PASSES, _MOVE_PASSES = 5, 4
+# METIS gets at most so many nodes, or 200 for each part, and so many edges, or half as many as
+# there are nodes. It has to balance what it cannot take apart: a cluster is at most a 50th of a
+# part, and a 4096th of the graph.
+_COARSE_NODES, _COARSE_EDGES = 1 << 14, 1 << 17
+_CLUSTERS_OF_A_PART, _CLUSTERS = 50, 1 << 12
+# Below this METIS's parts would depend on what memory held before: see `dgl.metis`.
+_METIS_NODES = 1 << 10
+# Edges of a block: decisions are taken between blocks. Of a small graph, a 64th of its edges.
+_BLOCK, _SMALL_BLOCK = 1 << 18, 1 << 6
+_THREADED_BLOCK = 1 << 15
+_MAX_THREADS = 8
+
+
+def assign_by_streaming(
+    num_nodes: int,
+    passes: Passes,
+    parts: int,
+    *,
+    groups: Array | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> Array:
+    """Part of every node, from edges that are read about eleven times.
+
+    Args:
+        num_nodes: all types', one after the other.
+        passes: each call gives the edges again, in the same order: chunks of any size of
+            (source, destination) ids, integers ``0 … num_nodes-1``. Loops do no harm; edges that
+            are there several times, or in both directions, weigh as much.
+        groups: small unsigned integers ``[num_nodes]``, see `balance_groups`; None = one group.
+        threads: None = one for each core, 8 at most.
+        progress: called with ``"pass 3 of 11"``; a small graph needs six.
+
+    Returns:
+        uint8 ``[num_nodes]``, uint16 from 257 parts on. Of the nodes of each group a part has at
+        most 1.05 times the mean (or the next whole number above the mean), and of the in-edges
+        the same, or the mean and as many as one node has.
+
+    Memory: about 85 bytes for each node, and 20 MB.
+
+    Raises:
+        ValueError: ids are out of range, or a pass gave other edges than the first.
+        DataError: METIS failed.
+    """
+    groups = np.zeros(num_nodes, np.uint8) if groups is None else groups
+    assert len(groups) == num_nodes, "a group for every node"
+    if parts == 1 or parts >= num_nodes:
+        ids = np.arange(num_nodes) if parts > 1 else np.zeros(num_nodes)
+        return ids.astype(np.min_scalar_type(parts - 1))
+    most = max(_COARSE_NODES, 4 * _CLUSTERS_OF_A_PART * parts)
+    reads = 2 + _MOVE_PASSES + _CLUSTER_PASSES * (num_nodes > most)
+    tell = progress or (lambda text: None)
+    announced = (tell(f"pass {number} of {reads}") for number in itertools.count(1))
+    edges = _Edges(num_nodes, passes, seed, threads or _cores(), announced)
+    balance = Balance(groups, edges.in_degrees, parts)
+    clusters, count = _clusters(edges, parts, most)
+    coarse = _coarse_graph(edges, clusters, count)
+    labels = _divide(*coarse, clusters, balance)[clusters].astype(edges.index)
+    del clusters, coarse
+    balance.count(labels)
+    balance.settle(labels, edges.degrees)
+    _refine(edges, balance, labels)
+    return labels.astype(np.min_scalar_type(parts - 1))
+
+
+def balance_groups(types: Iterable[tuple[int, Array | None]], parts: int) -> Array:
+    """The group of each node: the nodes of each type make one, or those for training and the
+    others of the type one each, where there are at least 8 for training for each part.
+
+    Args:
+        types: of each node type its number of nodes, and which of them are for training (bool).
+    """
+    made: list[Array] = []
+    last = 0
+    for num, train in types:
+        group = np.full(num, last, np.uint16)
+        if train is not None and 8 * parts <= np.count_nonzero(train) < num:
+            last += 1
+            group[train] = last
+        made.append(group)
+        last += 1
+    groups = np.concatenate(made)
+    return groups.astype(np.min_scalar_type(max(last - 1, 0)))
+
+
+def _cores() -> int:
+    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+
+
+class _Edges:
+    """The edges, read in passes, and what each node has seen of them.
+
+    Attributes:
+        num: how many there are.
+        degrees, in_degrees: of each node, the former without loops.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        passes: Passes,
+        seed: int,
+        threads: int,
+        announced: Iterator[object],
+    ):
+        self._passes, self._seed, self._announced = passes, seed, announced
+        self.num = -1  # until they have been counted
+        self.index = index_type(num_nodes)
+        self.num_nodes = num_nodes
+        self.degrees, self.in_degrees = (np.zeros(num_nodes, np.uint32) for _ in range(2))
+        num = 0
+        for src, dst in self.blocks(_BLOCK):
+            stream_kernels.count_degrees(src, dst, self.degrees, self.in_degrees)
+            num += len(src)
+        self.num = num
+        self._block = min(max(num // 64, _SMALL_BLOCK), _BLOCK)
+        self._threads = threads if self._block >= _THREADED_BLOCK else 1
+
+    def blocks(self, size: int) -> Iterator[tuple[Array, Array]]:
+        """The edges in blocks of one size, the last aside, whatever the sizes of the chunks."""
+        next(self._announced)
+        buffer = np.empty((2, size), self.index)
+        at = seen = 0
+        for src, dst in self._passes():
+            for ids in (src, dst):
+                if len(ids) and (ids.min() < 0 or ids.max() >= self.num_nodes):
+                    raise ValueError(f"ids of nodes are not all from 0 to {self.num_nodes - 1}")
+            begin = 0
+            while begin < len(src):
+                step = min(size - at, len(src) - begin)
+                buffer[0, at : at + step] = src[begin : begin + step]
+                buffer[1, at : at + step] = dst[begin : begin + step]
+                at, begin = at + step, begin + step
+                if at == size:
+                    yield buffer[0], buffer[1]
+                    at = 0
+            seen += len(src)
+        if at:
+            yield buffer[0, :at], buffer[1, :at]
+        if self.num not in (-1, seen):
+            raise ValueError(f"a pass gave {seen} edges, the first {self.num}")
+
+    def propagate(self, labels: Array, passes: int, decide: Callable[..., None]) -> None:
+        """Let nodes see their neighbours' labels, and decide on their own.
+
+        ``decide(nodes, names, counts, left)`` is called between blocks with the nodes that have
+        seen all of their edges, in ascending order; it sets their labels and starts their
+        sketches anew.
+        """
+        names = np.zeros((self.num_nodes, _SLOTS), self.index)
+        names[:, 0] = labels
+        counts = np.zeros((self.num_nodes, _SLOTS), np.uint16)
+        left = np.zeros(self.num_nodes, np.uint32)
+        stream_kernels.first_turns(self.degrees, self._seed, left)
+        ready = np.empty((self._threads, 2 * self._block), self.index)
+
+        def see(share: int, block: tuple[Array, Array]) -> Array:
+            end = stream_kernels.see_edges(
+                *block, labels, names, counts, left, share, self._threads, ready[share]
+            )
+            return ready[share, :end]
+
+        with ThreadPoolExecutor(self._threads, "stream") as pool:
+            for _ in range(passes):
+                for block in self.blocks(self._block):
+                    shares = list(pool.map(see, range(self._threads), itertools.repeat(block)))
+                    nodes = np.concatenate(shares)
+                    nodes.sort()
+                    decide(nodes, names, counts, left)
+
+
+def _clusters(edges: _Edges, parts: int, most: int) -> tuple[Array, int]:
+    """The cluster of each node, and how many there are: at most ``most``."""
+    num = edges.num_nodes
+    labels = np.arange(num, dtype=edges.index)
+    if num <= most or not edges.num:
+        return labels, num
+    # nodes and in-edges alike
+    weights = 1 + edges.in_degrees.astype(np.int64) * num // edges.num
+    cap = max(int(weights.sum()) // max(_CLUSTERS_OF_A_PART * parts, _CLUSTERS), 1)
+    weights = np.minimum(weights, cap).astype(edges.index)
+    sizes, favourite = weights.copy(), labels.copy()
+
+    def join(nodes: Array, *sketches: Array) -> None:
+        stream_kernels.join_clusters(
+            nodes, edges.degrees, weights, cap, labels, sizes, favourite, *sketches
+        )
+
+    edges.propagate(labels, _CLUSTER_PASSES, join)
+    return _merge(labels, sizes, favourite, cap, most)
+
+
+def _merge(labels: Array, sizes: Array, favourite: Array, cap: int, most: int) -> tuple[Array, int]:
+    """Number the clusters; of too many, those with the same favourite become one.
+
+    That is how leaves of a hub come together whose own cluster is full (two-hop clustering,
+    LaSalle et al. 2015).
+    """
+    present = np.zeros(len(labels), np.bool_)
+    present[labels] = True
+    names = np.flatnonzero(present)
+    count = len(names)
+    numbers = np.cumsum(present, dtype=labels.dtype)[labels] - 1
+    if count <= most:
+        return numbers, count
+    by_favourite = np.argsort(labels[favourite[names]], kind="stable")
+    low, high = 1, cap
+    while low < high:  # the smallest size that makes few enough
+        middle = (low + high) // 2
+        if stream_kernels.pack(sizes[names][by_favourite], middle)[-1] < most:
+            high = middle
+        else:
+            low = middle + 1
+    bins = np.empty(count, labels.dtype)
+    bins[by_favourite] = stream_kernels.pack(sizes[names][by_favourite], high)
+    return bins[numbers], int(bins.max()) + 1
+
+
+def _coarse_graph(edges: _Edges, clusters: Array, count: int) -> tuple[IntArray, IntArray]:
+    """The graph of the clusters in CSR form, from a sample of the edges between them: those
+    whose keys, hashes of their numbers, are smallest. Where two clusters have several edges in
+    the sample, so many join them: this METIS takes no weights of edges.
+    """
+    kept = np.empty((2, max(_COARSE_EDGES, edges.num_nodes // 2)), edges.index)
+    keys = np.empty(kept.shape[1], np.uint32)
+    threshold, at, first = np.uint32(2**32 - 1), 0, 0
+    for src, dst in edges.blocks(_BLOCK):
+        begin = 0
+        while begin < len(src):
+            at, begin = stream_kernels.keep_crossing(
+                src, dst, first, begin, threshold, clusters, kept, keys, at
+            )
+            if begin < len(src):  # no more room
+                threshold >>= np.uint32(1)
+                small = np.flatnonzero(keys <= threshold)
+                at = len(small)
+                kept[:, :at], keys[:at] = kept[:, small], keys[small]
+        first += len(src)
+    indptr = np.zeros(count + 1, np.int64)
+    edge_kernels.count_ends(kept[0, :at], kept[1, :at], 0, 0, indptr)
+    np.cumsum(indptr, out=indptr)
+    ids = np.empty(indptr[-1], np.int64)
+    edge_kernels.put_ends(kept[0, :at], kept[1, :at], 0, 0, indptr[:-1].copy(), ids)
+    return indptr, ids
+
+
+def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) -> IntArray:
+    """The part of each cluster, by METIS; of few clusters, by their order along the graph."""
+    parts, count = len(balance.sizes), len(indptr) - 1
+    loads = np.bincount(clusters, balance.in_degrees, count).astype(np.int64)
+    if count < _METIS_NODES:
+        csr = np.ones(len(ids)), ids.astype(np.int32), indptr.astype(np.int32)
+        graph = csr_array(csr, shape=(count, count))
+        order = reverse_cuthill_mckee(graph, symmetric_mode=True)
+        sizes = np.bincount(clusters, minlength=count)
+        share = sizes / sizes.sum() + loads / max(loads.sum(), 1)
+        assigned = np.empty(count, np.int64)
+        middle = np.cumsum(share[order]) - share[order] / 2
+        assigned[order] = np.minimum(middle / share.sum() * parts, parts - 1)
+        return assigned
+    weights = np.zeros((count, len(balance.means)), np.int64)
+    np.add.at(weights, (clusters, balance.groups), 1)
+    try:
+        assigned = dgl.metis(indptr, ids, parts, weights, repeatable=True)
+        held = np.bincount(assigned, loads, parts)
+        if held.max() > _EDGE_IMBALANCE * held.mean():
+            weights = np.concatenate([weights, loads[:, None]], axis=1)
+            assigned = dgl.metis(indptr, ids, parts, weights, repeatable=True)
+    except RuntimeError as error:
+        raise DataError(
+            f"METIS could not divide {count} clusters of nodes into {parts} parts: {error}",
+            remedy="take fewer parts, or partition.method: random",
+        ) from error
+    return assigned
+
+
+def _refine(edges: _Edges, balance: Balance, labels: Array) -> None:
+    """Move nodes to the parts that most of their neighbours are in, in place."""
+
+    def move(nodes: Array, *sketches: Array) -> None:
+        stream_kernels.move_nodes(
+            nodes,
+            edges.degrees,
+            edges.in_degrees,
+            balance.groups,
+            balance.size_limits,
+            balance.load_limit,
+            balance.means,
+            balance.mean_load,
+            labels,
+            balance.sizes,
+            balance.loads,
+            *sketches,
+        )
+
+    edges.propagate(labels, _MOVE_PASSES, move)
+
+
+class Balance:
+    """What the parts hold, and the most that they may.
+
+    Attributes:
+        groups: of each node; in_degrees: of each node.
+        sizes: int64 ``[parts, groups]`` nodes; loads: int64 ``[parts]`` in-edges.
+    """
+
+    def __init__(self, groups: Array, in_degrees: Array, parts: int):
+        self.groups, self.in_degrees = groups, in_degrees
+        totals = np.bincount(groups)
+        self.means = np.maximum(totals / parts, 1e-9)
+        self.mean_load = max(float(in_degrees.sum(dtype=np.int64)) / parts, 1e-9)
+        exact = -(-totals // parts)  # rounded up: so many always do
+        self.size_limits = np.maximum((IMBALANCE * self.means).astype(np.int64), exact)
+        self.load_limit = int(IMBALANCE * self.mean_load)
+        self.sizes = np.zeros((parts, len(totals)), np.int64)
+        self.loads = np.zeros(parts, np.int64)
+
+    def count(self, labels: Array) -> None:
+        """Set sizes and loads to those of a partition."""
+        parts, groups = self.sizes.shape
+        cells = labels.astype(np.int64) * groups + self.groups
+        self.sizes[:] = np.bincount(cells, minlength=parts * groups).reshape(parts, groups)
+        self.loads[:] = np.bincount(labels, self.in_degrees, parts)
+
+    def settle(self, labels: Array, degrees: Array) -> None:
+        """Move nodes, those with few edges first, until all limits hold, in place."""
+        over = self.sizes > self.size_limits
+        nodes = np.flatnonzero(over[labels, self.groups])
+        nodes = nodes[np.argsort(degrees[nodes], kind="stable")]
+        stream_kernels.give_away(
+            nodes, self.groups, self.in_degrees, self.size_limits, labels, self.sizes, self.loads
+        )
+        # The two differ by more in-edges than any node has, so they can always be brought closer.
+        limit = max(self.load_limit, int(self.mean_load) + int(self.in_degrees.max()))
+        while self.loads.max() > limit:
+            self._even(labels, int(self.loads.argmax()), int(self.loads.argmin()))
+
+    def _even(self, labels: Array, most: int, least: int) -> None:
+        """Exchange nodes of one group between two parts so that their loads come closer."""
+        gap = int(self.loads[most] - self.loads[least])
+        for group in range(len(self.means)):
+            ours, theirs = (
+                np.flatnonzero((labels == part) & (self.groups == group)) for part in (most, least)
+            )
+            ours = ours[np.argsort(self.in_degrees[ours], kind="stable")[::-1]]
+            theirs = theirs[np.argsort(self.in_degrees[theirs], kind="stable")]
+            given = self.in_degrees[ours].astype(np.int64)
+            free = np.zeros(int(self.size_limits[group] - self.sizes[least, group]), np.int64)
+            taken = np.concatenate([free, self.in_degrees[theirs].astype(np.int64)])
+            pairs = min(len(given), len(taken))
+            shift = given[:pairs] - taken[:pairs]  # falling, and less than the gap: see `settle`
+            swaps = int(np.searchsorted(np.cumsum(np.maximum(shift, 0)), gap // 2, side="right"))
+            swaps = min(max(swaps, 1), int(np.count_nonzero(shift > 0)))
+            if swaps:
+                labels[ours[:swaps]] = least
+                labels[theirs[: max(swaps - len(free), 0)]] = most
+                self.count(labels)
+                return

@@ -1,0 +1,209 @@
+"""Compiled loops of `raygnn.graph.partition.stream` (numba, without the GIL, compiled once).
+
+A node's *sketch* counts the labels of its neighbours in few bytes: slot 0 the node's own label,
+exactly; the other slots the most frequent of the others (Misra & Gries, "Finding repeated
+elements", 1982): a label that more than 1 / slots of the neighbours have is always among them,
+and as long as there are no more labels than slots all counts are exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from raygnn.util import hashing
+
+_COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
+_FULL = np.uint16(np.iinfo(np.uint16).max)
+
+_mix = njit(inline="always")(hashing.mix)
+
+
+@njit(**_COMPILE)
+def count_degrees(src, dst, degrees, in_degrees):  # type: ignore[no-untyped-def]
+    """Count each edge at its destination, and unless it is a loop at both of its ends."""
+    for i in range(len(src)):
+        in_degrees[dst[i]] += 1
+        if src[i] != dst[i]:
+            degrees[src[i]] += 1
+            degrees[dst[i]] += 1
+
+
+@njit(**_COMPILE)
+def first_turns(degrees, seed, left):  # type: ignore[no-untyped-def]
+    """``left`` = edges that pass by before a node decides first: from half of its own to all."""
+    for node in range(len(degrees)):
+        late = _mix(uint64(seed) ^ uint64(node)) % uint64(degrees[node] // 2 + 1)
+        left[node] = degrees[node] - late
+
+
+@njit(**_COMPILE)
+def _see(node, label, names, counts, left, done, at):  # type: ignore[no-untyped-def]
+    """Count a neighbour's label; put the node down once it has seen all of its edges."""
+    left[node] -= 1
+    if left[node] == 0:
+        done[at] = node
+        at += 1
+    slots = names.shape[1]
+    slot, free = 0, -1
+    while slot < slots and (names[node, slot] != label or (slot and not counts[node, slot])):
+        if slot and not counts[node, slot]:
+            free = slot
+        slot += 1
+    if slot == slots and free < 0:
+        for other in range(1, slots):
+            counts[node, other] -= 1
+        return at
+    if slot == slots:
+        slot = free
+        names[node, slot] = label
+    counts[node, slot] += 1
+    if counts[node, slot] == _FULL:
+        for other in range(slots):
+            counts[node, other] >>= 1
+    return at
+
+
+@njit(**_COMPILE)
+def see_edges(src, dst, labels, names, counts, left, share, shares, done):  # type: ignore[no-untyped-def]
+    """Show the edges to those of their ends that are in one of ``shares`` shares of the nodes.
+
+    What a node sees depends on nothing but the order of its edges, so not on the shares.
+    Returns how many nodes were put down in ``done``.
+    """
+    at = 0
+    for i in range(len(src)):
+        a, b = src[i], dst[i]
+        if a == b:
+            continue
+        if (a >> 4) % shares == share:
+            at = _see(a, labels[b], names, counts, left, done, at)
+        if (b >> 4) % shares == share:
+            at = _see(b, labels[a], names, counts, left, done, at)
+    return at
+
+
+@njit(**_COMPILE)
+def _restart(node, label, degrees, labels, names, counts, left):  # type: ignore[no-untyped-def]
+    labels[node] = label
+    left[node] = degrees[node]
+    names[node, 0] = label
+    counts[node, :] = 0
+
+
+@njit(**_COMPILE)
+def join_clusters(nodes, degrees, weights, cap, labels, sizes, favourite, names, counts, left):  # type: ignore[no-untyped-def]
+    """Let each node join the cluster that most of its neighbours are in and that has room.
+
+    ``favourite[node]`` = that cluster without regard to room.
+    """
+    for node in nodes:
+        own = labels[node]
+        best, most, like, likes = own, counts[node, 0], own, counts[node, 0]
+        for slot in range(1, names.shape[1]):
+            label, count = names[node, slot], counts[node, slot]
+            if count > likes:
+                like, likes = label, count
+            if count > most and sizes[label] + weights[node] <= cap:
+                best, most = label, count
+        favourite[node] = like
+        if best != own:
+            sizes[own] -= weights[node]
+            sizes[best] += weights[node]
+        _restart(node, best, degrees, labels, names, counts, left)
+
+
+@njit(**_COMPILE)
+def pack(sizes, cap):  # type: ignore[no-untyped-def]
+    """Bin of each cluster, in order: the next one begins where a cluster does not fit."""
+    bins = np.zeros(len(sizes), np.int64)
+    current, filled = 0, 0
+    for i in range(len(sizes)):
+        if filled and filled + sizes[i] > cap:
+            current, filled = current + 1, 0
+        bins[i] = current
+        filled += sizes[i]
+    return bins
+
+
+@njit(**_COMPILE)
+def keep_crossing(src, dst, first, begin, threshold, clusters, kept, keys, at):  # type: ignore[no-untyped-def]
+    """Keep edges between clusters, those with a key of at most ``threshold``, from ``at`` on.
+
+    ``first`` is the number of the block's first edge, whose hash is its key. Returns (where the
+    kept ones end, edges of the block looked at): not all where there is no more room.
+    """
+    for i in range(begin, len(src)):
+        a, b = clusters[src[i]], clusters[dst[i]]
+        if a != b:
+            key = np.uint32(_mix(uint64(first + i)) >> uint64(32))
+            if key <= threshold:
+                if at == len(keys):
+                    return at, i
+                kept[0, at], kept[1, at], keys[at] = a, b, key
+                at += 1
+    return at, len(src)
+
+
+@njit(**_COMPILE)
+def _overload(part, group, sizes, loads, means, mean_load):  # type: ignore[no-untyped-def]
+    """By which share a part has more than the mean, of a group's nodes or of in-edges."""
+    return max(sizes[part, group] / means[group] - 1, loads[part] / mean_load - 1, 0.0)
+
+
+@njit(**_COMPILE)
+def move_nodes(  # type: ignore[no-untyped-def]
+    nodes,
+    degrees,
+    in_degrees,
+    groups,
+    size_limits,
+    load_limit,
+    means,
+    mean_load,
+    labels,
+    sizes,
+    loads,
+    names,
+    counts,
+    left,
+):
+    """Let each node move to the part with room that most of its neighbours are in, of which those
+    do not count that a part has more than the mean."""
+    for node in nodes:
+        own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
+        degree = np.float64(degrees[node])
+        crowded = _overload(own, group, sizes, loads, means, mean_load)
+        best, most = own, counts[node, 0] - degree * crowded
+        for slot in range(1, names.shape[1]):
+            part, count = names[node, slot], counts[node, slot]
+            full = sizes[part, group] >= size_limits[group] or loads[part] + load > load_limit
+            if count > 0 and not full:
+                score = count - degree * _overload(part, group, sizes, loads, means, mean_load)
+                if score > most:
+                    best, most = part, score
+        if best != own:
+            sizes[own, group] -= 1
+            sizes[best, group] += 1
+            loads[own] -= load
+            loads[best] += load
+        _restart(node, best, degrees, labels, names, counts, left)
+
+
+@njit(**_COMPILE)
+def give_away(nodes, groups, in_degrees, size_limits, labels, sizes, loads):  # type: ignore[no-untyped-def]
+    """Move nodes of parts that have too many of their group to the least loaded with room."""
+    for node in nodes:
+        own, group, load = labels[node], groups[node], np.int64(in_degrees[node])
+        if sizes[own, group] <= size_limits[group]:
+            continue
+        best = own
+        for part in range(len(loads)):
+            room = sizes[part, group] < size_limits[group]
+            if room and (best == own or loads[part] < loads[best]):
+                best = part
+        sizes[own, group] -= 1
+        sizes[best, group] += 1
+        loads[own] -= load
+        loads[best] += load
+        labels[node] = best

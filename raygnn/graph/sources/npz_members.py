@@ -1,0 +1,172 @@
+"""The arrays in NumPy archives: what their headers claim, their content, and where it lies."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from raygnn.errors import DataError
+from raygnn.graph.sources import input_files
+from raygnn.graph.sources.input_files import Array, check_fits_memory
+
+_REMEDY = "The file is truncated or not an .npz: get it or save it again."
+# of what a zip has before each member: the lengths of the name and of the extras after it
+_BEFORE_MEMBER = struct.Struct("<26x2H")
+
+
+@dataclass(frozen=True)
+class Member:
+    """An array as its header describes it, which was held against the size of the member.
+
+    Attributes:
+        shape: as there, or another of as many elements.
+        fortran: whether its elements are in Fortran's order.
+        start: bytes of the header.
+        place: where in the file the elements begin; None = they are compressed.
+    """
+
+    file: Path
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+    place: int | None
+
+    @property
+    def origin(self) -> str:
+        """The place for errors."""
+        return f"{self.file}: {self.name}"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def outline(self) -> Array:
+        """An array of its dtype and shape, without content or memory."""
+        return np.broadcast_to(np.zeros((), self.dtype), self.shape)
+
+    def read(self) -> Array:
+        """All of it, of C's order and the machine's bytes.
+
+        Raises:
+            DataError: it is damaged, or there is less memory.
+        """
+        check_fits_memory(self.nbytes, f"the array of shape {self.shape}", self.origin)
+        with _stream(self.file, self.name) as stream, _numpy_errors(self.origin):
+            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+        array = array.astype(self.dtype.newbyteorder("="), order="C", copy=False)
+        return array.reshape(self.shape)
+
+    def blocks(self, size: int) -> Iterator[Array]:
+        """Its elements in the order in which they lie there, about ``size`` bytes at a
+        time; of the machine's bytes. Raises DataError as `read`."""
+        with _stream(self.file, self.name) as stream:
+            stream.read(self.start)
+            while block := stream.read(size - size % self.dtype.itemsize):
+                elements: Array = np.frombuffer(block, self.dtype)
+                yield elements.astype(self.dtype.newbyteorder("="), copy=False)
+
+
+def members(
+    file: Path,
+    names: Sequence[str],
+    remedy: str,
+    others: tuple[str, ...] = (),
+) -> dict[str, Member]:
+    """The arrays of these names, without expanding any.
+
+    Args:
+        remedy: where one of the names is missing.
+        others: how names of other arrays begin that are taken where they are there.
+
+    Raises:
+        DataError: one is missing, or is no array of numbers; or the archive is damaged.
+    """
+    with _opened(file) as archive:
+        stored = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+        missing = [name for name in names if name not in stored]
+        if missing:
+            raise DataError(
+                f"it holds no array {missing[0]}, only {', '.join(stored[:20])[:200] or 'nothing'}",
+                where=str(file),
+                remedy=remedy,
+            )
+        chosen = dict.fromkeys([*names, *(name for name in stored if name.startswith(others))])
+        return {name: _member(archive, file, name) for name in chosen}
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with input_files.opened(file) as stream, zipfile.ZipFile(stream) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        # RuntimeError: an encrypted member. NotImplementedError: an unknown compression.
+        message = f"not a complete NumPy archive: {error}"
+        raise DataError(message, where=str(file), remedy=_REMEDY) from None
+
+
+@contextmanager
+def _stream(file: Path, name: str) -> Iterator[IO[bytes]]:
+    with _opened(file) as archive, archive.open(_info(archive, name)) as stream:
+        yield stream
+
+
+@contextmanager
+def _numpy_errors(origin: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise _damaged(origin, f"not a NumPy array: {error}") from None
+
+
+def _info(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """The last one of this name, with or without ``.npy``."""
+    return next(i for i in archive.infolist()[::-1] if i.filename.removesuffix(".npy") == name)
+
+
+def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
+    info, origin = _info(archive, name), f"{file}: {name}"
+    with archive.open(info) as stream, _numpy_errors(origin):
+        version = np.lib.format.read_magic(stream)
+        read_header = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read_header(stream)
+        start = stream.tell()
+    left = info.file_size - start
+    if dtype.hasobject:
+        message = "refused: it holds Python objects, which are pickles that could run anything"
+        raise DataError(message, where=origin, remedy="Save it as an array of numbers.")
+    if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
+        raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
+    place = None
+    if info.compress_type == zipfile.ZIP_STORED:
+        with input_files.opened(file) as whole:
+            whole.seek(info.header_offset)
+            lengths = _BEFORE_MEMBER.unpack(whole.read(_BEFORE_MEMBER.size))
+        place = info.header_offset + _BEFORE_MEMBER.size + sum(lengths) + start
+        if place + left > file.stat().st_size:
+            raise _damaged(origin, f"{left} bytes at {place} are more than the file has")
+    member = Member(file, name, dtype, shape, fortran, start, place)
+    with _numpy_errors(origin):
+        member.outline()  # refuses more dimensions than an array can have
+    return member
+
+
+def _damaged(origin: str, message: str) -> DataError:
+    text = " ".join(message.split())
+    text = text if len(text) <= 200 else text[:200] + "…"
+    return DataError(text, where=origin, remedy="The file is damaged: get it or save it again.")

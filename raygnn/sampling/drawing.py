@@ -1,0 +1,381 @@
+"""The compiled inner loops that draw neighbours (numba, without the GIL, compiled once and cached).
+
+A row's list of entries is given by where it starts and how long it is, so that a part of a list is
+drawn from as a whole one is. What a row draws depends only on the key of the draw, the row's own
+key and its list: never on who else is asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, uint64
+
+from raygnn.sampling.kernels import COMPILE, below, hash_slots, mix, prefetch
+
+ALL = -1  # a fanout that takes every neighbour
+
+_AHEAD = 16  # rows between asking for entries and reading them
+_LINE = 8  # entries of 8 bytes in a cache line
+_TRIES = 4  # draws for each entry that is wanted, before all that are left are looked at
+_HALF = 0xFFFFFFFF  # of the bits of a random number
+_MOST = 64  # times as many where a list is drawn from of which only a part may be
+
+
+@njit(**COMPILE)
+def spans(indptr, rows):  # type: ignore[no-untyped-def]
+    """Where the lists of ``rows`` (numbers of rows in the CSC, negative = without edges) start, and
+    how long they are, int64 ``[B]`` each."""
+    start, degree = np.zeros(rows.shape[0], np.int64), np.zeros(rows.shape[0], np.int64)
+    for i in range(rows.shape[0]):
+        if rows[i] >= 0:
+            start[i] = indptr[rows[i]]
+            degree[i] = indptr[rows[i] + 1] - start[i]
+    return start, degree
+
+
+@njit(**COMPILE)
+def spans_before(indptr, times, rows, bounds, window):  # type: ignore[no-untyped-def]
+    """As `spans`, of the entries with ``bound - window <= time < bound``.
+
+    Args:
+        times: whole numbers ``[E]``, ascending within each list.
+        bounds: int64 ``[B]``, of the rows.
+        window: in the units of the times; negative = back to the beginning.
+    """
+    start, degree = spans(indptr, rows)
+    for i in range(-_AHEAD, rows.shape[0]):
+        ahead = i + _AHEAD
+        if ahead < rows.shape[0]:
+            for j in range(0, min(degree[ahead], _LINE * _LINE), _LINE):
+                prefetch(times, start[ahead] + j)
+        if i >= 0 and degree[i] > 0:
+            low, high = start[i], start[i] + degree[i]
+            high = _first_from(times, low, high, bounds[i])
+            if window >= 0:
+                low = _first_from(times, low, high, bounds[i] - window)
+            start[i], degree[i] = low, high - low
+    return start, degree
+
+
+@njit(inline="always")
+def _first_from(times, low, high, time):  # type: ignore[no-untyped-def]
+    """The first place in ``[low, high)`` with this time or a later one; ``high`` = none.
+
+    Without branches, which nobody could foretell.
+    """
+    count = high - low
+    while count > 0:
+        half = (count + 1) // 2
+        low += half * np.int64(times[low + half - 1] < time)
+        count -= half
+    return low
+
+
+@njit(inline="always")
+def floyd(out, at, take, count, state):  # type: ignore[no-untyped-def]
+    """Write ``take`` distinct numbers in [0, count) to ``out[at:]``."""
+    for j in range(take):
+        last = count - take + j
+        pick = below(mix(state + uint64(j)), last + 1)
+        for seen in range(j):
+            if out[at + seen] == pick:
+                pick = last
+                break
+        out[at + j] = pick
+
+
+@njit(inline="always")
+def _draw_alike(out, at, take, start, degree, replace, state):  # type: ignore[no-untyped-def]
+    """Write ``take`` places of a list whose entries are all alike to ``out[at:]``."""
+    if replace:
+        for j in range(take):
+            out[at + j] = below(mix(state + uint64(j)), degree)
+    else:
+        floyd(out, at, take, degree, state)
+    for j in range(at, at + take):
+        out[j] += start
+
+
+@njit(inline="always")
+def _uniform(random):  # type: ignore[no-untyped-def]
+    """A number within (0, 1) from 64 random bits."""
+    return (np.float64(random >> uint64(11)) + 0.5) * 2.0**-53
+
+
+@njit(**COMPILE)
+def sample_rows(start, degree, src, row_keys, fanout, replace, key, keep):  # type: ignore[no-untyped-def]
+    """Draw from lists whose entries are all alike.
+
+    Without replacement by Floyd's method (Bentley & Floyd, "A sample of brilliance", 1987), so
+    the cost is that of the sample, not of the list.
+
+    Args:
+        start, degree: int64 ``[B]``, see `spans`.
+        src: ``[E]`` global ids of sources.
+        row_keys: ``[B]`` what identifies each row (its node's original id).
+        fanout: entries per row, or -1 for all.
+        replace: draw with replacement (a row without entries still gives none).
+        key: uint64, of (seed, epoch, step, hop, edge type).
+        keep: whether the places of the entries are wanted.
+
+    Returns:
+        ``(out_indptr [B+1], neighbours, places)``: source ids, row after row, and where each
+        stands in ``src``; no places unless ``keep``.
+    """
+    n = start.shape[0]
+    out_indptr = np.empty(n + 1, np.int64)
+    out_indptr[0] = 0
+    for i in range(n):
+        take = degree[i]
+        if fanout >= 0 and (take > fanout or (replace and take > 0)):
+            take = np.int64(fanout)
+        out_indptr[i + 1] = out_indptr[i] + take
+    # The places to read are drawn, and asked for, some rows before they are read: nearly every one
+    # is a cache miss.
+    out = np.empty(out_indptr[n], np.int64)
+    places = np.empty(out_indptr[n] if keep else 0, np.int64)
+    for i in range(n + _AHEAD):
+        if i < n and out_indptr[i + 1] > out_indptr[i]:
+            at, take = out_indptr[i], out_indptr[i + 1] - out_indptr[i]
+            if fanout < 0 or (degree[i] <= fanout and not replace):
+                for j in range(take):
+                    out[at + j] = start[i] + j
+                for j in range(0, take, _LINE):
+                    prefetch(src, start[i] + j)
+            else:
+                state = mix(uint64(key) ^ mix(uint64(row_keys[i])))
+                _draw_alike(out, at, take, start[i], degree[i], replace, state)
+                for j in range(at, at + take):
+                    prefetch(src, out[j])
+        if i >= _AHEAD:
+            _read(src, out, places, out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1], keep)
+    return out_indptr, out, places
+
+
+@njit(inline="always")
+def _read(src, out, places, low, high, keep):  # type: ignore[no-untyped-def]
+    """Turn places into what stands there."""
+    for j in range(low, high):
+        if keep:
+            places[j] = out[j]
+        out[j] = src[out[j]]
+
+
+@njit(**COMPILE)
+def lists_of(keys, values, nodes):  # type: ignore[no-untyped-def]
+    """The values of each node: ``(indptr [B+1], values)``.
+
+    Args:
+        keys: int64 ``[n]``, ascending; values: ``[n]``.
+        nodes: int64 ``[B]``, any number of times each.
+    """
+    distinct = np.unique(keys)
+    table, first = hash_slots(distinct, 0)
+    starts = np.searchsorted(keys, distinct)
+    mask = uint64(table.shape[0] - 1)
+    low, indptr = np.zeros(nodes.shape[0], np.int64), np.zeros(nodes.shape[0] + 1, np.int64)
+    for i in range(nodes.shape[0]):
+        at = mix(uint64(nodes[i])) & mask
+        while table[at] >= 0 and table[at] != nodes[i]:
+            at = (at + uint64(1)) & mask
+        count = 0
+        if table[at] >= 0:
+            number = first[at]
+            low[i] = starts[number]
+            end = starts[number + 1] if number + 1 < starts.shape[0] else keys.shape[0]
+            count = end - low[i]
+        indptr[i + 1] = indptr[i] + count
+    out = np.empty(indptr[-1], values.dtype)
+    for i in range(nodes.shape[0]):
+        for j in range(indptr[i + 1] - indptr[i]):
+            out[indptr[i] + j] = values[low[i] + j]
+    return indptr, out
+
+
+@njit(inline="always")
+def _has(banned, node):  # type: ignore[no-untyped-def]
+    """Whether ``banned``, ascending, has ``node``."""
+    low, high = 0, banned.shape[0]
+    while low < high:
+        middle = (low + high) // 2
+        if banned[middle] < node:
+            low = middle + 1
+        else:
+            high = middle
+    return low < banned.shape[0] and banned[low] == node
+
+
+@njit
+def _fill(  # type: ignore[no-untyped-def]
+    out, start, degree, src, weight, replace, state, banned, taken
+):
+    """Draw by a look at every entry of a list, where little is left to draw from.
+
+    Without replacement by exponential clocks: those with the smallest ``-log(u) / weight``
+    (Efraimidis & Spirakis, "Weighted random sampling with a reservoir", 2006), which is drawing
+    one after the other in proportion to what is left.
+
+    Args:
+        out: for the places that are drawn.
+        state: of the row, past the random numbers that have been used.
+        banned: source ids, ascending.
+        taken: places that have been drawn, none if ``replace``.
+
+    Returns:
+        How many were drawn: as many as ``out`` takes, or all that are left.
+    """
+    allowed, clock = np.empty(degree, np.int64), np.empty(degree, np.float64)
+    count, total, taken = 0, 0.0, np.sort(taken)
+    for j in range(start, start + degree):
+        share = np.float64(weight[j]) if weight.shape[0] > 0 else 1.0
+        if not share > 0 or _has(banned, src[j]) or _has(taken, j):
+            continue
+        total += share
+        # by place in the list, so that a ban does not change the others' clocks
+        ticks = -np.log(_uniform(mix(state + uint64(j - start)))) / share
+        allowed[count], clock[count] = j, total if replace else ticks
+        count += 1
+    if count == 0:
+        return 0
+    if replace:
+        for j in range(out.shape[0]):
+            mark = _uniform(mix(state + uint64(j))) * total
+            at = np.searchsorted(clock[:count], mark, side="right")
+            out[j] = allowed[min(at, count - 1)]
+        return out.shape[0]
+    most = min(count, out.shape[0])
+    limit = _smallest(clock[:count], np.empty(most, np.float64))
+    drawn = 0
+    for j in range(count):
+        if clock[j] <= limit and drawn < most:
+            out[drawn] = allowed[j]
+            drawn += 1
+    return drawn
+
+
+@njit
+def _smallest(values, kept):  # type: ignore[no-untyped-def]
+    """The n-th smallest of at least n values, n being the length of ``kept``, which is scratch.
+
+    By keeping the n smallest so far; numpy's partition takes numba too long to compile.
+    """
+    kept[:] = values[: kept.shape[0]]
+    worst = np.argmax(kept)
+    for j in range(kept.shape[0], values.shape[0]):
+        if values[j] < kept[worst]:
+            kept[worst] = values[j]
+            worst = np.argmax(kept)
+    return kept[worst]
+
+
+@njit(**COMPILE)
+def draw_rows(  # type: ignore[no-untyped-def]
+    start,
+    degree,
+    whole_start,
+    whole_degree,
+    src,
+    weight,
+    alias,
+    row_keys,
+    fanout,
+    replace,
+    key,
+    keep,
+    banned_indptr,
+    banned,
+):
+    """`sample_rows` for lists whose entries are not alike, or not all allowed.
+
+    Entries are drawn one after the other, and again where one may not be drawn (again): without
+    replacement weighted entries come in proportion to what is left. So a row costs what its
+    sample costs; only where little is left that may be drawn, all of its list is looked at.
+
+    Args:
+        start, degree, src, row_keys, fanout, replace, key, keep: as `sample_rows`; a row without
+            weights and without bans draws the same there as here.
+        whole_start, whole_degree: int64 ``[B]``, the lists of which those are parts.
+        weight: ``[E]`` of the entries, at least 0, entries with 0 are never drawn; empty = alike.
+        alias: uint64 ``[E]``, see `raygnn.graph.staging.list_kernels.alias_tables`; empty with
+            ``weight``.
+        banned_indptr, banned: ``[B+1]`` and source ids: for each row those that it may not draw,
+            ascending.
+
+    Returns:
+        ``(out_indptr [B+1], neighbours, places)``.
+    """
+    n = start.shape[0]
+    weighted = weight.shape[0] > 0
+    room = np.int64(0)
+    for i in range(n):
+        room += degree[i] if fanout < 0 or (degree[i] < fanout and not replace) else fanout
+    out = np.empty(room, np.int64)
+    places = np.empty(room if keep else 0, np.int64)
+    out_indptr = np.zeros(n + 1, np.int64)
+    at = np.int64(0)
+    for i in range(-_AHEAD, n + _AHEAD):
+        ahead = i + _AHEAD
+        if ahead < n and degree[ahead] > fanout:
+            state = mix(uint64(key) ^ mix(uint64(row_keys[ahead])))
+            if weighted:
+                for j in range(fanout):
+                    own = below(mix(state + uint64(j)), whole_degree[ahead])
+                    prefetch(alias, whole_start[ahead] + own)
+            elif banned_indptr[ahead] < banned_indptr[ahead + 1]:
+                for j in range(fanout):
+                    prefetch(src, start[ahead] + below(mix(state + uint64(j)), degree[ahead]))
+        if 0 <= i < n:
+            low, high, end = banned_indptr[i], banned_indptr[i + 1], start[i] + degree[i]
+            state = mix(uint64(key) ^ mix(uint64(row_keys[i])))
+            if degree[i] == 0:
+                pass
+            elif fanout < 0 or (degree[i] <= fanout and not replace):
+                for j in range(start[i], end):
+                    if weighted and not weight[j] > 0:
+                        continue
+                    if low == high or not _has(banned[low:high], src[j]):
+                        out[at] = j
+                        at += 1
+            elif not weighted and low == high:
+                _draw_alike(out, at, fanout, start[i], degree[i], replace, state)
+                at += fanout
+            else:
+                tries = np.int64(_TRIES * fanout)
+                if weighted:
+                    tries = min(tries * (whole_degree[i] // degree[i]), np.int64(_MOST * fanout))
+                taken = turn = np.int64(0)
+                while taken < fanout and turn < tries:
+                    random = mix(state + uint64(turn))
+                    turn += 1
+                    if weighted:
+                        own = below(random, whole_degree[i])
+                        entry = alias[whole_start[i] + own]
+                        other = np.int64(entry & uint64(_HALF))
+                        keeps = random & uint64(_HALF) < entry >> uint64(32)
+                        pick = whole_start[i] + (own if keeps else other)
+                        if not start[i] <= pick < end:
+                            continue
+                    else:
+                        pick = start[i] + below(random, degree[i])
+                    again = np.int64(0)
+                    if not replace:
+                        for j in range(at, at + taken):
+                            again |= np.int64(out[j] == pick)
+                    if again or (low < high and _has(banned[low:high], src[pick])):
+                        continue
+                    out[at + taken] = pick
+                    taken += 1
+                if taken < fanout:
+                    rest = out[at + taken : at + fanout]
+                    picks = out[at : at if replace else at + taken]
+                    taken += _fill(
+                        rest, start[i], degree[i], src, weight, replace,
+                        state + uint64(turn), banned[low:high], picks,
+                    )  # fmt: skip
+                at += taken
+            out_indptr[i + 1] = at
+            for j in range(out_indptr[i], at):
+                prefetch(src, out[j])
+        if i >= _AHEAD:
+            _read(src, out, places, out_indptr[i - _AHEAD], out_indptr[i - _AHEAD + 1], keep)
+    return out_indptr, out[:at].copy(), places[:at].copy()

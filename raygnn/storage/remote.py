@@ -1,0 +1,324 @@
+"""Places that pyarrow.fs opens: files and directories that a URI names."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import io
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from raygnn.config.places import Uri
+from raygnn.errors import DataError
+from raygnn.util.files import replacing
+
+_BUFFER = 1 << 20  # bytes asked for at once
+_FLAT = ("s3", "gcs", "abfs")  # where a file needs no directory to be in
+# S3's client: an outage is an error after some 20 s, and a write that returns has arrived but for
+# one part. As `from_uri` sets it, it tries 30 times, 100 s, and keeps all of a file in memory.
+_S3 = {"connect_timeout": 5.0, "request_timeout": 6.0, "background_writes": False}
+_S3_TRIES = 3
+# said where the host or the scheme is another than the server's
+_ELSEWHERE = re.compile(r"could not resolve host|wrong version number", re.IGNORECASE)
+
+
+class Stat(NamedTuple):
+    """Size in bytes; last change in nanoseconds, 0 where the place does not tell."""
+
+    st_size: int
+    st_mtime_ns: int
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """What :class:`pathlib.Path` offers, of a file or directory that a URI names.
+
+    A file is written as a whole. An object store shows it when all of it is there; a file system
+    such as HDFS may show it before. Its text shows no credentials. It can be pickled.
+
+    Attributes:
+        root: says which file system, with the credentials.
+        path: the place within that, from its root on.
+        key: of the configuration, that names the place; for errors.
+        seen: facts of all files below a directory, asked for at once; None = look at each.
+
+    Raises:
+        DataError: by every method that looks, when the place cannot be reached.
+    """
+
+    root: Uri
+    path: str
+    key: str = field(default="partition.path", compare=False)
+    seen: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, uri: Uri, key: str = "partition.path") -> RemotePath:
+        return cls(uri, _open(uri, key)[1].rstrip("/") or "/", key)
+
+    def __reduce__(self) -> Any:
+        return RemotePath, (self.root, self.path, self.key)
+
+    def listed(self) -> RemotePath:
+        """This directory, all of whose files are known from one look."""
+        return replace(self, seen={info.path: info for info in self._list(recursive=True)})
+
+    def __str__(self) -> str:
+        return self.root.with_path(self.path)
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self.path)
+
+    @property
+    def suffix(self) -> str:
+        return posixpath.splitext(self.name)[1]
+
+    @property
+    def stem(self) -> str:
+        return posixpath.splitext(self.name)[0]
+
+    @property
+    def parent(self) -> RemotePath:
+        return replace(self, path=posixpath.dirname(self.path))
+
+    def __truediv__(self, name: str) -> RemotePath:
+        if "\0" in name:
+            raise ValueError("embedded null byte")  # as pathlib says it
+        return replace(self, path=posixpath.join(self.path, name))
+
+    def with_name(self, name: str) -> RemotePath:
+        return self.parent / name
+
+    def resolve(self) -> RemotePath:
+        return replace(self, path=posixpath.normpath(self.path))
+
+    def exists(self) -> bool:
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        return bool(self._info().is_file)
+
+    def is_dir(self) -> bool:
+        from pyarrow.fs import FileType
+
+        return bool(self._info().type == FileType.Directory)
+
+    def stat(self) -> Stat:
+        return _stat(self._info())
+
+    def glob(self, pattern: str) -> list[RemotePath]:
+        """The files of this directory (not below it) whose names match."""
+        names = sorted(info.base_name for info in self._list(recursive=False) if info.is_file)
+        return [self / name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        return iter(self.glob("*"))
+
+    def files(self) -> dict[str, Stat]:
+        """All files below this directory, by their paths relative to it."""
+        return {
+            posixpath.relpath(info.path, self.path): _stat(info)
+            for info in self._list(recursive=True)
+            if info.is_file
+        }
+
+    def folders(self) -> list[str]:
+        """Names of the directories in this one."""
+        from pyarrow.fs import FileType
+
+        infos = self._list(recursive=False)
+        return sorted(i.base_name for i in infos if i.type == FileType.Directory)
+
+    def write(self, data: bytes) -> None:
+        """Put the file there, over one that is."""
+        with self._writing() as stream, self._reported("cannot be written"):
+            stream.write(data)
+
+    def upload(self, source: Path, moved: Callable[[], None] = lambda: None) -> None:
+        """Put a copy of a local file there.
+
+        Args:
+            moved: called whenever the place has taken something.
+
+        Raises:
+            OSError: the local file cannot be read.
+        """
+        with open(source, "rb") as file, self._writing() as stream:
+            while piece := file.read(_BUFFER):
+                with self._reported("cannot be written"):
+                    stream.write(piece)
+                moved()
+
+    def download(self, target: Path) -> None:
+        """Put a copy into a local file, whole or not at all.
+
+        Raises:
+            OSError: the local file cannot be written.
+        """
+        with self.open() as source, replacing(target) as file:
+            while piece := source.read(_BUFFER):
+                file.write(piece)
+
+    def remove(self) -> None:
+        """Remove the file, or the directory with all that is in it, if it is there."""
+        from pyarrow.fs import FileType
+
+        with self._reported("cannot be removed"):
+            kind = self._fs.get_file_info(self.path).type
+            if kind == FileType.Directory:
+                self._fs.delete_dir(self.path)
+            elif kind != FileType.NotFound:
+                self._fs.delete_file(self.path)
+
+    def open(self, mode: str = "rb", buffering: int = -1) -> Any:
+        """A stream of bytes, from the start to the end."""
+        assert mode == "rb", "see `write` and `upload`"
+        with self._reported("cannot be opened"):
+            return io.BufferedReader(_Raw(self), _BUFFER)
+
+    def read_bytes(self) -> bytes:
+        with self.open() as stream:
+            return bytes(stream.read())
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def open_anywhere(self) -> Any:
+        """A file of pyarrow's that is read from any byte on."""
+        with self._reported("cannot be opened"):
+            return self._fs.open_input_file(self.path)
+
+    @property
+    def _fs(self) -> Any:
+        return _open(self.root, self.key)[0]
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        """A stream to write the file with."""
+        with self._reported("cannot be written"):
+            if self._fs.type_name not in _FLAT:
+                self._fs.create_dir(posixpath.dirname(self.path), recursive=True)
+            stream = self._fs.open_output_stream(self.path)
+        try:
+            yield stream
+        finally:
+            with self._reported("cannot be written"):
+                stream.close()
+
+    def _list(self, *, recursive: bool) -> list[Any]:
+        from pyarrow.fs import FileSelector
+
+        below = FileSelector(self.path, allow_not_found=True, recursive=recursive)
+        with self._reported("cannot be listed"):
+            return list(self._fs.get_file_info(below))
+
+    def _info(self) -> Any:
+        if self.seen is not None and self.path in self.seen:
+            return self.seen[self.path]
+        with self._reported("cannot be looked at"):
+            return self._fs.get_file_info(self.path)
+
+    def _reported(self, message: str) -> AbstractContextManager[None]:
+        remedy = f"check {self.key}, the credentials on this node and the connection"
+        return reported(self.root, str(self), message, remedy)
+
+
+def _stat(info: Any) -> Stat:
+    return Stat(int(info.size or 0), int(info.mtime_ns or 0))
+
+
+class _Raw(io.RawIOBase):
+    """An input stream of pyarrow, as Python's buffered reader wants it."""
+
+    def __init__(self, path: RemotePath):
+        self._path = path
+        self._stream = path._fs.open_input_stream(path.path, compression=None)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        with self._path._reported("cannot be read"):
+            count = int(self._stream.readinto(buffer))
+        self._at += count
+        return count
+
+    def seek(self, to: int, whence: int = io.SEEK_SET) -> int:
+        """Only forward: what lies between is read."""
+        to += self._at if whence == io.SEEK_CUR else 0
+        if whence == io.SEEK_END or to < self._at:
+            raise io.UnsupportedOperation("only forward")
+        while self._at < to and self.readinto(bytearray(min(_BUFFER, to - self._at))):
+            pass
+        return self._at
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+@contextmanager
+def reported(root: Uri, where: str, message: str, remedy: str) -> Iterator[None]:
+    """Turns the file system's errors into ours, without what is secret."""
+    try:
+        yield
+    except (OSError, ValueError, NotImplementedError) as error:  # all that pyarrow raises
+        # its own cause is left out: it may name the credentials
+        text = root.hide(str(error))
+        if "NO_SUCH_BUCKET" in text:
+            text, remedy = "the bucket does not exist", "create the bucket, or name another"
+        elif root.text.startswith("s3:") and _ELSEWHERE.search(text):
+            remedy += "; a server of your own, not Amazon's, is named in the URI: "
+            remedy += "s3://BUCKET/DIRECTORY?endpoint_override=HOST:PORT&scheme=http"
+        raise DataError(f"{message}: {text}", where=where, remedy=remedy) from None
+
+
+@functools.lru_cache(maxsize=16)
+def _open(uri: Uri, key: str) -> tuple[Any, str]:
+    """The file system and the path in it."""
+    from pyarrow.fs import FileSystem
+
+    with reported(uri, str(uri), "cannot be opened", f"check {key}, and the credentials"):
+        fs, path = FileSystem.from_uri(uri.text)
+        return (_impatient(fs) if fs.type_name == "s3" else fs), str(path)
+
+
+def _impatient(fs: Any) -> Any:
+    """The same place of S3, with the settings above, which a URI cannot have."""
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    (options,) = fs.__reduce__()[1]  # as it is pickled
+    retries = AwsStandardS3RetryStrategy(max_attempts=_S3_TRIES)
+    return S3FileSystem(**{**options, **_S3, "retry_strategy": retries})
+
+
+AnyPath: TypeAlias = Path | RemotePath
+
+
+def any_path(place: str | Path | Uri | RemotePath) -> AnyPath:
+    """A local path, absolute, or one that a URI names."""
+    if isinstance(place, RemotePath):
+        return place
+    if isinstance(place, str) and "://" in place:
+        place = Uri(place)
+    return RemotePath.of(place) if isinstance(place, Uri) else Path(place).absolute()
+
+
+def within(path: AnyPath, directory: AnyPath) -> str | None:
+    """The path relative to the directory, links and ``..`` resolved; None if it leads out."""
+    place, above = (str(getattr(p.resolve(), "path", p.resolve())) for p in (path, directory))
+    relative = posixpath.relpath(place, above)
+    return None if relative.split("/")[0] == ".." else relative

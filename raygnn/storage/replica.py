@@ -1,0 +1,251 @@
+"""Directories of a place and of this machine, made the same.
+
+A run that is kept in a place has, on the machines where it is written or read, a directory with the
+layout of every run directory. Checkpoints go their own ways: see
+`raygnn.checkpoint.remote_checkpoints`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from raygnn.config.places import Uri
+from raygnn.errors import InputError
+from raygnn.storage.claim import held_by
+from raygnn.storage.remote import RemotePath, Stat
+from raygnn.util.files import new_directory, publish, storage_errors
+from raygnn.util.locks import LOCK
+
+AT_ONCE = 8  # files that are on their way
+FIRST = "config.yaml"  # what has it is recognised as a run
+_APART = ("checkpoints", "rows")
+_FRESH = 2.0  # seconds for which a copy to read is not compared again
+_MOST = 10 * 2**30  # bytes of copies to read
+
+
+class Replica:
+    """A copy, to read, of a run that is kept in a place: in the temporary directory of this
+    machine, where those go that were not used for longest.
+
+    Args:
+        only: the files that are copied; empty = all but checkpoints.
+
+    Attributes:
+        uri: of the run.
+        place: likewise.
+        directory: the copy.
+
+    Raises:
+        DataError: the place cannot be opened.
+        InputError: no copy can be kept.
+    """
+
+    def __init__(self, uri: Uri, only: Collection[str] = ()):
+        self.uri = uri
+        self._only = only
+        self.place = RemotePath.of(uri, "storage")
+        root = Path(tempfile.gettempdir()) / f"raygnn-{os.getuid()}" / "read"
+        digest = hashlib.sha256(uri.parent.shared.encode()).hexdigest()
+        self.directory = root / f"{digest[:16]}" / uri.name
+        self._looked = -_FRESH
+
+    def refresh(self) -> None:
+        """Fetch what has changed; see `bring`.
+
+        Raises:
+            DataError: the place cannot be read.
+            InputError: the copy cannot be written.
+        """
+        if time.monotonic() - self._looked < _FRESH:
+            return
+        with storage_errors(self.directory, InputError, "set TMPDIR to another place"):
+            private_directory(self.directory)
+            files, lock = bring(self.place, self.directory, self._only), self.directory / LOCK
+            if held := held_by(files):
+                (self.place / held).download(lock)
+            else:
+                lock.unlink(missing_ok=True)
+            os.utime(self.directory)
+            make_room(self.directory.parent, _MOST)
+        self._looked = time.monotonic()
+
+    def fetch(self, name: str) -> Path:
+        """A file or a directory of the run that is not copied with the rest.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        target = self.directory / name
+        with storage_errors(target, InputError, "set TMPDIR to another place"):
+            if (self.place / name).is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (self.place / name).download(target)
+            else:
+                shutil.rmtree(target, ignore_errors=True)
+                download_directory(self.place / name, target)
+        return target
+
+
+def private_directory(directory: Path) -> None:
+    """Make a directory that no other user can put files into; nor into the two above it.
+
+    Raises:
+        InputError: one of them is another user's.
+        OSError: it cannot be made.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (directory, *directory.parents[:2]):
+        if path.lstat().st_uid not in (os.getuid(), 0):
+            raise InputError(
+                f"it belongs to another user (id {path.lstat().st_uid})",
+                where=str(path),
+                remedy="set staging.path, or TMPDIR, to a directory of your own",
+            )
+
+
+def bring(place: RemotePath, directory: Path, only: Collection[str] = ()) -> dict[str, Stat]:
+    """Make a directory what a run's place has now; files that are the same stay.
+
+    Args:
+        only: these files alone; empty = all but checkpoints.
+
+    Returns:
+        All files of the run there.
+
+    Raises:
+        DataError: it cannot be read.
+        OSError: the directory cannot be written.
+    """
+    found = place.files()
+    names = {n for n in found if travels(n) and (not only or n in only)}
+    here = files_of_run(directory)
+    for name in here.keys() - names:
+        if not only:
+            (directory / name).unlink(missing_ok=True)
+
+    def fetch(name: str) -> None:
+        target, stat = directory / name, found[name]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (place / name).download(target)
+        os.utime(target, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(fetch, sorted(name for name in names if here.get(name) != found[name])))
+    return found
+
+
+def upload_run(directory: Path, place: RemotePath) -> None:
+    """Bring all that travels of a run's directory.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        names = files_of_run(directory)
+        list(pool.map(lambda name: (place / name).upload(directory / name), names))
+
+
+def upload_directory(directory: Path, place: RemotePath, last: Collection[str]) -> None:
+    """Bring a directory that is whole; the files in ``last`` come after all others, in order.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    names = [path.relative_to(directory).as_posix() for path in sorted(directory.rglob("*"))]
+    names = [name for name in names if (directory / name).is_file() and name not in last]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda name: (place / name).upload(directory / name), names))
+    for name in last:
+        (place / name).upload(directory / name)
+
+
+def share_directory(directory: Path, place: RemotePath, mark: str) -> None:
+    """Have a directory here and there, where one of both has it.
+
+    Args:
+        mark: a file that is there once all others are.
+
+    Raises:
+        DataError: it cannot be read or written there.
+        OSError: it cannot be written here.
+    """
+    if (place / mark).is_file():
+        download_directory(place, directory)
+    elif directory.exists():
+        upload_directory(directory, place, [mark])
+
+
+def download_directory(place: RemotePath, directory: Path) -> None:
+    """Fetch a directory that is whole, unless it is there.
+
+    Raises:
+        DataError: it cannot be read.
+        OSError: it cannot be written.
+    """
+    if directory.exists():
+        return
+    with new_directory(directory) as draft:
+        names = [name for name in place.files() if _stays_inside(name)]
+        for name in names:
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda name: (place / name).download(draft / name), names))
+        publish(draft, directory)
+
+
+def clear(place: RemotePath, keep: str) -> None:
+    """Remove all of a run, but one directory.
+
+    Raises:
+        DataError: that cannot be done.
+    """
+    tops = {name.split("/")[0] for name in place.files()} - {keep}
+    # what makes it a run goes last, so that it stays recognisable
+    for name in sorted(tops, key=lambda name: name == FIRST):
+        (place / name).remove()
+
+
+def make_room(root: Path, most: int) -> None:
+    """Remove the directories in ``root`` that were not used for longest, so that others have no
+    more than so many bytes."""
+    directories = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    total = 0
+    for directory in directories:
+        total += sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        if total > most and directory != directories[0]:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def files_of_run(directory: Path) -> dict[str, Stat]:
+    """Of those that travel, by their relative paths."""
+    files = {}
+    for path, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            relative = Path(path, name).relative_to(directory).as_posix()
+            if travels(relative):
+                try:
+                    info = os.lstat(directory / relative)
+                except FileNotFoundError:
+                    continue
+                files[relative] = Stat(info.st_size, info.st_mtime_ns)
+    return files
+
+
+def travels(name: str) -> bool:
+    """Whether a file is kept with its run, and is none of a checkpoint."""
+    parts = PurePosixPath(name).parts
+    hidden = any(part.startswith(".") for part in parts)
+    return not hidden and parts[0] not in _APART and _stays_inside(name)
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a name leads to nowhere outside of its directory."""
+    return ".." not in PurePosixPath(name).parts and not name.startswith("/") and "\0" not in name

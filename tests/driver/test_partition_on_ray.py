@@ -1,0 +1,149 @@
+"""Partitions that are made out of core by tasks of a real Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raygnn
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver.partitioning import out_of_core
+from raygnn.driver.partitioning.out_of_core import is_out_of_core
+from raygnn.driver.partitioning.ray_tasks import RayTasks
+from raygnn.driver.ray_cluster import RayCluster
+from raygnn.errors import ConfigError, DataError, PreflightError
+from raygnn.graph.partition.make import Missing, find_partition
+from raygnn.runs.display import NullDisplay
+from tests.graph.ogb_builder import write_archives
+from tests.graph.tables_builder import write_shop
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
+
+
+def job(tmp_path: Path, engine: str, method: str = "random", **tables: Any) -> Config:
+    directory = tmp_path / "shop"
+    directory.mkdir(exist_ok=True)
+    graph = write_shop(directory, **tables)
+    return load_config(
+        {
+            "name": "shop",
+            "storage": str(tmp_path / engine),
+            "graph": {"format": "tables", "path": str(graph.path)},
+            "partition": {"engine": engine, "method": method, "parts": 2},
+            "model": {"kind": "sage"},
+        }
+    )
+
+
+def missing(config: Config) -> Missing:
+    found = find_partition(config, 2)
+    assert isinstance(found, Missing)
+    return found
+
+
+def test_it_is_the_partition_that_is_made_in_memory(tmp_path: Path) -> None:
+    local, on_ray = (
+        raygnn.partition(job(tmp_path, engine), display=False) for engine in ("local", "ray")
+    )
+    assert local.manifest is not None
+    assert on_ray.manifest is not None
+    assert local.directory != on_ray.directory
+    assert on_ray.manifest.files == local.manifest.files
+    assert on_ray.digest == local.digest
+    assert set(on_ray.manifest.seconds) >= {"ids", "edges", "scatter", "gather", "write"}
+
+
+def test_what_is_wrong_in_a_task_is_said_as_it_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is said where what was done until then is kept."""
+    wrong = {"bought": {"name": ["anna", "carl", "bob"]}}
+    errors = []
+    shown: list[str] = []
+    monkeypatch.setattr(NullDisplay, "note", lambda self, text: shown.append(text))
+    for engine in ("local", "ray"):
+        with pytest.raises(DataError) as raised:
+            raygnn.partition(job(tmp_path, engine, **wrong), display=False)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+    (stages,) = tmp_path.glob("ray/partitions/.*.stages-*")
+    assert f"kept in {stages}" in shown[-1]
+
+
+def test_it_is_chosen_by_the_memory_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job(tmp_path, "auto")
+    assert not is_out_of_core(config, missing(config))
+    monkeypatch.setattr(out_of_core, "memory", lambda: (1000, 100))
+    assert is_out_of_core(config, missing(config))
+    shown: list[str] = []
+    monkeypatch.setattr(NullDisplay, "note", lambda self, text: shown.append(text))
+    assert raygnn.check(config, display=False).ok
+    assert any("was not read" in text for text in shown)
+    assert not (tmp_path / "auto").exists()
+    archives = write_archives(tmp_path, packed=False).model_dump(mode="json")
+    config = load_config({"name": "a", "graph": archives, "model": {"kind": "sage"}})
+    assert is_out_of_core(config, missing(config))
+    monkeypatch.undo()
+    assert not is_out_of_core(config, missing(config))
+
+
+def test_streaming_stands_in_for_metis(tmp_path: Path) -> None:
+    """And what it made is found again, also at a place that the config names; with engine: ray
+    what METIS made in the same storage is not taken for it."""
+    config = job(tmp_path, "ray", "metis")
+    in_memory = config.partition.model_copy(update={"engine": "local"})
+    raygnn.partition(config.model_copy(update={"partition": in_memory}), display=False)
+    assert missing(config).method == "stream"
+    partition = config.partition.model_copy(update={"path": str(tmp_path / "p")})
+    config = config.model_copy(update={"partition": partition})
+    made = raygnn.partition(config, display=False)
+    assert made.manifest is not None
+    assert made.manifest.method == "stream"
+    assert raygnn.partition(config, display=False).digest == made.digest
+    local = partition.model_copy(update={"engine": "local"})
+    with pytest.raises(ConfigError, match=r"method is 'stream' there and 'metis' here"):
+        raygnn.partition(config.model_copy(update={"partition": local}), display=False)
+
+
+def test_a_graph_that_does_not_fit_on_the_disk_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job(tmp_path, "ray")
+    monkeypatch.setattr(out_of_core.shutil, "disk_usage", lambda path: os.statvfs(path) and Full)
+    for command in (raygnn.check, raygnn.partition):
+        with pytest.raises(PreflightError, match=r"0 B are free there \[disk_space\]"):
+            command(config, display=False)
+    assert not list(tmp_path.glob("ray/**/part0"))
+
+
+class Full:
+    free = 0
+
+
+def killed_once(place: str) -> str:
+    mark = Path(place)
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def failing(number: int) -> int:
+    if number in (2, 5):
+        raise DataError(f"the task {number}")
+    return number
+
+
+def test_tasks_survive_their_process_and_fail_in_order(tmp_path: Path) -> None:
+    with RayCluster(job(tmp_path, "ray")) as cluster:
+        run = RayTasks(cluster)
+        assert list(run(killed_once, [(str(tmp_path / "mark"),)])) == [(0, "done")]
+        with pytest.raises(DataError, match="the task 2"):
+            list(run(failing, [(number,) for number in range(40)]))

@@ -1,0 +1,231 @@
+"""Partitions by streaming: limits that hold whatever the graph, and one result for one input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.graph import dgl
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
+from raygnn.graph.partition import metis, stream, stream_kernels
+from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
+
+# small graphs are handled as large ones: clusters, a sample of the edges, several threads
+SMALL = {
+    "_COARSE_NODES": 1,
+    "_CLUSTERS": 1,
+    "_CLUSTERS_OF_A_PART": 2,
+    "_COARSE_EDGES": 16,
+    "_SMALL_BLOCK": 8,
+    "_THREADED_BLOCK": 1,
+}
+
+
+def chunks(src: np.ndarray, dst: np.ndarray, size: int, dtype: str = "int64") -> Passes:
+    def passes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, len(src), size):
+            ends = slice(start, start + size)
+            yield src[ends].astype(dtype), dst[ends].astype(dtype)
+
+    return passes
+
+
+@st.composite
+def edge_lists(draw: st.DrawFn) -> tuple[int, np.ndarray, np.ndarray]:
+    """Loops, repeated edges, isolated nodes; often hubs that have nearly all of the edges."""
+    num = draw(st.integers(1, 80))
+    count = draw(st.integers(0, 300))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    ends = rng.integers(0, num, (2, count))
+    for end in ends:
+        hubs = draw(st.sampled_from([0, 0, 1, 2]))
+        if hubs:
+            end[:] = rng.integers(0, min(hubs, num), count)
+    return num, ends[0], ends[1]
+
+
+def check_balance(part: np.ndarray, groups: np.ndarray, dst: np.ndarray, parts: int) -> None:
+    assert len(part) == len(groups)
+    assert part.max(initial=0) < parts
+    for group in np.unique(groups):
+        sizes = np.bincount(part[groups == group], minlength=parts)
+        assert sizes.max() <= max(1.05 * sizes.mean(), np.ceil(sizes.mean()))
+    loads = np.bincount(part[dst], minlength=parts)
+    degrees = np.bincount(dst, minlength=1)
+    assert loads.max() <= max(1.05 * loads.mean(), loads.mean() + degrees.max())
+
+
+@given(edge_lists(), st.integers(1, 12), st.integers(1, 3), st.booleans(), st.integers(0, 9))
+def test_limits_hold_and_chunks_and_threads_make_no_difference(
+    graph: tuple[int, np.ndarray, np.ndarray], parts: int, kinds: int, small: bool, seed: int
+) -> None:
+    num, src, dst = graph
+    groups = np.random.default_rng(seed).integers(0, kinds, num).astype(np.uint8)
+    with patch.multiple(stream, **(SMALL if small else {"_SLOTS": 8})):
+        part, again = (
+            assign_by_streaming(
+                num, chunks(src, dst, size, dtype), parts, groups=groups, seed=seed, threads=threads
+            )
+            for size, dtype, threads in ((1000, "int64", 1), (7, "int32", 3))
+        )
+    assert part.dtype == np.uint8
+    assert np.array_equal(part, again)
+    if parts >= num:
+        assert len(np.unique(part)) == (num if parts > 1 else 1)
+    else:
+        check_balance(part, groups, dst, parts)
+
+
+def communities(sizes: list[int], degree: int, across: float) -> tuple[int, np.ndarray, np.ndarray]:
+    """An undirected graph, its edges in random order, a share of them between communities."""
+    rng = np.random.default_rng(0)
+    label = np.repeat(np.arange(len(sizes)), sizes)
+    starts = np.cumsum([0, *sizes])
+    num = len(label)
+    src = np.repeat(np.arange(num), degree // 2)
+    within = starts[label[src]] + (rng.random(len(src)) * np.array(sizes)[label[src]]).astype(int)
+    dst = np.where(rng.random(len(src)) < across, rng.integers(0, num, len(src)), within)
+    order = rng.permutation(2 * len(src))
+    return num, np.concatenate([src, dst])[order], np.concatenate([dst, src])[order]
+
+
+def test_communities_stay_together() -> None:
+    num, src, dst = communities([300] * 40, 20, 0.1)
+    with patch.multiple(stream, _COARSE_NODES=8000, _COARSE_EDGES=20_000):
+        part = assign_by_streaming(num, chunks(src, dst, 1 << 14), 4)
+    check_balance(part, np.zeros(num, int), dst, 4)
+    assert np.mean(part[src] != part[dst]) < 0.1  # 0.073 are between communities
+
+
+def test_hubs_and_their_leaves() -> None:
+    """Ten stars, whose leaves have nobody else to go with when the hub's cluster is full."""
+    num, hubs = 20_000, 10
+    dst = np.arange(hubs, num)
+    src = dst % hubs
+    with patch.multiple(stream, _COARSE_NODES=8000):
+        part = assign_by_streaming(num, chunks(src, dst, 999), 2)
+    check_balance(part, np.zeros(num, int), dst, 2)
+    assert np.mean(part[src] != part[dst]) < 0.1
+
+
+def test_uneven_halves_share_their_edges() -> None:
+    rng = np.random.default_rng(0)
+    half = 2000
+    dense, sparse = rng.integers(0, half, (2, 30 * half)), rng.integers(0, half, (2, 3 * half))
+    src, dst = np.concatenate([dense, sparse + half], axis=1)
+    part = assign_by_streaming(2 * half, chunks(src, dst, 10_000), 2)
+    check_balance(part, np.zeros(2 * half, int), dst, 2)
+
+
+def test_the_same_whatever_memory_held_before() -> None:
+    """METIS with several constraints reads memory that it has not written."""
+    rng = np.random.default_rng(0)
+    num = 3000
+    src, dst = (num * rng.random((2, 20 * num)) ** 3).astype(np.int64)
+    data = GraphData("g", {DEFAULT_NTYPE: NodeFrame(num)}, {DEFAULT_ETYPE: EdgeFrame(src, dst)})
+    graph = metis.undirected(data)
+    weights = np.stack([np.ones(num, np.int64), np.bincount(dst, minlength=num)], axis=1)
+    results = set()
+    for _ in range(10):
+        junk = [rng.bytes(int(size)) for size in rng.integers(1, 100_000, 1000)]
+        del junk[::2]
+        results.add(dgl.metis(*graph, 4, weights, repeatable=True).tobytes())
+    assert len(results) == 1
+
+
+def test_many_parts() -> None:
+    num, src, dst = communities([10] * 60, 6, 0.1)
+    part = assign_by_streaming(num, chunks(src, dst, 100), 300)
+    assert part.dtype == np.uint16
+    check_balance(part, np.zeros(num, int), dst, 300)
+
+
+def test_parts_are_evened_whose_nodes_are_nearly_alike() -> None:
+    """The first part has more in-edges than it may, and no node with few of them to exchange."""
+    in_degrees = np.array([*[20] * 5, *[16, 16, 15, 15, 15] * 9], np.uint32)
+    labels = np.repeat(np.arange(10, dtype=np.int32), 5)
+    balance = stream.Balance(np.zeros(50, np.uint8), in_degrees, 10)
+    balance.count(labels)
+    assert balance.loads.max() == 100 > balance.mean_load + 20
+    balance.settle(labels, in_degrees)
+    assert np.bincount(labels).tolist() == [5] * 10
+    assert np.bincount(labels, in_degrees).max() == 90
+
+
+@pytest.mark.parametrize("bad", [-1, 10])
+def test_ids_out_of_range_are_refused(bad: int) -> None:
+    src, dst = np.array([0, 1, 2]), np.array([3, 4, 5])
+    for ends in ((np.array([0, bad]), dst[:2]), (src[:2], np.array([0, bad]))):
+        with pytest.raises(ValueError, match="from 0 to 9"):
+            assign_by_streaming(10, lambda ends=ends: [(src, dst), ends], 2)
+
+
+def test_passes_that_differ_are_refused() -> None:
+    calls: list[int] = []
+
+    def passes() -> list[tuple[np.ndarray, np.ndarray]]:
+        calls.append(0)
+        return [(np.arange(9), np.arange(9) + 1)] * (1 if len(calls) == 3 else 2)
+
+    with pytest.raises(ValueError, match="a pass gave 9 edges, the first 18"):
+        assign_by_streaming(10, passes, 2)
+
+
+def test_passes_are_announced() -> None:
+    seen: list[str] = []
+    with patch.multiple(stream, **SMALL):
+        src, dst = np.arange(99), np.arange(99) + 1
+        assign_by_streaming(100, chunks(src, dst, 50), 2, progress=seen.append)
+    assert seen == [f"pass {i} of 11" for i in range(1, 12)]
+
+
+def test_groups_are_types_and_training_nodes() -> None:
+    train = np.arange(100) < 40
+    types = [(100, train), (3, None), (100, train), (50, np.ones(50, bool))]
+    assert balance_groups(types, 5).tolist() == [
+        *(1 if t else 0 for t in train),
+        *[2] * 3,
+        *(4 if t else 3 for t in train),
+        *[5] * 50,
+    ]
+    assert balance_groups(types, 6).tolist() == [*[0] * 100, *[1] * 3, *[2] * 100, *[3] * 50]
+    assert balance_groups(types, 5).dtype == np.uint8
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 60))
+def test_a_sketch_has_the_frequent_labels(seed: int, kinds: int, degree: int) -> None:
+    """Node 0 sees ``degree`` neighbours; it is put down after exactly so many edges."""
+    rng = np.random.default_rng(seed)
+    labels = rng.zipf(1.5, degree + 1).clip(1, kinds).astype(np.int32) - 1
+    src = np.arange(1, degree + 1, dtype=np.int32)
+    names, counts = np.zeros((degree + 1, 4), np.int32), np.zeros((degree + 1, 4), np.uint16)
+    names[:, 0] = labels
+    left = np.array([degree, *[9] * degree], np.uint32)
+    ready = np.empty(2 * degree, np.int32)
+    dst = np.zeros(degree, np.int32)
+    end = stream_kernels.see_edges(src, dst, labels, names, counts, left, 0, 1, ready)
+    assert ready[:end].tolist() == [0]
+    exact = np.bincount(labels[1:], minlength=kinds)
+    others = np.delete(exact, labels[0])
+    assert counts[0, 0] == exact[labels[0]]
+    seen = {int(n): int(c) for n, c in zip(names[0, 1:], counts[0, 1:]) if c}
+    for label in range(kinds):
+        if label != labels[0]:
+            missed = exact[label] - seen.get(label, 0)
+            assert 0 <= missed <= others.sum() / 4
+            assert not missed or np.count_nonzero(others) > 3
+
+
+def test_counts_that_are_full_are_halved() -> None:
+    names = np.array([[0, 5], [1, 0]], np.int32)
+    counts = np.array([[9, 65533], [0, 0]], np.uint16)
+    edges = np.full(2, 1, np.int32), np.zeros(2, np.int32)
+    left, ready = np.full(2, 99, np.uint32), np.empty(4, np.int32)
+    labels = np.array([0, 5], np.int32)
+    stream_kernels.see_edges(*edges, labels, names, counts, left, 0, 1, ready)
+    assert counts[0].tolist() == [4, 32767]

@@ -1,0 +1,129 @@
+"""A model asked at a time: whatever comes after it changes nothing, and what cannot be is refused
+before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from raygnn import embed
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.errors import DataError, InputError
+from raygnn.graph.dgl import dgl
+from raygnn.prediction.request import Asked
+from raygnn.prediction.request import ask as plan
+from raygnn.preflight.data_checks import times_usable
+from raygnn.preflight.partition_facts import partition_facts
+from raygnn.runs.run import Run
+from tests.facts import make_job
+from tests.graphs import ensure_partition
+from tests.prediction.test_new_data import asked
+from tests.prediction.test_predict import ask
+from tests.small_jobs import job, train_on_ranks
+from tests.worker.test_events import END, METRICS, events, run
+
+AT = 703  # which nodes and edges are at
+VALUES = {"link_prediction": "score"}
+
+
+def trained(place: Path, kind: str, **more: Any) -> tuple[Run, Config]:
+    events(place / "graph.dgl")
+    made = run(place, place / "graph.dgl", kind, train={"epochs": 1}, **more)
+    return made, Config.model_validate(made.config, strict=False)
+
+
+def values(frame: pandas.DataFrame, kind: str) -> np.ndarray:
+    if kind in VALUES:
+        return frame[VALUES[kind]].to_numpy()
+    return np.stack(frame["scores"].tolist())
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize("strategy", ["uniform", "latest"])
+def test_what_comes_after_changes_nothing(kind: str, strategy: str, tmp_path: Path) -> None:
+    """By any number of workers; what is at that very time is as without --at."""
+    made, config = trained(tmp_path, kind, time={"strategy": strategy})
+    frames = [ask(made, config, workers, at=AT).to_pandas() for workers in (1, 2)]
+    known = values(frames[0], kind)
+    assert values(frames[1], kind) == pytest.approx(known, abs=1e-4)
+
+    events(tmp_path / "other.dgl", changed_from=AT)
+    other = asked(made, f"graph.path={tmp_path / 'other.dgl'}")
+    later = ask(made, other.config, 2, at=AT, sizes=other.weights.sizes).to_pandas()
+    (graph,), _ = dgl().load_graphs(str(tmp_path / "graph.dgl"))
+    of_nodes = kind == "node_classification"
+    times = (graph.ndata["when"] if of_nodes else graph.edata["at"]).numpy()
+    same = np.ones(len(times), bool) if of_nodes else times < AT  # other edges end elsewhere
+    assert values(later, kind)[same] == pytest.approx(known[same], abs=1e-4)
+
+    whole = values(ask(made, config, 2, at=END).to_pandas(), kind)
+    assert np.abs(whole - known).max() > 1e-3
+    now, apart = times == AT, values(ask(made, config, 2).to_pandas(), kind)
+    assert now.any()
+    assert apart[now] == pytest.approx(known[now], abs=1e-4)
+
+
+def test_embeddings_at_a_time(tmp_path: Path) -> None:
+    made, config = trained(tmp_path, "link_prediction")
+    rows = [
+        np.stack(ask(made, config, 2, embeddings=True, at=at).to_pandas()["embedding"].tolist())
+        for at in (AT, END)
+    ]
+    assert rows[0].shape == rows[1].shape
+    assert np.abs(rows[0] - rows[1]).max() > 1e-3
+    with pytest.raises(InputError, match="a node is another at any time") as error:
+        embed(made, out=tmp_path / "rows.parquet")
+    assert "--at 2026-01-31" in str(error.value)
+
+
+def at_time(made: Run, at: Any) -> Asked:
+    return plan(made, ("all",), "all", "runs", [], False, False, None, at=at)
+
+
+def test_numbers_and_dates(tmp_path: Path) -> None:
+    made, config = trained(tmp_path, "node_classification")
+    for given in (AT, str(AT), f" {AT} "):
+        assert at_time(made, given).at == AT
+        assert at_time(made, given).config.seed_time is None
+    assert at_time(made, -AT).at == at_time(made, str(-AT)).at == -AT
+    assert at_time(made, date(2026, 1, 31)).at == at_time(made, "2026-01-31").at
+    with pytest.raises(InputError, match=r"--at soon: expected a time, such as 2026-01-31"):
+        at_time(made, "soon")
+    message = "--at 2026-01-31: the latest time is 9"  # so these are no points in time
+    with pytest.raises((DataError, RuntimeError), match=message):
+        ask(made, config, 1, at="2026-01-31")
+
+
+def test_a_run_without_times(tmp_path: Path) -> None:
+    made = train_on_ranks(load_config(job(tmp_path, train={"epochs": 1})))
+    with pytest.raises(InputError, match="trained without times"):
+        at_time(made, AT)
+
+
+def test_new_data_that_do_not_say_when(tmp_path: Path) -> None:
+    """They are refused before anything starts, and asked about at one time."""
+    made, config = trained(tmp_path, "node_classification")
+    (graph,), _ = dgl().load_graphs(str(tmp_path / "graph.dgl"))
+    del graph.ndata["when"]
+    dgl().save_graphs(str(tmp_path / "new.dgl"), [graph])
+    new = f"graph.path={tmp_path / 'new.dgl'}"
+    found = asked(made, new)
+    facts = partition_facts(found.config, ensure_partition(found.config, 2))
+    checked = replace(make_job(found.config, partition=facts), ntype="_N")
+    (finding,) = times_usable(checked)
+    assert "'when' (sampling.time.seeds)" in finding.what
+    assert "--at" in finding.remedy
+    at = plan(made, ("all",), "all", "runs", [new], False, False, None, True, at=AT)
+    assert not list(times_usable(replace(checked, config=at.config)))
+    frame = ask(made, at.config, 2, sizes=at.weights.sizes, at=AT).to_pandas()
+    known = ask(made, config, 2, at=AT).to_pandas()
+    assert values(frame, "") == pytest.approx(values(known, ""), abs=1e-4)
+    assert frame["split"].isna().all()
+    assert known["split"].notna().all()

@@ -1,0 +1,193 @@
+"""Draws before a time: against brute force, and the same whoever draws."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raygnn.graph.data import EdgeType, GraphData
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.staging.list_kernels import alias_tables
+from raygnn.graph.staging.shard import EdgeReads
+from raygnn.sampling.drawing import draw_rows, spans, spans_before
+from raygnn.sampling.exchange import Exchange
+from raygnn.sampling.plan import resolve_fanouts
+from raygnn.sampling.sampler import NeighborSampler, Timing
+from tests.graphs import ITEM, everyones, partitioned, random_graph, shard_of, typed_graph
+from tests.ranks import run_each, run_ranks
+
+GRAPHS = {"homogeneous": (random_graph, "_N"), "typed": (typed_graph, ITEM)}
+READS = EdgeReads(("amount",), weight="w", time="at", elapsed=True)
+
+
+@given(
+    st.lists(st.lists(st.integers(-5, 20), max_size=12), min_size=1, max_size=6),
+    st.integers(-6, 22),
+    st.one_of(st.just(-1), st.integers(0, 12)),
+)
+def test_spans_before(lists: list[list[int]], bound: int, window: int) -> None:
+    times = np.array([t for one in lists for t in sorted(one)], np.int32)
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+    rows = np.arange(len(lists))
+    start, degree = spans_before(indptr, times, rows, np.full(len(rows), bound), window)
+    for one, low, count in zip(lists, start, degree):
+        permitted = [t for t in sorted(one) if t < bound and (window < 0 or t >= bound - window)]
+        assert times[low : low + count].tolist() == permitted
+
+
+@given(st.data())
+def test_a_part_of_a_weighted_list(data: st.DataObject) -> None:
+    """Nothing but what is in the part, however little of the weight that is."""
+    weight = np.array(data.draw(st.lists(st.sampled_from([0.0, 1.0, 1e4]), min_size=1)), np.float32)
+    low = data.draw(st.integers(0, len(weight) - 1))
+    high = data.draw(st.integers(low, len(weight)))
+    fanout, replace = data.draw(st.integers(1, 5)), data.draw(st.booleans())
+    indptr, one = np.array([0, len(weight)]), np.zeros(1, np.int64)
+    part = np.array([low]), np.array([high - low])
+    lists = *part, *spans(indptr, one), np.arange(len(weight)), weight, alias_tables(indptr, weight)
+    how = one, fanout, replace, np.uint64(data.draw(st.integers(0, 2**60))), False
+    _, drawn, _ = draw_rows(*lists, *how, np.zeros(2, np.int64), np.empty(0, np.int64))
+    allowed = [j for j in range(low, high) if weight[j]]
+    assert set(drawn.tolist()) <= set(allowed)
+    if replace:
+        assert len(drawn) == (fanout if allowed else 0)
+    else:
+        assert len(drawn) == len(set(drawn.tolist())) == min(fanout, len(allowed))
+
+
+def timed(data: GraphData) -> GraphData:
+    """With times on all edge types but the last; many edges share one."""
+    rng = np.random.default_rng(3)
+    for etype, edges in data.edges.items():
+        edges.data["amount"] = np.arange(edges.num, dtype=np.float32)  # tells which edge it is
+        if etype != list(data.edges)[-1] or len(data.edges) == 1:
+            edges.data["at"] = rng.integers(1000, 1040, edges.num)
+            edges.data["w"] = rng.choice([0.5, 1.0, 3.0], edges.num).astype(np.float32)
+    return data
+
+
+def draw(
+    exchange: Exchange,
+    meta: PartitionMeta,
+    replicated: bool,
+    ntype: str,
+    seeds: list[int],
+    times: list[int],
+    fanouts: list[int],
+    timing: Timing,
+    weighted: bool,
+) -> set[Any]:
+    """The edges drawn: hop, edge type, place in the user's graph, source, destination, and the
+    destination's time."""
+    shard = shard_of(exchange, meta, replicated=replicated, reads=READS)
+    original = {t: everyones(exchange, shard.original[t]) for t in shard.ntypes}
+    sampler = NeighborSampler(shard, exchange, seed=5, weighted=weighted, timing=timing)
+    until = np.array(times)
+    blocks, nodes = sampler.sample(
+        {ntype: np.argsort(original[ntype])[seeds]},
+        resolve_fanouts(fanouts, shard.etypes),
+        epoch=2,
+        step=3,
+        times={ntype: until},
+    )
+    # from the seeds back: the time of each source is that of whoever drew it
+    bounds = {t: until if t == ntype else until[:0] for t in shard.ntypes}
+    drawn = set()
+    for hop, block in enumerate(reversed(blocks)):
+        reached = {
+            t: [*bounds[t], *[None] * (n - len(bounds[t]))] for t, n in block.num_src.items()
+        }
+        for etype, adj in block.adj.items():
+            source, target = (original[t][nodes[t]] for t in (etype[0], etype[2]))
+            elapsed = [None] * len(adj.src) if adj.elapsed is None else adj.elapsed.tolist()
+            ends = zip(adj.src.tolist(), adj.dst.tolist(), adj.rows[:, 0].tolist(), elapsed)
+            for src, dst, place, ago in ends:
+                bound = int(bounds[etype[2]][dst])
+                assert reached[etype[0]][src] in (None, bound)
+                reached[etype[0]][src] = bound
+                drawn.add((hop, etype, int(place), int(source[src]), int(target[dst]), bound, ago))
+        bounds = reached
+    return drawn
+
+
+def permitted(data: GraphData, timing: Timing, etype: EdgeType, node: int, bound: int) -> list[int]:
+    """The places of the edges that a node may draw from at a time, the latest last."""
+    edges = data.edges[etype]
+    places = np.flatnonzero(edges.dst == node)
+    if "at" not in edges.data:
+        return list(places)
+    at = edges.data["at"][places]
+    keep = at < bound
+    if timing.window is not None:
+        keep &= at >= bound - timing.window
+    return list(places[keep][np.argsort(at[keep], kind="stable")])
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("timing", [Timing(), Timing(latest=True), Timing(window=12)], ids=repr)
+@pytest.mark.parametrize("fanouts", [[2, 3], [-1, -1]])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_only_edges_before_the_seeds(
+    kind: str, timing: Timing, fanouts: list[int], weighted: bool, tmp_path: Path
+) -> None:
+    make, ntype = GRAPHS[kind]
+    data = timed(make())
+    seeds, times = [3, 4, 4, 50, 99, 3], [1005, 1020, 1033, 1012, 999, 1500]
+    given = ntype, seeds, times, fanouts, timing, weighted
+    (drawn,) = run_ranks(1, draw, partitioned(data, tmp_path, 1), True, *given)
+    rows: dict[Any, list[int]] = {}
+    for hop, etype, place, src, dst, bound, ago in drawn:
+        edges = data.edges[etype]
+        assert (edges.src[place], edges.dst[place]) == (src, dst)
+        if "at" in edges.data:
+            assert ago == bound - edges.data["at"][place] > 0
+        rows.setdefault((hop, etype, dst, bound), []).append(place)
+    for (hop, etype, dst, bound), places in rows.items():
+        may = permitted(data, timing, etype, dst, bound)
+        most = len(may) if fanouts[hop] < 0 else fanouts[hop]
+        assert set(places) <= set(may)
+        assert len(places) == len(set(places)) == min(most, len(may))
+        if timing.latest and "at" in data.edges[etype].data:
+            assert set(places) == set(may[-most:])
+    if fanouts[0] < 0:  # no row is left out
+        first = {(etype, seed, bound) for hop, etype, seed, bound in rows if not hop}
+        for etype in data.edges:
+            for seed, bound in zip(seeds, times) if etype[2] == ntype else ():
+                assert ((etype, seed, bound) in first) == bool(
+                    permitted(data, timing, etype, seed, bound)
+                )
+    for parts, workers in ((2, 2), (3, 2)):
+        meta = partitioned(data, tmp_path, parts)
+        for ranks in run_each(workers, draw, [(meta, True, *given), (meta, False, *given)]):
+            assert ranks == [drawn] * workers
+
+
+def test_lists_ascend_by_time(tmp_path: Path) -> None:
+    """In every list, with all arrays, over more edges than are put in order at a time."""
+    from raygnn.graph.staging import parts
+
+    data = timed(GRAPHS["homogeneous"][0]())
+    meta = partitioned(data, tmp_path, 2)
+
+    def ascend(exchange: Exchange) -> int:
+        parts._ROWS = 7
+        shard = shard_of(exchange, meta, replicated=True, reads=READS)
+        original = everyones(exchange, shard.original["_N"])
+        ((etype, rows),) = shard.topology.items()
+        edges = data.edges[etype]
+        for row, (low, high) in enumerate(pairwise(rows.indptr)):
+            at = slice(low, high)
+            places = rows.data["amount"][at].astype(int)
+            assert (np.diff(rows.times[at]) >= 0).all()
+            assert rows.times[at].tolist() == edges.data["at"][places].tolist()
+            assert original[rows.src[at]].tolist() == edges.src[places].tolist()
+            assert (edges.dst[places] == original[row]).all()
+        return len(rows.src)
+
+    assert run_ranks(1, ascend) == [data.edges["_N", "_E", "_N"].num]

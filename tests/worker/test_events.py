@@ -1,0 +1,209 @@
+"""Edges with times, and seeds with times: nothing of the future reaches a seed, in any task, and
+what only the order of edges tells is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.config.load import load_config
+from raygnn.config.task import NegativesConfig
+from raygnn.errors import DataError
+from raygnn.graph.data import DEFAULT_ETYPE
+from raygnn.graph.dgl import dgl
+from raygnn.runs.run import Run
+from raygnn.sampling.negatives import ENDS, Negatives
+from raygnn.sampling.seeds import _nodes
+from tests.small_jobs import job, train_on_ranks
+
+NODES, EDGES, CLASSES = 300, 4000, 3
+VAL, TEST, END = 600, 800, 1000  # from when on there are seeds to validate, and to test
+METRICS = {
+    "node_classification": "loss",
+    "edge_classification": "loss",
+    "link_prediction": "mrr",
+}
+
+
+def events(file: Path, changed_from: int = END + 1) -> None:
+    """Nodes and edges at random times. From one time on all is other than without ``changed_from``:
+    where edges come from, what they carry, and what is to be predicted of nodes and edges."""
+    rng = np.random.default_rng(0)
+    at, when = rng.integers(0, END, EDGES), rng.integers(0, END, NODES)
+    columns = {}
+    for turn in range(2):
+        columns[turn] = {
+            "src": rng.integers(0, NODES, EDGES),
+            "amount": rng.normal(size=EDGES).astype(np.float32),
+            "kind": rng.integers(0, CLASSES, EDGES),
+            "label": rng.integers(0, CLASSES, NODES),
+        }
+    later = {name: (when if name == "label" else at) >= changed_from for name in columns[0]}
+    data = {n: np.where(late, columns[1][n], columns[0][n]) for n, late in later.items()}
+    graph = dgl().graph((data["src"], rng.integers(0, NODES, EDGES)), num_nodes=NODES)
+    graph.ndata["feat"] = torch.from_numpy(rng.normal(size=(NODES, 5)).astype(np.float32))
+    graph.ndata["label"] = torch.from_numpy(data["label"])
+    graph.ndata["when"] = torch.from_numpy(when)
+    for name in ("amount", "kind"):
+        graph.edata[name] = torch.from_numpy(data[name])
+    graph.edata["at"] = torch.from_numpy(at)
+    dgl().save_graphs(str(file), [graph])
+
+
+def run(place: Path, file: Path, kind: str, **sections: Any) -> Run:
+    """Train a task of ``file``, of which seeds see what was before them."""
+    time: dict[str, Any] = {"edges": "at", **sections.pop("time", {})}
+    task: dict[str, Any] = {"kind": kind, "split": {"by": "time", "val": VAL, "test": TEST}}
+    if kind == "node_classification":
+        time.setdefault("seeds", "when")
+    elif kind == "edge_classification":
+        task["target"] = "kind"
+    fanout = {"fanout": [4, 3], "batch_size": 100, "time": time}
+    values = job(
+        place,
+        task={**task, **sections.pop("task", {})},
+        partition={"method": "random"},
+        model={"kind": "sage", "edge_features": "amount", **sections.pop("model", {})},
+        sampling={**fanout, **sections.pop("sampling", {})},
+        **sections,
+    )
+    values["graph"] = {"format": "dgl", "path": str(file)}
+    return train_on_ranks(load_config(values), replicated=values.get("name") != "partitioned")
+
+
+@pytest.mark.parametrize("kind", METRICS)
+@pytest.mark.parametrize(
+    ("model", "time"),
+    [
+        ({"kind": "gatv2", "hidden": 16, "heads": 2, "time_encoding": 4}, {"strategy": "latest"}),
+        ({"kind": "sage", "categories": {}}, {"window": 300}),
+    ],
+    ids=["latest", "window"],
+)
+def test_the_future_changes_nothing(
+    kind: str, model: dict[str, Any], time: dict[str, Any], tmp_path: Path
+) -> None:
+    """All that is trained and validated is the same, to the bit, whatever comes after it."""
+    curves, tests = [], []
+    for name, changed_from in (("as it was", END + 1), ("changed", TEST)):
+        file = tmp_path / f"{name}.dgl"
+        events(file, changed_from)
+        done = run(tmp_path / name, file, kind, model=model, time=time)
+        metrics = done.metrics.set_index("step")
+        curves.append(metrics[["train/loss", f"val/{METRICS[kind]}"]])
+        tests.append(done.summary["metrics"][f"test/{METRICS[kind]}"])
+    assert curves[0]["train/loss"].count() > 1
+    assert curves[0].equals(curves[1])
+    assert tests[0] != tests[1]
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_any_workers_and_topology_train_the_same(kind: str, tmp_path: Path) -> None:
+    file, curves = tmp_path / "graph.dgl", []
+    events(file)
+    for name, workers in (("one", 1), ("replicated", 2), ("partitioned", 2)):
+        more = {"cluster": {"workers": workers}, "sampling": {"batch_size": 120 // workers}}
+        done = run(tmp_path / name, file, kind, name=name, **more)
+        curves.append(done.metrics[["train/loss", f"val/{METRICS[kind]}"]].dropna(how="all"))
+    for other in curves[1:]:
+        np.testing.assert_allclose(curves[0], other, atol=2e-5)
+
+
+def test_edges_that_are_predicted_later_than_they_are_do_not_see_themselves(tmp_path: Path) -> None:
+    """Nor does what comes with them tell what they are."""
+    file = tmp_path / "graph.dgl"
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    graph.edata["settled"] = graph.edata["at"] + 100
+    graph.edata["told"] = graph.edata["kind"].float()
+    dgl().save_graphs(str(file), [graph])
+    more: dict[str, Any] = {"model": {"edge_features": "told", "layers": 1, "hidden": 32}}
+    split = {"by": "time", "val": 0.2, "test": 0.2}
+    done = run(
+        tmp_path,
+        file,
+        "edge_classification",
+        time={"seeds": "settled"},
+        task={"split": split},
+        sampling={"fanout": [-1]},
+        train={"epochs": 20, "lr": 0.02},
+        **more,
+    )
+    assert done.summary["metrics"]["test/accuracy"] < 0.6
+
+
+def test_negatives_are_seen_at_the_time_of_their_edge() -> None:
+    """Each edge has its own, the same whatever edges are beside it."""
+    edge = DEFAULT_ETYPE
+    when, numbers = np.array([5, 9, 5]), np.array([70, 71, 72])
+    ends = np.array([[1, 2, 3], [4, 5, 6]])
+    config = NegativesConfig(number=1)
+    ids = {edge[0]: np.arange(40)}
+    negatives = Negatives(dict.fromkeys(ENDS, edge[0]), config, 7, number=4, ids=ids)
+    drawn = negatives.draw_each(0, 3, numbers)
+    alone = negatives.draw_each(0, 3, numbers[1:2])
+    for end in ENDS:
+        assert drawn[end].shape == (3, 4)
+        assert np.array_equal(drawn[end][1:2], alone[end])
+    nodes, times, pairs, instead = _nodes(edge, ends, drawn, when)
+    known = {(int(n), int(t)) for n, t in zip(nodes[edge[0]], times[edge[0]])}
+    assert len(known) == len(nodes[edge[0]])
+    for column, end in enumerate(ENDS):
+        assert np.array_equal(nodes[edge[0]][pairs[column]], ends[column])
+        assert np.array_equal(times[edge[0]][pairs[column]], when)
+        assert np.array_equal(nodes[edge[0]][instead[end]], drawn[end])
+        assert (times[edge[0]][instead[end]] == when[:, None]).all()
+
+
+def test_what_the_order_in_time_tells(tmp_path: Path) -> None:
+    """A node is of the class of the last one that it heard of before it is asked. Who looks at the
+    latest knows; of all edges there are as many of each class, and later ones tell the plain
+    sampler, which has no time, what nobody can know yet."""
+    rng = np.random.default_rng(1)
+    heard, asked = 40, 500
+    src = rng.integers(0, CLASSES * 10, (asked, heard))  # of which a tenth each is of a class
+    at = np.tile(np.arange(heard), (asked, 1)) * 10
+    when = rng.integers(10, 200, asked)
+    last = src[np.arange(asked), (when - 1) // 10]
+    src[np.arange(asked)[:, None], 20 + np.arange(20)] = last[:, None]  # what comes after
+    people = CLASSES * 10
+    ends = src.ravel(), np.repeat(np.arange(asked) + people, heard)
+    graph = dgl().graph(ends, num_nodes=people + asked)
+    classes = np.arange(people) % CLASSES
+    feat = np.zeros((people + asked, CLASSES), np.float32)
+    feat[np.arange(people), classes] = 1
+    graph.ndata["feat"] = torch.from_numpy(feat)
+    graph.ndata["label"] = torch.from_numpy(np.concatenate([np.full(people, -1), classes[last]]))
+    graph.ndata["when"] = torch.from_numpy(np.concatenate([np.zeros(people, np.int64), when]))
+    graph.edata["at"] = torch.from_numpy(at.ravel())
+    for number, name in enumerate(("train", "val", "test")):
+        mask = np.concatenate([np.zeros(people, bool), np.arange(asked) % 3 == number])
+        graph.ndata[f"{name}_mask"] = torch.from_numpy(mask)
+    file = tmp_path / "graph.dgl"
+    dgl().save_graphs(str(file), [graph])
+
+    def accuracy(name: str, **sampling: Any) -> float:
+        values = job(
+            tmp_path / name,
+            model={"kind": "sage", "layers": 1},
+            sampling={"fanout": [1], "batch_size": 50, **sampling},
+            train={"epochs": 15, "lr": 0.03},
+        )
+        values["graph"] = {"format": "dgl", "path": str(file)}
+        return float(train_on_ranks(load_config(values)).summary["metrics"]["test/accuracy"])
+
+    time = {"edges": "at", "seeds": "when"}
+    assert accuracy("latest", time={**time, "strategy": "latest"}) >= 0.95
+    assert accuracy("any of the past", time=time) < 0.6
+    assert accuracy("plain", fanout=[-1]) > 0.8  # it knows the future
+
+
+def test_arrays_that_are_no_times(tmp_path: Path) -> None:
+    file = tmp_path / "graph.dgl"
+    events(file)
+    with pytest.raises((DataError, RuntimeError), match="'feat' of node type '_N' is to say"):
+        run(tmp_path, file, "node_classification", time={"seeds": "feat"})
