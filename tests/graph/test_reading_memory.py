@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import resource
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -301,6 +303,29 @@ def test_a_packed_file_of_one_endless_line(tmp_path: Path) -> None:
     (found,) = outcomes([["check", job(tmp_path / "job.yaml", graph)]], tmp_path)
     assert_refused(found, "users.csv.gz")
     assert found.peak < 10**9
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_a_process_that_ends_while_arrow_reads_ahead(suffix: str, tmp_path: Path) -> None:
+    """Arrow's thread would abort it, were there Python in what it reads (apache/arrow#34314)."""
+    file = tmp_path / f"users.{suffix}"
+    content = b"name,age\n" + b"1,2\n" * 10_000_000
+    file.write_bytes(gzip.compress(content, 1) if suffix == "csv.gz" else content)
+    script = f"""
+import io, time
+from pathlib import Path
+from raygnn.graph.tables.reader import Reader
+class Slow(io.FileIO):
+    def read(self, size=-1):
+        time.sleep(0.2)
+        return super().read(size)
+Path.open = lambda path, *_: Slow(path)
+chunks = Reader([Path({str(file)!r})], ["age"]).chunks(lambda: 1)
+next(chunks)
+chunks.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_limits_of_a_process_bound_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,9 @@ class Reader:
         separator = self._separator(file)
         names = self._header or self._names(file)
         self._check_columns(file, list(names))
+        # to Arrow, what follows a quote that nobody closes is a value of the last column
+        last = list(names)[-1]
+        columns = list(dict.fromkeys([*self.columns, last]))
         read = pa.csv.ReadOptions(block_size=_BLOCK, column_names=self._header)
         parse = pa.csv.ParseOptions(
             delimiter=separator,
@@ -224,24 +227,28 @@ class Reader:
             quote_char=False if self._header else '"',
         )
         convert = pa.csv.ConvertOptions(
-            include_columns=self.columns,
-            column_types=dict.fromkeys(self.columns, pa.large_string()),
+            include_columns=columns,
+            column_types=dict.fromkeys(columns, pa.large_string()),
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
+        end = ""
         try:
-            with unpacked(file) as stream:
-                counted = _QuoteCounter(stream)
-                source = pa.PythonFile(counted, mode="r")
-                with closing(pa.csv.open_csv(source, read, parse, convert)) as batches:
-                    yield from batches
+            with (
+                _stream(file) as stream,
+                closing(pa.csv.open_csv(stream, read, parse, convert)) as batches,
+            ):
+                for batch in batches:
+                    if batch.num_rows:
+                        end = batch[last][-1].as_py() or ""
+                    yield batch.select(self.columns)
         except MemoryError as error:
             raise out_of_memory(str(file), error) from None
         except (pa.ArrowException, *UNPACKING_ERRORS) as error:
             self._explain(file, len(names))
             raise _damaged(file, error) from None
-        if counted.quotes % 2 and not self._header:
+        if "\n" in end:
             self._explain(file, len(names))
 
     def _separator(self, file: AnyPath) -> str:
@@ -390,20 +397,14 @@ def _widened(array: pa.Array) -> pa.Array:
     return array
 
 
-class _QuoteCounter(io.RawIOBase):
-    """A stream whose quotes are counted as they pass: an odd number is one that nobody closed."""
+def _stream(file: AnyPath) -> Any:
+    """The text of a file, which may be compressed, as a file of pyarrow's.
 
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
-        self.quotes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        content = self._stream.read(size)
-        self.quotes += content.count(b'"')
-        return content
+    Arrow's thread that reads ahead outlives the reader, and one that is in Python while the process
+    ends aborts it (apache/arrow#34314).
+    """
+    stream = file.open_anywhere() if isinstance(file, RemotePath) else pa.OSFile(str(file))
+    return pa.CompressedInputStream(stream, "gzip") if file.suffix == ".gz" else stream
 
 
 def unpacked(file: AnyPath) -> BinaryIO:
