@@ -18,6 +18,7 @@ from raygnn.config.values import (
     Text,
     by_kind,
     classes_of,
+    in_utc,
 )
 from raygnn.config.yaml_text import KeyPath
 
@@ -64,11 +65,13 @@ class SplitConfig(Section):
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         name, val, test = dotted(at), self.val, self.test
-        moments = [not isinstance(value, float) for value in (val, test)]
-        if any(moments) and (self.by == "random" or not all(moments)):
+        begin, end = (in_utc(v) if isinstance(v, str) else v for v in (val, test))
+        kinds = {type(val), type(test)}
+        if len(kinds) > 1 or (self.by == "random" and kinds != {float}):
             message = f"val {val} and test {test} are not two shares, or by time two times"
-            yield Problem((*at, "val"), message, "give both as shares from 0.0 to 1.0, or as times")
-        elif type(val) is type(test) and not isinstance(val, float) and val > test:  # type: ignore[operator]
+            remedy = "give both as shares from 0.0 to 1.0, both as dates, or both as whole numbers"
+            yield Problem((*at, "val"), message, remedy)
+        elif kinds != {float} and begin > end:  # type: ignore[operator]
             message = f"val begins at {val}, after test at {test}"
             yield Problem((*at, "val"), message, f"let {name}.val begin before {name}.test")
         elif isinstance(val, float) and isinstance(test, float) and val + test >= 1:

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -226,6 +226,12 @@ def parse_moment(value: Any) -> int | str:
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**62:
         raise expected("a time, such as 2026-01-31, or a whole number as the data's times are")
     return value
+
+
+def in_utc(moment: str) -> datetime:
+    """A point in time from what `parse_moment` gives; of UTC where it has no zone."""
+    point = datetime.fromisoformat(moment)
+    return point if point.tzinfo else point.replace(tzinfo=timezone.utc)
 
 
 def _stretch(value: Any) -> int | Duration:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 import numpy as np
 
+from raygnn.config.values import in_utc
 from raygnn.errors import DataError
 from raygnn.graph.arrays import Array, IntArray
 
-# of the years 1973 to 2100 whole numbers say by themselves which units since 1970 they count
+# of the years 1980 to 2099 whole numbers say by themselves which units since 1970 they count; the
+# year 9999, with which people mean never, is in none of them, a thousand times finer ones included
 _UNITS = (1, 10**3, 10**6, 10**9)  # in a second
-_FIRST, _LAST = 10**8, 41 * 10**8  # seconds
+_FIRST, _LAST = 3 * 10**8, 41 * 10**8  # seconds
 _NEVER = 2**62  # later than any
 
 
+def unit_of(latest: int) -> int | None:
+    """How many units of times there are in a second, as the latest of them tells; None: they are no
+    points in time of the years 1980 to 2099."""
+    return next((unit for unit in _UNITS if _FIRST <= latest / unit < _LAST), None)
+
+
 def per_second(latest: int) -> int:
-    """How many units of times there are in a second, as the latest of them tells.
+    """As `unit_of`.
 
     Raises:
-        DataError: they are no points in time of the years 1973 to 2100.
+        DataError: they are no points in time.
     """
-    for unit in _UNITS:
-        if _FIRST <= latest / unit < _LAST:
-            return unit
+    if (unit := unit_of(latest)) is not None:
+        return unit
     raise DataError(
         f"the latest time is {latest}, which are no seconds, milliseconds, microseconds or "
         "nanoseconds since 1970, so it is not clear what a date or a duration is",
@@ -40,9 +45,7 @@ def moment(value: int | str, latest: int) -> int:
     """
     if isinstance(value, int):
         return value
-    point = datetime.fromisoformat(value)
-    point = point if point.tzinfo else point.replace(tzinfo=timezone.utc)
-    return min(round(point.timestamp() * per_second(latest)), _NEVER)
+    return min(round(in_utc(value).timestamp() * per_second(latest)), _NEVER)
 
 
 def since(times: IntArray, val: float | int | str, test: float | int | str) -> tuple[int, int]:

@@ -64,6 +64,27 @@ def test_what_is_refused(task: dict[str, Any], model: dict[str, Any], key: str) 
 
 
 @pytest.mark.parametrize(
+    ("val", "test", "message"),
+    [
+        ("2026-01-01T00:00", "2026-01-01T02:00+05:00", "begins at .*, after test"),
+        ("2026-01-01", 1_800_000_000, "are not two shares, or by time two times"),
+        (1_800_000_000, "2026-01-01", "are not two shares, or by time two times"),
+        (20, 10, "begins at 20, after test at 10"),
+        ("2026-01-01", "2025-12-31T23:30-01:00", None),  # half an hour after it
+        ("2026-01-01", "2026-01-01", None),
+    ],
+)
+def test_splits_in_time_begin_in_their_order(val: Any, test: Any, message: str | None) -> None:
+    split = {"by": "time", "val": val, "test": test, "time": "at"}
+    job = {**JOB, "task": {**LINKS, "split": split}}
+    if message is None:
+        load_config(job)
+        return
+    with pytest.raises(ConfigError, match=message):
+        load_config(job)
+
+
+@pytest.mark.parametrize(
     ("task", "metric", "loss"),
     [
         ({"kind": "node_regression"}, "mae", "mse"),

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from builders import assert_damage_is_harmless, assert_refused
 from tables_builder import SPEC, TABLES, changed, write_shop
@@ -157,6 +158,14 @@ MALFORMED: dict[str, tuple[Build, list[str]]] = {
     "no weight": (bought(amount=[1, 2, None]), ["row 3 (line 4), column 'amount'"]),
     "bad time": (bought(at=["2024-01-01", "soon", "2024-01-02"]), ["row 2", "'soon'"]),
     "mixed times": (bought(at=[1, 2, "2024-01-01"]), ["row 3", "'2024-01-01'", "not both"]),
+    "times in a zone and in none": (
+        bought(at=["2024-01-01 10:00:00", "2024-01-01 10:00:00Z", "2024-01-01"]),
+        ["row 2", "10:00:00Z'", "all with a zone, or none"],
+    ),
+    "time that overflows": (
+        parquet(bought={"at": pa.array([1, 10**14, 2], pa.timestamp("s"))}),
+        ["row 2", "100000000000000000 as timestamp[ms]"],
+    ),
     "time of truth": (parquet(bought={"at": [True, False, True]}), ["'at'", "bool"]),
     "node without time": (
         shop(spec=changed("nodes user time", "born"), users={"born": [1, None, 2]}),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -509,12 +511,13 @@ def test_features_that_the_dtype_can_not_hold_are_refused(tmp_path: Path) -> Non
 
     for large, name in ((1e300, "float32"), (1e10, "float16")):
         rows = torch.full((4, 2), 1.0, dtype=torch.float64)
-        _write_table(Sink(), [rows], getattr(torch, name))  # type: ignore[arg-type]
-        rows[2, 1] = large
-        with pytest.raises(
-            DataError, match=f"{large:g}".replace("+", r"\+") + f" do not fit {name}"
-        ):
-            _write_table(Sink(), [rows], getattr(torch, name))  # type: ignore[arg-type]
+        arrays = {"edge/a:b:c/amount": rows}
+        _write_table(Sink(), arrays, getattr(torch, name))  # type: ignore[arg-type]
+        for bad, message in ((large, f"{large:g} do not fit {name}"), (math.nan, "one is nan")):
+            rows[2, 1] = bad
+            with pytest.raises(DataError, match=re.escape(message)) as error:
+                _write_table(Sink(), arrays, getattr(torch, name))  # type: ignore[arg-type]
+            assert error.value.where == "array 'amount' of a:b:c"
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])

@@ -40,7 +40,12 @@ def test_dates_are_in_the_units_of_the_data(unit: int) -> None:
     assert moment(17, latest) == 17
 
 
-@pytest.mark.parametrize("latest", [0, 1000, 10**10, 10**13, 2**62])
+NEVER = 253_402_214_400  # seconds to the last day of 9999
+
+
+@pytest.mark.parametrize(
+    "latest", [0, 1000, 10**10, 10**13, 2**62, *(NEVER * unit for unit in (1, 10**3, 10**6))]
+)
 def test_times_that_are_no_points_in_time(latest: int) -> None:
     with pytest.raises(DataError, match="it is not clear what a date or a duration is"):
         moment("2026-01-01", latest)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import yaml
 
 from raygnn import embed
 from raygnn.config.load import load_config
@@ -22,6 +23,7 @@ from raygnn.prediction.request import ask as plan
 from raygnn.preflight.data_checks import times_usable
 from raygnn.preflight.partition_facts import partition_facts
 from raygnn.runs.run import Run
+from tests.commands import Command
 from tests.facts import make_job
 from tests.graphs import ensure_partition
 from tests.prediction.test_new_data import asked
@@ -127,3 +129,88 @@ def test_new_data_that_do_not_say_when(tmp_path: Path) -> None:
     assert values(frame, "") == pytest.approx(values(known, ""), abs=1e-4)
     assert frame["split"].isna().all()
     assert known["split"].notna().all()
+
+
+def shop(place: Path) -> None:
+    """Tables of users who buy things, at points in time of the first 90 days of 2026, with a job
+    of a model that tells from these which class a user is of when asked."""
+    rng, users, days = np.random.default_rng(0), 60, 90
+    start = pandas.Timestamp("2026-01-01")
+
+    def some(count: int) -> pandas.DatetimeIndex:
+        return start + pandas.to_timedelta(rng.integers(0, days * 86400, count), unit="s")
+
+    who = pandas.DataFrame({"user": [f"u{i}" for i in range(users)], "when": some(users)})
+    who["age"], who["label"] = rng.normal(size=users), rng.integers(0, 2, users)
+    who.to_csv(place / "users.csv", index=False)
+    pandas.DataFrame({"sku": range(30), "price": rng.normal(size=30)}).to_csv(
+        place / "items.csv", index=False
+    )
+    bought = pandas.DataFrame({"user": rng.choice(who["user"], 900), "at": some(900)})
+    bought["sku"], bought["amount"] = rng.integers(0, 30, 900), rng.normal(size=900)
+    bought.to_csv(place / "bought.csv", index=False)
+    bought[bought["at"] < "2026-01-31"].to_csv(place / "early.csv", index=False)
+    edges = {"source": "user", "target": "sku", "time": "at", "reverse": "bought_by"}
+    for name in ("bought", "early"):
+        description = {
+            "nodes": {
+                "user": {
+                    **{"files": "users.csv", "id": "user", "label": "label", "time": "when"},
+                    "features": {"feat": "age"},
+                },
+                "item": {"files": "items.csv", "id": "sku", "features": {"feat": "price"}},
+            },
+            "edges": {
+                "user:bought:item": {
+                    **edges,
+                    "files": f"{name}.csv",
+                    "features": {"amount": "amount"},
+                }
+            },
+        }
+        (place / f"{name}.yaml").write_text(yaml.safe_dump(description))
+    values = job(
+        place / "runs",
+        graph={"format": "tables", "path": "bought.yaml"},
+        task={"ntype": "user", "split": {"by": "time", "val": "2026-03-01", "test": "2026-03-15"}},
+        model={"edge_features": "amount", "time_encoding": 8},
+        sampling={"batch_size": 16, "time": {"edges": "time", "seeds": "time", "window": "60d"}},
+    )
+    values["graph"] = {"format": "tables", "path": "bought.yaml"}
+    (place / "job.yaml").write_text(yaml.safe_dump(values))
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("no_ray")
+def test_the_commands(tmp_path: Path) -> None:
+    """`raygnn train`, then `predict --at`: what comes later, with dates in tables, is not seen."""
+    shop(tmp_path)
+
+    def run(*command: str, code: int = 0) -> str:
+        process = Command([*command], tmp_path)
+        status, out, err = process.finish(200)
+        assert status == code, out + err
+        assert "Traceback" not in out + err
+        assert process.left_behind() == []
+        return out + err
+
+    said = run("train", "job.yaml")
+    assert "test/accuracy" in said
+    at, new = ["--at", "2026-01-31"], ["--new-data", "--set", "graph.path=early.yaml"]
+    run("predict", "test", "--scores", "--out", "at.parquet", *at)
+    run("predict", "test", "--scores", "--out", "early.parquet", *at, *new)
+    run("predict", "test", "--scores", "--out", "own.parquet", "--set", "cluster.workers=1")
+    known, early, own = (
+        pandas.read_parquet(tmp_path / f"{name}.parquet") for name in ("at", "early", "own")
+    )
+    assert known["node"].tolist() == [f"u{i}" for i in range(60)] == early["node"].tolist()
+    assert values(early, "") == pytest.approx(values(known, ""), abs=1e-4)
+    assert np.abs(values(own, "") - values(known, "")).max() > 1e-3
+    assert own["split"].value_counts().sum() == 60
+    said = run("predict", "test", "--out", "no.parquet", "--at", "soon", code=2)
+    assert "expected a time, such as 2026-01-31" in said
+    assert "at --at soon" in said
+    assert not (tmp_path / "no.parquet").exists()
+    assert not (tmp_path / "runs" / ".predicting").exists()

@@ -207,3 +207,39 @@ def test_arrays_that_are_no_times(tmp_path: Path) -> None:
     events(file)
     with pytest.raises((DataError, RuntimeError), match="'feat' of node type '_N' is to say"):
         run(tmp_path, file, "node_classification", time={"seeds": "feat"})
+
+
+@pytest.mark.parametrize("edges_in", [1, 10**6])
+def test_seeds_in_other_units_than_edges(edges_in: int, tmp_path: Path) -> None:
+    """Seconds beside microseconds: they would see all that comes after them, or nothing at all."""
+    file, begin = tmp_path / "graph.dgl", 1_700_000_000
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    graph.edata["at"] = (graph.edata["at"] + begin) * edges_in
+    graph.ndata["when"] = (graph.ndata["when"] + begin) * (10**6 // edges_in)
+    dgl().save_graphs(str(file), [graph])
+    names = ["seconds", "microseconds"][:: 1 if edges_in > 1 else -1]
+    message = "'when', .*, is in {} since 1970 .* 'at' of edges in {}".format(*names)
+    with pytest.raises((DataError, RuntimeError), match=message):
+        run(tmp_path, file, "node_classification", task={"split": {"by": "time"}})
+
+
+def test_seeds_of_several_labels_are_split_by_those_with_any(tmp_path: Path) -> None:
+    file = tmp_path / "graph.dgl"
+    events(file)
+    (graph,), _ = dgl().load_graphs(str(file))
+    labels = graph.ndata["label"] % 2
+    graph.ndata["labels"] = torch.stack([torch.full_like(labels, -1), labels], 1)
+    dgl().save_graphs(str(file), [graph])
+    task = {"target": "labels", "labels": "several", "split": {"by": "time"}}
+    metrics = run(tmp_path, file, "node_classification", task=task).summary["metrics"]
+    assert {"val/roc_auc", "test/roc_auc"} <= metrics.keys()
+
+
+def test_a_time_that_leaves_nothing_to_train_on(tmp_path: Path) -> None:
+    file = tmp_path / "graph.dgl"
+    events(file)
+    split = {"by": "time", "val": -9, "test": -5}
+    message = r"(?s)none of the edges of .* is for training .* from when on task\.split is"
+    with pytest.raises((DataError, RuntimeError), match=message):
+        run(tmp_path, file, "link_prediction", task={"split": split})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -128,9 +128,11 @@ class Staged:
         Args:
             lists: the entry of the lists that they are aligned with, for ``span``.
         """
-        arrays = [lists.tensor(f"edge/{etype_str(etype)}/{name}") for name in names]
-        if len(arrays) == 1 and arrays[0].dtype == dtype and arrays[0].dim() > 1:
-            return arrays[0].flatten(1)
+        keys = [f"edge/{etype_str(etype)}/{name}" for name in names]
+        arrays = {key: lists.tensor(key) for key in keys}
+        first = arrays[keys[0]]
+        if len(arrays) == 1 and first.dtype == dtype and first.dim() > 1:
+            return first.flatten(1)
         target = str(dtype).removeprefix("torch.")
         more = {"of": lists.path.name, "etype": list(etype), "names": list(names), "dtype": target}
         build = partial(_write_table, arrays=arrays, dtype=dtype)
@@ -168,7 +170,7 @@ class Staged:
             return nodes, keys[0]
 
         def build(draft: Draft) -> None:
-            _write_table(draft, [nodes.tensor(key) for key in keys], dtype)
+            _write_table(draft, {key: nodes.tensor(key) for key in keys}, dtype)
 
         made = self._entry("table", span, build, ntype=ntype, names=list(names), dtype=target)
         return made, "table"
@@ -358,27 +360,34 @@ def _copy(draft: Draft, name: str, whole: Entry, keep: Array | None = None) -> N
         writer.append(chunk if keep is None else chunk[keep[low : low + _ROWS]])
 
 
-def _write_table(draft: Draft, arrays: list[Tensor], dtype: torch.dtype) -> None:
-    matrices = [array.flatten(1) if array.dim() > 1 else array.unsqueeze(1) for array in arrays]
-    rows, width = len(matrices[0]), sum(matrix.shape[1] for matrix in matrices)
+def _write_table(draft: Draft, arrays: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    matrices = {k: a.flatten(1) if a.dim() > 1 else a.unsqueeze(1) for k, a in arrays.items()}
+    widths = [matrix.shape[1] for matrix in matrices.values()]
+    rows, width = len(next(iter(matrices.values()))), sum(widths)
     writer = draft.array("table", str(dtype).removeprefix("torch."), (rows, width))
     step = max(1, _CHUNK // max(1, width * dtype.itemsize))
     for low in range(0, rows, step):
-        pieces = [matrix[low : low + step] for matrix in matrices]
-        chunk = torch.cat([piece.to(dtype) for piece in pieces], 1)
+        pieces = {key: matrix[low : low + step] for key, matrix in matrices.items()}
+        chunk = torch.cat([piece.to(dtype) for piece in pieces.values()], 1)
         if chunk.is_floating_point() and not torch.isfinite(chunk.sum(dtype=torch.float64)):
             _check_range(pieces, dtype)
         writer.append(chunk)
 
 
-def _check_range(pieces: list[Tensor], dtype: torch.dtype) -> None:
-    """Refuse numbers that are none any more in the dtype that the model computes in."""
-    for piece in pieces:
-        lost = torch.isfinite(piece) & ~torch.isfinite(piece.to(dtype))
+def _check_range(pieces: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Refuse what is no number, or none any more in the dtype that the model computes in."""
+    for key, piece in pieces.items():
+        _, kind, name = key.split("/")
+        finite, where = torch.isfinite(piece), f"array {name!r} of {kind}"
+        if not finite.all():
+            message = f"features must be finite, and one is {piece[~finite][0]:g}"
+            raise DataError(message, where=where, remedy="replace it, or drop what it is of")
+        lost = ~torch.isfinite(piece.to(dtype))
         if lost.any():
             raise DataError(
                 f"features up to {piece[lost].abs().max():g} do not fit "
                 f"{str(dtype).removeprefix('torch.')}",
+                where=where,
                 remedy="scale them (graph.normalize), or choose another precision",
             )
 

@@ -68,7 +68,10 @@ class Growing:
 
 def shown(value: Any) -> str:
     """A value as errors show it, at most 60 characters."""
-    text = repr(value.as_py() if isinstance(value, pa.Scalar) else value)
+    try:
+        text = repr(value.as_py() if isinstance(value, pa.Scalar) else value)
+    except (OverflowError, ValueError):  # a point in time of no year that Python knows
+        text = f"{value.value} as {value.type}"
     return text if len(text) <= 60 else text[:60] + "…"
 
 
@@ -270,20 +273,21 @@ class Times:
     def of(self, chunk: Chunk, column: str) -> Array:
         """int64 ``[n]``; raises DataError for what is neither, or not what came before."""
         array = refuse_nulls(chunk, column, "give each row a time, or leave time out")
-        remedy = "give whole numbers, or points in time such as 2024-05-01 12:30:00, not both"
+        remedy = (
+            "give whole numbers, or points in time such as 2024-05-01 12:30:00.123456, not both; "
+            "of these all with a zone, or none"
+        )
         kind = array.type
         temporal, text = pa.types.is_temporal(kind), chunk.text(column)
         no_point = pa.types.is_time(kind) or pa.types.is_duration(kind)
         if no_point or not (text or temporal or pa.types.is_integer(kind)):
             raise chunk.error(0, column, f"the column is {kind}", remedy)
         to = self._to = self._to or _time_type(array)
-        if temporal and pa.types.is_temporal(to):  # finer ones are cut
-            times = pc.cast(array, to, safe=False)
-        elif temporal or (pa.types.is_temporal(to) and not text):
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":  # what is finer is cut
+            array = pc.floor_temporal(array, unit="microsecond")
+        if not text and temporal != pa.types.is_temporal(to):
             raise chunk.error(0, column, f"the column is {kind}, and was {to}", remedy)
-        else:
-            times = cast(chunk, column, array, to, remedy)
-        return to_numpy(pc.cast(times, pa.int64()))
+        return to_numpy(pc.cast(cast(chunk, column, array, to, remedy), pa.int64()))
 
 
 def _time_type(array: pa.Array) -> pa.DataType:
@@ -292,4 +296,5 @@ def _time_type(array: pa.Array) -> pa.DataType:
     text = str(array[0].as_py())
     if re.match(INTEGER, text):
         return pa.int64()
-    return pa.timestamp("us", "UTC" if re.search(r"(Z|:\d\d[+-]\d\d:?\d\d)$", text) else None)
+    zoned = re.search(r"(Z|:[\d.]+[+-]\d\d(:?\d\d)?)$", text)
+    return pa.timestamp("us", "UTC" if zoned else None)

@@ -84,7 +84,7 @@ class EdgePlane(PartitionPlane):
         edges = Edges(shard, self.control, self.etype)
         if self.time is not None:
             stored = edges.column(self.time) if self.time in edges else None
-            times_of(stored, f"edge type {self.of!r}", self.time)
+            self.clock.check(times_of(stored, f"edge type {self.of!r}", self.time), self.time)
         return edges
 
     @property

@@ -167,7 +167,7 @@ class PartitionPlane:
         return None if self.clock.at is not None else self.config.seed_time
 
     def node_times(self, ntype: str) -> np.ndarray | None:
-        """When each own node is predicted, int64; None: they have no times of their own.
+        """When each own node is predicted, int64; None: at no time of its own. Collective.
 
         Raises:
             DataError: the array that is to say so is not there, or does not.
@@ -175,7 +175,9 @@ class PartitionPlane:
         if self.time is None:
             return None
         stored = self.shard.node_data[ntype].get(self.time)
-        return times_of(stored, f"node type {ntype!r}", self.time)
+        times = times_of(stored, f"node type {ntype!r}", self.time)
+        self.clock.check(times, self.time)
+        return times
 
     def validates(self, split: str) -> bool:
         """Whether a split is evaluated again and again."""
@@ -264,11 +266,14 @@ class PartitionPlane:
             DataError: there are none.
         """
         if not seeds.num:
-            task, name = self.config.task, self.job.task
+            task, at = self.config.task, f"tasks.{self.job.task}" if self.job.task else "task"
             raise DataError(
-                f"none of the {task.seeds} of {self.of} is in train_mask and has a target",
+                f"none of the {task.seeds} of {self.of} is for training and has a target",
                 where=str(self.job.partition),
-                remedy=f"check {f'tasks.{name}' if name else 'task'}.target and the masks",
+                remedy=f"check {at}.target and "
+                + (
+                    "the masks" if self.config.split_time is None else f"from when on {at}.split is"
+                ),
             )
         return TaskSeeds(seed_plan(self.job, seeds.num), seeds, self.ranks.world)
 

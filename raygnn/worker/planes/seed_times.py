@@ -13,11 +13,13 @@ from raygnn.config.task import NodeTaskConfig
 from raygnn.config.values import Duration
 from raygnn.errors import DataError
 from raygnn.graph.staging.shard import Shard
-from raygnn.graph.times import codes_since, moment, per_second, since
+from raygnn.graph.times import codes_since, moment, per_second, since, unit_of
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.sampler import Timing
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.worker.job import SPLITS, Job
+
+_NAMES = {1: "seconds", 10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,26 @@ class Clock:
         """Whether the latest edges are drawn."""
         time = self.job.config.sampling.time
         return time is not None and time.strategy == "latest"
+
+    def check(self, times: np.ndarray, name: str) -> None:
+        """Refuse times of seeds that are in other units than those of edges: seeds would see all
+        edges, later ones included, or none. Collective.
+
+        Args:
+            times: of this rank's seeds, int64 ``[n]``; name: of their array.
+        """
+        latest = self.control.max(int(times.max(initial=0)))
+        units = unit_of(latest), unit_of(self._last)
+        if None not in units and units[0] != units[1]:
+            ours, theirs = (_NAMES[unit] for unit in units if unit is not None)
+            time = self.job.config.sampling.time
+            assert time is not None
+            raise DataError(
+                f"array {name!r}, which says when seeds are predicted, is in {ours} since 1970 "
+                f"(up to {latest}), and {time.edges!r} of edges in {theirs} (up to {self._last})",
+                where="sampling.time",
+                remedy="give both in the same units",
+            )
 
     @cached_property
     def _last(self) -> int:
@@ -103,10 +125,7 @@ def split_by_time(job: Job, shard: Shard, exchange: Exchange) -> None:
         given, times_of_seeds = (task.split.val, task.split.test), times
         if any(isinstance(share, float) for share in given):
             if labels is not None:
-                whole = (
-                    labels if labels.is_floating_point() else labels.reshape(len(labels), -1)[:, 0]
-                )
-                times_of_seeds = times[known(whole).numpy()]
+                times_of_seeds = times[known(labels).numpy()]
             everyones = exchange.gather_rows(torch.from_numpy(times_of_seeds)).numpy()
         else:  # of dates the latest time says what they are
             everyones = np.array([exchange.max(int(times.max(initial=0)))])
