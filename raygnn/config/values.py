@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -237,7 +238,8 @@ def in_utc(moment: str) -> datetime:
 def _stretch(value: Any) -> int | Duration:
     """A length of time: a whole number, as the data's times are, or a duration."""
     if isinstance(value, (str, timedelta, Duration)):
-        return Duration.parse(value)
+        with suppress(PydanticCustomError):  # whose numbers are seconds
+            return Duration.parse(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**62:
         raise expected("a duration such as 30d, or a whole number as the data's times are")
     return value

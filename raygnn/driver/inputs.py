@@ -229,6 +229,7 @@ class PartitionInput(Input):
             if (
                 config.trains
                 and one.task.seeds == "nodes"
+                and one.split_time is None
                 and "train_mask" in (arrays or ())
                 and not self._nodes_are_split
             ):

@@ -321,6 +321,7 @@ OVERRIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     "no key": ("=3", ("''", "section.key")),
     "key below a value": ("name.first=a", ("--set name.first", "'small'")),
     "bad YAML": ("sampling.fanout=[1,", ("--set sampling.fanout", "line 1, column")),
+    "window": ("sampling.time={edges: at, window: 90days}", ("'90days'", "30d, or a whole number")),
     "another format": ("graph.format=planted", ("graph.path", "graph.nodes", "2 problems")),
 }
 

@@ -156,7 +156,9 @@ def _numbers(
     half: bool = False,
 ) -> Array:
     """float32, ``width`` of them for each row; with ``half``, float16 stays so."""
-    remedy = "features and weights are numbers; words can be categories"
+    remedy = (
+        "features and weights are numbers; words can be categories of nodes, or columns of 0, 1"
+    )
     kind = array.type
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
