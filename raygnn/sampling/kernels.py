@@ -14,6 +14,8 @@ from raygnn.util import hashing
 
 COMPILE = {"cache": True, "nogil": True, "boundscheck": False}
 
+_AHEAD = 32  # rows between asking for one and reading it
+
 mix = njit(inline="always")(hashing.mix)  # of a uint64
 
 
@@ -255,6 +257,22 @@ def take_lists(indptr, values, order):  # type: ignore[no-untyped-def]
         for j in range(out_indptr[i + 1] - out_indptr[i]):
             out[out_indptr[i] + j] = values[start + j]
     return out_indptr, out
+
+
+@njit(**COMPILE)
+def take_words(words, width, order, out):  # type: ignore[no-untyped-def]
+    """Copy rows of ``width`` words each, numbered ``order``, to ``out``.
+
+    Rows far apart are asked for some time before they are read, which torch's index_select does
+    not do: a third of its time, with 16 bytes a row.
+    """
+    for i in range(order.shape[0] + _AHEAD):
+        if i < order.shape[0]:
+            prefetch(words, order[i] * width)
+        if i >= _AHEAD:
+            start = order[i - _AHEAD] * width
+            for j in range(width):
+                out[(i - _AHEAD) * width + j] = words[start + j]
 
 
 @njit(**COMPILE)

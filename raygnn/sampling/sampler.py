@@ -332,8 +332,7 @@ class NeighborSampler:
                 )
             indptr, sources, places = drawn
             ids[etype] = Ragged(indptr, sources)
-            at = torch.from_numpy(places)
-            columns[etype] = {n: c.index_select(0, at) for n, c in rows.carried.items()}
+            columns[etype] = {n: _take(c, places) for n, c in rows.carried.items()}
         return Drawn(ids, columns)
 
     def _ask_owners(
@@ -406,6 +405,22 @@ def _before(
         return start, degree
     kept = np.minimum(degree, most)
     return start + degree - kept, kept
+
+
+def _take(column: Tensor, places: np.ndarray) -> Tensor:
+    """Rows of what is carried."""
+    assert column.is_contiguous()
+    out = column.new_empty(len(places), *column.shape[1:])
+    width = column.shape[1:].numel() * column.element_size()
+    words = [t.reshape(-1).view(torch.uint8).numpy().view(_word(width)) for t in (column, out)]
+    kernels.take_words(words[0], width // words[0].itemsize, places, words[1])
+    return out
+
+
+def _word(width: int) -> type[np.integer]:
+    """The widest integers that so many bytes are made of."""
+    words = (np.int64, np.int32, np.int16, np.int8)
+    return next(word for word in words if width % np.dtype(word).itemsize == 0)
 
 
 def _adjacency(drawn: Drawn, etype: EdgeType, src: Tensor) -> Adjacency:
