@@ -121,22 +121,19 @@ def test_commands_of_readme_and_docs(tmp_path: Path) -> None:
             words = shlex.split(command)[1:]
             steps.append([STANDS_FOR.get(word, word) for word in words])
     assert len(steps) > 10, steps
-    # one's own graph as a file, that partitioned by DGL, and one of PyG's as an archive
+    # one's own graph as a file, that partitioned by DGL, and one of PyG's
     steps += [*blocks("py own", quick), _PARTITIONED]
     steps += [shlex.split(command)[1:] for command in commands_of(coming)]
     steps += [_DATA + block for block in blocks("py pyg", coming)]
-    for format in ("dgl", "npz"):
-        file = tmp_path / f"own-{format}.yaml"
-        section = {"format": format, "path": f"graph.{format}"}
-        file.write_text(
-            yaml.safe_dump({"name": format, "graph": section, "model": {"kind": "gcn"}})
-        )
-        steps.append(["check", file.name, "--set", f"graph.path={tmp_path / section['path']}"])
+    section = {"format": "dgl", "path": str(tmp_path / "graph.dgl")}
+    own = {"name": "own", "graph": section, "model": {"kind": "gcn"}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    steps.append(["check", "own.yaml"])
     out = run(steps, tmp_path)
     assert out.count("test/accuracy") >= 3
     assert "2 parts" in out or "planted" in out
     runs = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert runs >= {"first", RUN, "theirs"}
+    assert runs >= {"first", RUN, "theirs", "from-pyg"}
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
 
 
@@ -146,11 +143,11 @@ dgl.distributed.partition_graph(dgl.load_graphs("graph.dgl")[0][0], "g", 2, "par
 """
 
 _DATA = """
-from types import SimpleNamespace
 import torch
+from torch_geometric.data import Data
 edge_index = torch.randint(0, 50, (2, 200))
 masks = torch.arange(50) % 3
-data = SimpleNamespace(
+data = Data(
     x=torch.randn(50, 4), y=torch.arange(50) % 4, edge_index=edge_index,
     train_mask=masks == 0, val_mask=masks == 1, test_mask=masks == 2,
 )

@@ -9,6 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from raygnn import __version__
 from raygnn.config.load import Source, as_config, load_config
@@ -34,6 +37,7 @@ from raygnn.driver.resume import (
 from raygnn.driver.session import Session
 from raygnn.driver.watch import watch_training
 from raygnn.errors import ConfigError, InputError
+from raygnn.graph.sources.python_graphs import with_graph
 from raygnn.preflight import report as preflight_report
 from raygnn.preflight.findings import Finding, by_severity
 from raygnn.preflight.partition_facts import Stored
@@ -56,6 +60,7 @@ _COLUMNS = ("operator", "calls", "self ms", "total ms")
 def train(
     config: Source,
     *,
+    graph: Any = None,
     overwrite: bool = False,
     resume: bool = False,
     verbose: bool = False,
@@ -70,6 +75,8 @@ def train(
 
     Args:
         config: or what `raygnn.load_config` makes one of.
+        graph: a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG, to train on instead of
+            one that ``config`` names. It is written to a file in ``<storage>/graphs``, once.
         overwrite: replace an earlier run of this name.
         resume: go on with the earlier run of this name, from its newest checkpoint.
         verbose: show Ray's and Lightning's output, too.
@@ -85,7 +92,8 @@ def train(
     """
     if type(profile) is not int or not 0 <= profile <= MOST_PROFILED:
         raise InputError(f"profile {profile!r}", remedy=f"a whole number to {MOST_PROFILED}")
-    config, started = as_config(config), time.time() if started is None else started
+    started = time.time() if started is None else started
+    config = with_graph(config, graph)
     show = display_of(display, verbose)
     check_packages(config)
     with (
@@ -132,15 +140,18 @@ def train(
     return Run(run.path) if run.uri is None or is_run(run.path) else open_run(run.uri.text)
 
 
-def partition(config: Source, *, verbose: bool = False, display: bool = True) -> Stored:
+def partition(
+    config: Source, *, graph: Any = None, verbose: bool = False, display: bool = True
+) -> Stored:
     """Partition the graph, or store the graphs, unless that has been done, and show the outcome.
 
-    With ``partition.parts: auto`` there is a part for each worker that fits.
+    With ``partition.parts: auto`` there is a part for each worker that fits. ``graph`` is as of
+    `raygnn.train`.
 
     Raises:
         InputError: bad input; nothing was written.
     """
-    config, show = as_config(config), display_of(display, verbose)
+    config, show = with_graph(config, graph), display_of(display, verbose)
     with RayCluster(config, verbose=verbose) as cluster:
         given = read_input(config, count_workers(config, cluster), show, cluster)
         meta = given.made(show).meta
@@ -161,11 +172,13 @@ def partition(config: Source, *, verbose: bool = False, display: bool = True) ->
     return meta
 
 
-def check(config: Source, *, verbose: bool = False, display: bool = True) -> Report:
+def check(
+    config: Source, *, graph: Any = None, verbose: bool = False, display: bool = True
+) -> Report:
     """Validate the input and whether the job can run here; nothing is written or started.
 
     A graph that has not been partitioned is read and judged as it is; one that is partitioned out
-    of core is not read, and all else is judged.
+    of core is not read, and all else is judged. ``graph`` is as of `raygnn.train`.
 
     Returns:
         The report; `verdict(report.findings, config)` raises for what it refuses.
@@ -174,6 +187,10 @@ def check(config: Source, *, verbose: bool = False, display: bool = True) -> Rep
         InputError: bad input.
         PreflightError: no connection to the cluster.
     """
+    if graph is not None:
+        with TemporaryDirectory(prefix="raygnn-") as directory:
+            config = with_graph(config, graph, Path(directory))
+            return check(config, verbose=verbose, display=display)
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:

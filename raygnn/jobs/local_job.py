@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import raygnn
-from raygnn.config.load import Source, as_config
+from raygnn.config.load import Source
 from raygnn.config.schema import Config
 from raygnn.errors import InputError, Interrupted, RaygnnError, TrainingError, error_of
+from raygnn.graph.sources.python_graphs import with_graph
 from raygnn.jobs.handle import Handle, begun_by, opened
 from raygnn.jobs.notebook import Lines, view
 from raygnn.runs.interrupts import STOPS
@@ -37,6 +38,7 @@ _END = 30.0  # seconds for what was killed to be gone
 def launch(
     config: Source,
     *,
+    graph: Any = None,
     overwrite: bool = False,
     resume: bool = False,
     verbose: bool = False,
@@ -51,7 +53,7 @@ def launch(
 
     Args:
         config: or what `raygnn.load_config` makes one of.
-        overwrite, resume, verbose, profile: as of `raygnn.train`.
+        graph, overwrite, resume, verbose, profile: as of `raygnn.train`.
         display: show it while it goes on: a card that is kept up to date in a notebook, lines on
             standard output elsewhere.
 
@@ -62,9 +64,9 @@ def launch(
         InputError: these options contradict each other, or the configuration is wrong. Whatever
             else is wrong, ``wait`` raises.
     """
-    config = as_config(config)
     if overwrite and resume:
         raise InputError("overwrite and resume together", remedy="choose one of them")
+    config = with_graph(config, graph)
     document = config.to_dict()
     if config.store is not None:
         document["storage"] = config.store.text  # with what is secret in it: it is written nowhere

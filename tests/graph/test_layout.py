@@ -22,9 +22,15 @@ from raygnn.graph.arrays import csr_rows
 from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition import dgl_format
-from raygnn.graph.partition.dgl_format import read_tensors, write_graph, write_tensors
+from raygnn.graph.partition.dgl_format import (
+    read_tensors,
+    write_data,
+    write_graph,
+    write_tensors,
+)
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.read import read_in_edges
+from raygnn.graph.sources.python_graphs import graph_data
 from tests.graph.builders import assert_not_imported
 from tests.graph.parted import load_part, verify
 from tests.graphs import partitioned, random_graph, typed_graph
@@ -399,6 +405,19 @@ def test_we_write_what_dgl_writes(tmp_path: Path) -> None:
     ours, theirs = ((tmp_path / f"{name}.dgl").read_bytes() for name in ("ours", "theirs"))
     assert ours[:32] == theirs[:32]
     assert ours[4096:] == theirs[4096:]  # between them DGL leaves what was in memory
+    ends = {
+        ("user", "buys", "item"): (torch.tensor([0, 2]), torch.tensor([1, 0])),
+        ("item", "bought", "user"): (torch.tensor([1, 0]), torch.tensor([0, 2])),
+        ("user", "knows", "user"): (torch.tensor([1]), torch.tensor([2])),
+    }
+    graph = dgl().heterograph(ends, {"item": 2, "user": 4})
+    graph.nodes["item"].data["x"] = torch.randn(2, 3)
+    graph.edges["knows"].data["at"] = torch.tensor([7])
+    dgl().save_graphs(str(tmp_path / "theirs.dgl"), [graph])
+    with (tmp_path / "ours.dgl").open("wb") as file:
+        write_data(file, graph_data(graph))
+    ours, theirs = ((tmp_path / f"{name}.dgl").read_bytes() for name in ("ours", "theirs"))
+    assert ours[4096:] == theirs[4096:]
     tensors = {"a/x": torch.randn(3, 2), "e": torch.zeros(0, 3), "m": torch.ones(2).bool()}
     for name in tensors:  # DGL writes them in an order of its own
         written = write_tensors(tmp_path / "ours.dgl", {name: tensors[name]})

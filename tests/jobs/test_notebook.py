@@ -36,7 +36,7 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for cell in notebook.cells
         if cell["cell_type"] == "code"
     }
-    (card,) = outputs["job = raygnn.launch(config, overwrite=True)"]
+    (card,) = outputs["job = raygnn.launch(config, graph=graph, overwrite=True)"]
     assert "done" in card["text/html"], "the card of the first cell is kept up to date"
     assert "val/accuracy" in card["text/html"]
     assert "polyline" in card["text/html"]

@@ -38,6 +38,7 @@ from raygnn.graph.arrays import (
     element_bytes,
     storable,
 )
+from raygnn.graph.data import DEFAULT_ETYPE, DEFAULT_NTYPE, EdgeFrame, GraphData, NodeFrame
 from raygnn.graph.partition.manifest import FileFacts, compare
 from raygnn.storage.remote import AnyPath
 from raygnn.util.files import sync_file
@@ -189,31 +190,41 @@ def write_graph(
         src, dst: int64 ``[E]``, ids in ``0 … num_nodes-1``.
         ndata, edata: name → array with ``num_nodes`` or ``E`` rows.
     """
-    nothing = np.empty(0, dtype=np.int64)
+    nodes = {DEFAULT_NTYPE: NodeFrame(num_nodes, {**ndata})}
+    edges = {DEFAULT_ETYPE: EdgeFrame(src, dst, {**edata})}
     with path.open("wb") as file:
-        writer = _Writer(file)
-        writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
-        writer.raw(bytes(_HEADER_BYTES - writer.size))
-        start = writer.size + 16
-        writer.u64(start, 0)  # no labels
-        writer.u64(_HETERO_GRAPH)
-        writer.meta_graph()
-        writer.u64(1, _UNIT_GRAPH, _FORMAT_BITS["coo"] | _NEW_STYLE, _ALL_FORMATS | _NEW_STYLE)
-        writer.meta_graph()
-        writer.u64(_COO, num_nodes, num_nodes)
-        for array in (src, dst, nothing):
+        return write_data(file, GraphData(path.stem, nodes, edges))
+
+
+def write_data(file: BinaryIO, graph: GraphData) -> FileFacts:
+    """The same of a graph of any types, into a file that is open."""
+    places = {ntype: place for place, ntype in enumerate(graph.nodes)}
+    writer = _Writer(file)
+    writer.u64(_GRAPH_FILE, _GRAPH_VERSION, _HETERO_KIND, 1)
+    writer.raw(bytes(_HEADER_BYTES - writer.size))
+    start = writer.size + 16
+    writer.u64(start, 0)  # no labels
+    writer.u64(_HETERO_GRAPH)
+    writer.meta_graph(len(places), [(places[src], places[dst]) for src, _, dst in graph.edges])
+    writer.u64(len(graph.edges))
+    for (src, _, dst), relation in graph.edges.items():
+        writer.u64(_UNIT_GRAPH, _FORMAT_BITS["coo"] | _NEW_STYLE, _ALL_FORMATS | _NEW_STYLE)
+        writer.meta_graph(*((1, [(0, 0)]) if src == dst else (2, [(0, 1)])))
+        writer.u64(_COO, graph.nodes[dst].num, graph.nodes[src].num)
+        for array in (relation.src, relation.dst, np.empty(0, dtype=np.int64)):
             writer.array(array)
         writer.raw(bytes(2))  # neither rows nor columns are declared sorted
-        writer.u64(1, num_nodes)
-        writer.u64(1)
-        writer.named_arrays(ndata)
-        writer.u64(1)
-        writer.named_arrays(edata)
-        for name in ("_N", "_E"):
-            writer.u64(1)
+    writer.u64(len(places), *(frame.num for frame in graph.nodes.values()))
+    for frames in (graph.nodes.values(), graph.edges.values()):
+        writer.u64(len(frames))
+        for frame in frames:
+            writer.named_arrays(frame.data)
+    for names in (list(graph.nodes), [name for _, name, _ in graph.edges]):
+        writer.u64(len(names))
+        for name in names:
             writer.string(name)
-        writer.u64(16, 1, start, 16)
-        return writer.done()
+    writer.u64(16, 1, start, 16)
+    return writer.done()
 
 
 def _open(path: AnyPath, expected: FileFacts | None = None) -> _Reader:
@@ -481,11 +492,14 @@ class _Writer:
             self.string(name)
             self.array(array)
 
-    def meta_graph(self) -> None:
-        """The meta graph of a homogeneous graph: one edge, from the only node type to itself."""
-        self.u64(_META_GRAPH, _CSR, 1, 1)
-        for values in ([0, 1], [0], [0]):
-            self.array(np.array(values, dtype=np.int64))
+    def meta_graph(self, num: int, ends: list[tuple[int, int]]) -> None:
+        """The graph of ``num`` node types, of which each edge type joins two."""
+        sources, targets = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        order = np.argsort(sources, kind="stable")
+        rows = np.searchsorted(sources[order], np.arange(num + 1))
+        self.u64(_META_GRAPH, _CSR, num, num)
+        for values in (rows, targets[order], order):
+            self.array(values)
         self.raw(bytes(1))
 
     def done(self) -> FileFacts:

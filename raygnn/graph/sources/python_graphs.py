@@ -1,0 +1,151 @@
+"""Graphs that a Python program holds, DGL's or PyG's, and the files that they are written to.
+
+Neither library is imported: who has such a graph has done so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from raygnn.config.load import Source, as_config, load_config
+from raygnn.config.schema import Config
+from raygnn.errors import DataError
+from raygnn.graph.arrays import dtype_name, storable
+from raygnn.graph.data import (
+    DEFAULT_ETYPE,
+    DEFAULT_NTYPE,
+    EdgeFrame,
+    GraphData,
+    NodeFrame,
+    etype_str,
+)
+from raygnn.graph.partition.dgl_format import write_data
+from raygnn.util.files import storage_errors
+
+_PYG_NAMES = {"x": "feat"}  # the rest keep theirs
+
+
+def with_graph(config: Source, graph: Any, directory: Path | None = None) -> Config:
+    """The configuration of a job, of a graph that a program holds if that is not None.
+
+    Args:
+        config: or what `raygnn.load_config` makes one of. With a graph, its own section ``graph``
+            has no more than ``reverse`` and ``normalize``.
+        graph: see `graph_data`; it is written to a file, once, which is then the graph of the job.
+        directory: for the file; None = ``<storage>/graphs``.
+
+    Raises:
+        InputError: the configuration is wrong, or the graph is (see `write_graph_file`).
+    """
+    if graph is None:
+        return as_config(config)
+    source = config.to_dict() if isinstance(config, Config) else config
+    # some file stands for that of the graph, which lies in the storage that is configured
+    named = load_config(source, {"graph.format": "dgl", "graph.path": __file__})
+    file = write_graph_file(graph, directory or named.local_storage / "graphs")
+    return load_config(named.to_dict(), {"graph.path": str(file)})
+
+
+def write_graph_file(graph: Any, directory: Path) -> Path:
+    """Write a graph, unless that has been done, to a file for the format ``dgl``.
+
+    Args:
+        graph: see `graph_data`.
+        directory: the file is called after its content.
+
+    Raises:
+        DataError: it is no graph, has an array that cannot be stored, or the directory cannot be
+            written.
+    """
+    data = graph_data(graph)
+    with storage_errors(directory, DataError):
+        directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=directory, prefix=".graph-") as temporary:
+            draft = Path(temporary) / "graph.dgl"
+            with draft.open("wb") as file:
+                facts = write_data(file, data)
+            return draft.replace(directory / f"graph-{facts.sha256[:16]}.dgl")
+
+
+def graph_data(graph: Any) -> GraphData:
+    """The arrays of a graph, not copied where they lie in the CPU's memory.
+
+    Args:
+        graph: a ``dgl.DGLGraph``, or a ``Data`` or ``HeteroData`` of PyG with ``edge_index``. Of
+            PyG's, ``x`` becomes ``feat``, and ``y`` becomes ``label`` where it is one integer for
+            each node; what belongs to a graph as a whole is left out.
+
+    Raises:
+        DataError: it is none of these, or has an array that cannot be stored.
+    """
+    libraries = {base.__module__.partition(".")[0] for base in type(graph).__mro__}
+    if "torch_geometric" in libraries and hasattr(graph, "edge_stores"):
+        return _of_pyg(graph)
+    if "dgl" in libraries and hasattr(graph, "canonical_etypes") and not graph.is_block:
+        return _of_dgl(graph)
+    raise DataError(
+        f"a {type(graph).__module__}.{type(graph).__name__} is no graph to train on",
+        where="graph",
+        remedy="give a dgl.DGLGraph, or a Data or HeteroData of torch_geometric",
+    )
+
+
+def _of_dgl(graph: Any) -> GraphData:
+    graph = graph.formats("coo")  # of the others not all tell edges in the order of their ids
+    nodes = {
+        ntype: NodeFrame(graph.num_nodes(ntype), _arrays(graph.nodes[ntype].data, ntype))
+        for ntype in graph.ntypes
+    }
+    edges = {}
+    for etype in graph.canonical_etypes:
+        src, dst = graph.edges(etype=etype, order="eid")
+        arrays = _arrays(graph.edges[etype].data, etype_str(etype))
+        edges[etype] = EdgeFrame(src.cpu(), dst.cpu(), arrays)
+    return GraphData("graph", nodes, edges)
+
+
+def _of_pyg(graph: Any) -> GraphData:
+    if hasattr(graph, "edge_types"):
+        node_stores = {ntype: graph[ntype] for ntype in graph.node_types}
+        edge_stores = {etype: graph[etype] for etype in graph.edge_types}
+    else:
+        node_stores, edge_stores = {DEFAULT_NTYPE: graph}, {DEFAULT_ETYPE: graph}
+    nodes = {}
+    for ntype, store in node_stores.items():
+        found = {name: value for name, value in store.to_dict().items() if store.is_node_attr(name)}
+        if (y := found.get("y")) is not None and _are_classes(y):
+            found["label"] = found.pop("y")
+        named = {_PYG_NAMES.get(name, name): array for name, array in found.items()}
+        nodes[ntype] = NodeFrame(int(store.num_nodes), _arrays(named, ntype))
+    edges = {}
+    for etype, store in edge_stores.items():
+        if "edge_index" not in store:
+            raise DataError(
+                "has no edge_index",
+                where=f"graph: {etype_str(etype)}",
+                remedy="leave out the transform that makes a sparse matrix of it",
+            )
+        found = {name: value for name, value in store.to_dict().items() if store.is_edge_attr(name)}
+        ends = found.pop("edge_index").cpu()
+        edges[etype] = EdgeFrame(ends[0], ends[1], _arrays(found, etype_str(etype)))
+    return GraphData("graph", nodes, edges)
+
+
+def _are_classes(y: Any) -> bool:
+    """Whether there is one for each node."""
+    return not y.is_floating_point() and (y.ndim == 1 or tuple(y.shape[1:]) == (1,))
+
+
+def _arrays(found: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    arrays = {name: array.detach().cpu() for name, array in found.items()}
+    for name, array in arrays.items():
+        if not storable(array):
+            raise DataError(
+                f"is {dtype_name(array)}, which cannot be stored",
+                where=f"graph: {kind}/{name}",
+                remedy="convert it to another dtype, or remove it",
+            )
+    return arrays
