@@ -39,7 +39,7 @@ def job(place: Path, **more: Any) -> dict[str, Any]:
         "storage": str(place),
         "model": {"kind": "sage", "hidden": 16},
         "sampling": {"batch_size": 32},
-        "train": {"epochs": 2, "lr": 0.01},
+        "train": {"epochs": 8, "lr": 0.05},
         "logging": {"loggers": []},
         "cluster": {"workers": 2},
         **more,
@@ -66,9 +66,9 @@ def test_the_run_goes_on_without_the_program(tmp_path: Path) -> None:
     config = yaml.safe_load((run.path / "config.yaml").read_text())
     assert config["graph"]["path"] == str(file)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-    command = ["train", str(tmp_path / "mine.yaml"), "--set", "train.epochs=3", "--resume"]
+    command = ["train", str(tmp_path / "mine.yaml"), "--set", "train.epochs=9", "--resume"]
     assert main(command) == 0
-    assert run.summary["epochs"] == 3
+    assert run.summary["epochs"] == 9
     assert len(run.predict(display=False)) == NODES
 
 
