@@ -44,31 +44,31 @@ LINES_TODAY = {
     "": 600,
     "util": 650,
     "config": 4_160,
-    "graph": 13_870,
-    "sampling": 4_650,
+    "graph": 14_040,
+    "sampling": 4_680,
     "models": 3_600,
     "tasks": 2_030,
     "preflight": 3_720,
     "storage": 840,
     "checkpoint": 1_770,
     "worker": 7_900,
-    "driver": 4_515,
+    "driver": 4_530,
     "prediction": 1_125,
     "tuning": 550,
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 57_910,
-    "tests": 46_490,
+    "package": 58_130,
+    "tests": 46_740,
 }
-MODULES, MODULES_TODAY = 189, 232
+MODULES, MODULES_TODAY = 189, 233
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
 # Modules where many others meet, and how many they may import.
 MEETING_POINTS = {
     # the sequences of the two programs
-    "driver.train": 18,
+    "driver.train": 19,
     "worker.rank": 18,
     "driver.inputs": 17,
     # a data plane joins the graph, sampling, the model and the task of one kind of seeds
