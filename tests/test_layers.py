@@ -74,7 +74,7 @@ ALLOWED = {
         "driver",
     },
     "tuning": {"config", "storage", "sampling", "runs", "worker", "driver"},
-    "jobs": {"config", "storage", "runs"},
+    "jobs": {"config", "storage", "runs", "graph.sources.python_graphs"},
     "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "tuning"},
     "__main__": {"cli"},
     "__init__": {"config", "jobs", "runs", "driver", "prediction", "tuning"},
