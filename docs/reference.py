@@ -93,6 +93,8 @@ def _kinds(definitions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]
         if key in _KINDS:
             fields = [json.loads(form) for form in forms]
             merged[key] = {**fields[0], "enum": [kind for f in fields for kind in _constants(f)]}
+            if any(len(f.get("anyOf", ())) > 1 for f in fields):
+                merged[key]["enum"].append("package.module:Class")
             merged[key].pop("const", None)
             continue
         for number, (form, having) in enumerate(forms.items()):
@@ -112,7 +114,7 @@ def _kinds(definitions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]
     return merged, every
 
 
-_KINDS = ("kind", "compression")
+_KINDS = ("kind", "compression", "like")
 
 
 def _kind_field(definition: dict[str, Any]) -> dict[str, Any]:
@@ -123,9 +125,9 @@ def _kind_field(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _constants(field: dict[str, Any]) -> list[str]:
-    if "const" in field:
-        return [field["const"]]
-    return field.get("enum") or ["package.module:Class"]
+    options = field.get("anyOf", [field])  # a kind, or a class like it
+    named = [option["const"] for option in options if "const" in option]
+    return named or field.get("enum") or ["package.module:Class"]
 
 
 def _flat(properties: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

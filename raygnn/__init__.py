@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raygnn.prediction.export import export as export
     from raygnn.runs.diagnose import diagnose as diagnose
     from raygnn.runs.run import open_run as open_run
+    from raygnn.tasks.lightning_modules import Task as Task
     from raygnn.tuning.sweep import tune as tune
 
 _MODULES = {
@@ -48,6 +49,7 @@ _MODULES = {
     "raygnn.driver.train": ("check", "partition", "train"),
     "raygnn.prediction.driver_side": ("embed", "evaluate", "predict"),
     "raygnn.prediction.export": ("export",),
+    "raygnn.tasks.lightning_modules": ("Task",),
     "raygnn.tuning.sweep": ("tune",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -84,6 +84,10 @@ class ConfigError(InputError):
     """
 
 
+class ClassError(ConfigError):
+    """A key names no class that can be imported, or none of the kind that it is to be."""
+
+
 class DataError(InputError):
     """An input file that is missing, truncated, inconsistent or hostile.
 

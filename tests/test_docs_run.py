@@ -21,6 +21,7 @@ from tests.pages import CHECKOUT, PAGES, blocks, commands_of
 PARSED = {
     "raygnn tune": "tries settings for half a minute; tests/tuning/test_sweep.py runs it",
     "raygnn train own_model.yaml": "test_readme.py runs it, where it lies",
+    "raygnn train pyg_model.yaml": "the same",
     "raygnn train jobs/cora-gcn.yaml --set 'logging": "needs packages that are not installed",
     "raygnn predict RUN --out nodes.parquet --s": "one `predict` is run; test_predict.py does more",
     "raygnn predict RUN --out test.parquet": "the same",
@@ -168,7 +169,7 @@ def test_commands_for_a_cloud_are_marked() -> None:
     kinds = {
         kind for kind in kinds if not kind.startswith(("csv ", "yaml "))
     }  # files of an example
-    python = {"python", "py", "py own", "py pyg", "py bridge"}
+    python = {"python", "py", "py own", "py pyg", "py bridge", "py step"}
     assert kinds <= {"sh", "sh cloud", "sh install", "text", "yaml", *python}
     for page in PAGES:
         for command in commands_of(page):

@@ -77,7 +77,7 @@ ALLOWED = {
     "jobs": {"config", "storage", "runs", "graph.sources.python_graphs"},
     "cli": {"config", "graph", "jobs", "runs", "driver", "prediction", "tuning"},
     "__main__": {"cli"},
-    "__init__": {"config", "jobs", "runs", "driver", "prediction", "tuning"},
+    "__init__": {"config", "jobs", "runs", "driver", "prediction", "tasks", "tuning"},
 }
 
 # Third-party package → the only places that may import it.

@@ -196,12 +196,12 @@ def test_python_example_is_the_file() -> None:
 @pytest.mark.system
 @pytest.mark.slow
 def test_examples_run(tmp_path: Path) -> None:
-    """Both, as a user runs them, on one Ray: starting that takes most of the time."""
+    """All of them, as a user runs them, on one Ray: starting that takes most of the time."""
     for file in CHECKOUT.glob("examples/*.*"):
         shutil.copy(file, tmp_path)
-    (tmp_path / "both.py").write_text(_BOTH)
+    (tmp_path / "all.py").write_text(_ALL)
     done = subprocess.run(
-        [sys.executable, "both.py"],
+        [sys.executable, "all.py"],
         cwd=tmp_path,
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
@@ -211,12 +211,12 @@ def test_examples_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 parts in" in done.stdout
     assert "val/accuracy" in done.stdout
-    for name in ("from-python", "own-model"):
+    for name in ("from-python", "own-model", "pyg-model", "own-step"):
         run = tmp_path / "runs" / name
         assert yaml.safe_load((run / "summary.json").read_text())["status"] == "done"
 
 
-_BOTH = """
+_ALL = """
 import runpy
 import sys
 
@@ -227,5 +227,7 @@ from raygnn.driver.ray_cluster import RayCluster
 with RayCluster(raygnn.load_config("own_model.yaml", cluster={"num_cpus": 4})) as cluster:
     cluster.wait()
     runpy.run_path("python_api.py")
-    sys.exit(main(["train", "own_model.yaml", "--set", "train.max_steps=4"]))
+    for name in ("own_model", "pyg_model", "own_step"):
+        if code := main(["train", f"{name}.yaml", "--set", "train.max_steps=4"]):
+            sys.exit(code)
 """

@@ -427,6 +427,8 @@ def _schema_problem(root: type[Section], detail: ErrorDetails) -> Problem:
         if not isinstance(value, dict):
             return wrong_value(key, {**detail, "type": "dict_type"}, field)
         name = next(iter(place.kinds.values())).kind_key
+        if "like" in value and ":" in str(value.get(name)):
+            name = "like"
         if value.get(name) is None:
             remedy = f"give one of {', '.join(place.kinds)}"
             return Problem((*key, name), f"{name!r} is missing", remedy)

@@ -146,6 +146,16 @@ class _Model(Section):
         """Message-passing layers that there are."""
         return 0
 
+    @property
+    def takes_dgl(self) -> bool:
+        """Whether it is given DGL's graphs, with all of their arrays."""
+        return getattr(self, "interface", "") == "dgl"
+
+    @property
+    def draws_once(self) -> bool:
+        """Whether all layers see one sampled graph, in which a node draws its neighbours once."""
+        return getattr(self, "interface", "") == "pyg"
+
 
 class NoLayersConfig(_FixedWidth, _Model):
     """No network: nodes are what their features and learned rows say."""
@@ -181,6 +191,12 @@ class UserModelConfig(_FixedWidth, _EdgeFeatures):
     kind: UserClass = Field(description=_KIND)
     args: JsonValues = Field(
         {}, description="Keyword arguments for your own class (package.module:Class)."
+    )
+    interface: Literal["dgl", "pyg", "pyg_layers"] = Field(
+        "dgl",
+        description="What your own class is given: dgl = DGL blocks; pyg = x and edge_index of one "
+        "sampled graph, as PyG's modules take them; pyg_layers = x and an edge_index for each "
+        "layer, between its sources and its destinations.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from raygnn.config.graph import (
     TablesGraph,
     TriplesGraph,
 )
-from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig
+from raygnn.config.model import AttentionConfig, FamilyConfig, NoLayersConfig, UserModelConfig
 from raygnn.config.places import unreachable
 from raygnn.config.problems import Problem, nearest, show
 from raygnn.config.schema import Config
@@ -31,6 +31,7 @@ from raygnn.config.task import (
     NodeClassification,
     NodeTaskConfig,
 )
+from raygnn.config.values import class_problems
 from raygnn.config.yaml_text import KeyPath
 
 
@@ -74,6 +75,10 @@ def _graph(config: Config) -> Iterator[Problem]:
 
 def _task(config: Config) -> Iterator[Problem]:
     task, graph = config.task, config.graph
+    if task.own_class is not None:
+        yield from class_problems(task.own_class, ("task", "kind"))
+    else:
+        yield from task.unused(("task",), "args", why=f"task.kind is {task.kind}")
     if task.of_graphs and graph is not None and not isinstance(graph, ManyGraphs):
         message = f"{task.kind} is of many graphs, and graph.format {graph.format} is one"
         remedy = "set graph.format to graphs, or task.kind to node_classification"
@@ -124,6 +129,9 @@ def _tasks(config: Config) -> Iterator[Problem]:
         yield Problem(("guard", "on_bad_sample"), message, "remove guard.on_bad_sample")
     for name, task in config.tasks.items():
         at = "tasks", name
+        if task.own_class is not None:
+            message = f"{task.own_class} would say what a step does, which several tasks share"
+            yield Problem((*at, "kind"), message, "give one task (task)")
         own = getattr(task, "decoder", None)
         yield from _decoder(config.of(name), at, (*at, "decoder") if own else ("model", "decoder"))
 
@@ -178,6 +186,9 @@ def _network(config: Config) -> Iterator[Problem]:
     if isinstance(model, NoLayersConfig) and task.of_graphs:
         message = f"none is of nodes, and task.kind is {task.kind}"
         yield Problem(("model", "kind"), message, "choose another model.kind, or another task.kind")
+    if task.of_graphs and isinstance(model, UserModelConfig) and model.interface == "pyg_layers":
+        message = f"task.kind {task.kind} takes graphs whole, with one edge_index for all layers"
+        yield Problem(("model", "interface"), message, "set model.interface to pyg")
     if isinstance(model, FamilyConfig) and not task.of_graphs:
         why = f"only tasks on whole graphs read it, and task.kind is {task.kind}"
         yield from model.unused(at, "readout", why=why, instead="choose another task.kind")
@@ -454,7 +465,14 @@ _MAY_CHANGE = (
 )
 
 # the user's own keys are in them
-_WHOLE = ("graph.args", "model.args", "model.categories", "model.edge_categories")
+_WHOLE = (
+    "graph.args",
+    "model.args",
+    "task.args",
+    "train.callbacks",
+    "model.categories",
+    "model.edge_categories",
+)
 
 
 def fixed(config: Mapping[str, Any]) -> dict[str, Any]:

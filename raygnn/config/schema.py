@@ -41,6 +41,7 @@ from raygnn.config.values import (
     AutoFraction,
     AutoParts,
     Bounds,
+    Classes,
     Conditions,
     Count,
     Duration,
@@ -53,6 +54,7 @@ from raygnn.config.values import (
     Stretch,
     Text,
     TimeSpan,
+    class_problems,
     must,
     or_say,
     sections_in,
@@ -314,8 +316,15 @@ class TrainConfig(Section):
         "best", description="Which weights are tested: the best on validation, or the last."
     )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, batches and sampling.")
+    callbacks: Classes = Field(
+        {},
+        description="Lightning callbacks of your own, package.module:Class, that every worker runs "
+        "in this order: a list of them, or a mapping of each to its keyword arguments.",
+    )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        for spec in self.callbacks:
+            yield from class_problems(spec, (*at, "callbacks"))
         if self.schedule.momentum is not None:
             why = f"train.schedule.momentum is {show(self.schedule.momentum)}"
             yield from self.unused(at, "momentum", why=why, instead="train.schedule.momentum")
@@ -410,6 +419,13 @@ class Config(Section):
                 f"give one number per layer, such as {show([10] * min(model.depth, 5))}, "
                 "or change model.layers",
             )
+        elif model.draws_once and any(hop != sampling.fanout[0] for hop in sampling.fanout):
+            yield Problem(
+                ("sampling", "fanout"),
+                f"fanouts {show(sampling.fanout)} differ: with model.interface pyg a node draws "
+                "its neighbours once, for all layers",
+                "give every layer the same fanout, or set model.interface to pyg_layers",
+            )
 
     def _precision(self) -> Iterator[Problem]:
         comm, gpus = self.comm, self.cluster.gpus_per_worker
@@ -464,6 +480,12 @@ class Config(Section):
             features = None if task.of_links else self.model.decoder_features
         model = self.model.model_copy(update={"decoder": decoder, "decoder_features": features})
         return self.model_copy(update={"task": task, "tasks": None, "model": model})
+
+    @property
+    def own_steps(self) -> list[str]:
+        """Classes of the user's that take part in training steps."""
+        kinds = self.model.kind, self.task.kind
+        return [*(kind for kind in kinds if ":" in kind), *self.train.callbacks]
 
     @property
     def needs_masks(self) -> bool:

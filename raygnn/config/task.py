@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import Field, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
 from raygnn.config.values import (
     Conditions,
     Count,
+    JsonValues,
     Section,
     ShareOrMoment,
     TaskName,
     Text,
+    UserClass,
     by_kind,
     classes_of,
     in_utc,
@@ -32,8 +35,9 @@ RankMetric: TypeAlias = Literal["mrr", "hits@1", "hits@3", "hits@10", "average_p
 
 _KIND = (
     "What is predicted: classes or numbers of nodes, of edges, or of whole graphs (graph.format: "
-    "graphs), or which edges there are."
+    "graphs), or which edges there are; or package.module:Class of your own raygnn.Task."
 )
+_LIKE = "Of a class of your own: the kind whose seeds, targets, evaluation and other keys it has."
 
 
 _SPLIT = (
@@ -118,10 +122,17 @@ class RankingConfig(Section):
 
 class _Task(Section):
     kind: str = Field(description=_KIND)
+    like: str = Field(description=_LIKE)
+    args: JsonValues = Field({}, description="Keyword arguments for a class of your own.")
     metric: str | None = None
 
     unit: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]]
+
+    @property
+    def own_class(self) -> str | None:
+        """The class of the user's that says what a step does; None for the built-in kinds."""
+        return self.kind if ":" in self.kind else None
 
     @property
     def of_graphs(self) -> bool:
@@ -136,7 +147,7 @@ class _Task(Section):
     @property
     def of_links(self) -> bool:
         """Whether it is predicted which edges there are."""
-        return self.kind == "link_prediction"
+        return self.like == "link_prediction"
 
     @property
     def seeds(self) -> str:
@@ -146,7 +157,7 @@ class _Task(Section):
     @property
     def classifies(self) -> bool:
         """Whether one class of each seed is predicted, rather than labels, numbers or links."""
-        return self.kind.endswith("_classification") and not self.several_labels
+        return self.like.endswith("_classification") and not self.several_labels
 
     @property
     def several_labels(self) -> bool:
@@ -238,31 +249,38 @@ class _Edges(_Task):
 class NodeClassification(_Classes, _Nodes):
     """Classes of nodes."""
 
-    kind: Literal["node_classification"] = Field("node_classification", description=_KIND)
+    kind: Literal["node_classification"] | UserClass = Field(
+        "node_classification", description=_KIND
+    )
+    like: Literal["node_classification"] = Field("node_classification", description=_LIKE)
 
 
 class NodeRegression(_Numbers, _Nodes):
     """Numbers of nodes."""
 
-    kind: Literal["node_regression"] = Field(description=_KIND)
+    kind: Literal["node_regression"] | UserClass = Field(description=_KIND)
+    like: Literal["node_regression"] = Field("node_regression", description=_LIKE)
 
 
 class EdgeClassification(_Classes, _Edges):
     """Classes of edges."""
 
-    kind: Literal["edge_classification"] = Field(description=_KIND)
+    kind: Literal["edge_classification"] | UserClass = Field(description=_KIND)
+    like: Literal["edge_classification"] = Field("edge_classification", description=_LIKE)
 
 
 class EdgeRegression(_Numbers, _Edges):
     """Numbers of edges."""
 
-    kind: Literal["edge_regression"] = Field(description=_KIND)
+    kind: Literal["edge_regression"] | UserClass = Field(description=_KIND)
+    like: Literal["edge_regression"] = Field("edge_regression", description=_LIKE)
 
 
 class LinkPrediction(_Edges):
     """Which edges there are."""
 
-    kind: Literal["link_prediction"] = Field(description=_KIND)
+    kind: Literal["link_prediction"] | UserClass = Field(description=_KIND)
+    like: Literal["link_prediction"] = Field("link_prediction", description=_LIKE)
     metric: RankMetric | None = Field(
         None, description="Metric that selects the best weights; null = mrr."
     )
@@ -307,23 +325,38 @@ class _Graphs(_Task):
 class GraphClassification(_Classes, _Graphs):
     """Classes of whole graphs."""
 
-    kind: Literal["graph_classification"] = Field(description=_KIND)
+    kind: Literal["graph_classification"] | UserClass = Field(description=_KIND)
+    like: Literal["graph_classification"] = Field("graph_classification", description=_LIKE)
 
 
 class GraphRegression(_Numbers, _Graphs):
     """Numbers of whole graphs."""
 
-    kind: Literal["graph_regression"] = Field(description=_KIND)
+    kind: Literal["graph_regression"] | UserClass = Field(description=_KIND)
+    like: Literal["graph_regression"] = Field("graph_regression", description=_LIKE)
 
 
 NodeTaskConfig: TypeAlias = NodeClassification | NodeRegression
 EdgeTaskConfig: TypeAlias = EdgeClassification | EdgeRegression | LinkPrediction
 TaskConfig: TypeAlias = Annotated[
-    NodeTaskConfig | EdgeTaskConfig | GraphClassification | GraphRegression,
-    Field(discriminator="kind"),
+    Annotated[NodeClassification, Tag("node_classification")]
+    | Annotated[NodeRegression, Tag("node_regression")]
+    | Annotated[EdgeClassification, Tag("edge_classification")]
+    | Annotated[EdgeRegression, Tag("edge_regression")]
+    | Annotated[LinkPrediction, Tag("link_prediction")]
+    | Annotated[GraphClassification, Tag("graph_classification")]
+    | Annotated[GraphRegression, Tag("graph_regression")],
+    Discriminator(lambda value: _tag(value)),
     by_kind(lambda: TASKS, "node_classification"),
 ]
 TASKS = classes_of(TaskConfig)
+
+
+def _tag(value: Any) -> str | None:
+    """The built-in kind that a task is, or is like."""
+    get = value.get if isinstance(value, dict) else partial(getattr, value)
+    kind = get("kind", None)
+    return get("like", "node_classification") if ":" in str(kind) else kind
 
 
 def read_task(**keys: Any) -> TaskConfig:
@@ -379,12 +412,12 @@ class LinkPredictionOfTasks(LinkPrediction, EdgesOfTasks):
 
 
 AnyOfTasks: TypeAlias = Annotated[
-    NodeClassificationOfTasks
-    | NodeRegressionOfTasks
-    | EdgeClassificationOfTasks
-    | EdgeRegressionOfTasks
-    | LinkPredictionOfTasks,
-    Field(discriminator="kind"),
+    Annotated[NodeClassificationOfTasks, Tag("node_classification")]
+    | Annotated[NodeRegressionOfTasks, Tag("node_regression")]
+    | Annotated[EdgeClassificationOfTasks, Tag("edge_classification")]
+    | Annotated[EdgeRegressionOfTasks, Tag("edge_regression")]
+    | Annotated[LinkPredictionOfTasks, Tag("link_prediction")],
+    Discriminator(lambda value: _tag(value)),
     by_kind(lambda: SEVERAL_TASKS, "node_classification"),
 ]
 SEVERAL_TASKS = classes_of(AnyOfTasks)

@@ -104,11 +104,13 @@ USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of 
 
 def classes_of(union: Any) -> dict[str, type[Section]]:
     """The sections of a union by kind."""
-    return {
-        kind: section
-        for section in sections_in(union)
-        for kind in get_args(section.model_fields[section.kind_key].annotation) or (USER_CLASS,)
-    }
+    return {kind: section for section in sections_in(union) for kind in _kinds(section)}
+
+
+def _kinds(section: type[Section]) -> list[str]:
+    options = members(section.model_fields[section.kind_key].annotation)
+    named = [option for option in options if get_origin(option) is Literal]
+    return [kind for option in named for kind in get_args(option)] or [USER_CLASS]
 
 
 def tag_of(kind: Any) -> str:
@@ -376,6 +378,17 @@ def _variable_name(name: str) -> str:
     return name
 
 
+def _with_arguments(value: Any) -> Any:
+    """A list of classes as a mapping of each to its arguments, of which it has none."""
+    if isinstance(value, (list, tuple)) and all(isinstance(spec, str) for spec in value):
+        if len(value) > len(set(value)):
+            raise expected("each class once")
+        return {spec: {} for spec in value}
+    if not isinstance(value, dict):
+        raise expected("a list of package.module:Class, or a mapping of them to their arguments")
+    return {spec: {} if args is None else args for spec, args in value.items()}
+
+
 def _json_values(value: dict[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(value, allow_nan=False)
@@ -474,6 +487,11 @@ Numbered: TypeAlias = Annotated[
     must(lambda numbers: 0 < len(numbers) == len(set(numbers)), "a list of different numbers"),
 ]
 JsonValues: TypeAlias = Annotated[dict[str, Any], AfterValidator(_json_values)]
+Classes: TypeAlias = Annotated[
+    dict[UserClass, JsonValues],
+    BeforeValidator(_with_arguments),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "object"}]}),
+]
 Environment: TypeAlias = dict[
     Annotated[str, AfterValidator(_variable_name)],
     Annotated[

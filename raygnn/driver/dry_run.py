@@ -1,4 +1,4 @@
-"""One batch through a model of the user's own, in a process of its own, before anything starts.
+"""One batch through the user's own code, in a process of its own, before anything starts.
 
 The process makes a small graph with the types, arrays, dtypes and widths of the real one, takes a
 batch of it as a rank would, and goes forward and backward on the CPU.
@@ -38,10 +38,10 @@ _NEEDS_GPU = re.compile(r"cuda|\bgpus?\b|nvidia|triton|\brocm\b|not implemented 
 def request_of(
     config: Config, given: Input, facts: PartitionFacts, goals: Mapping[str, Goal]
 ) -> DryRunRequest | None:
-    """What a dry run needs; None for built-in models, and where other findings say what the job
-    lacks."""
+    """What a dry run needs; None where no code of the user's takes part in steps, and where other
+    findings say what the job lacks."""
     ready = config.task.of_graphs or all(g.ntype is not None or g.edges for g in goals.values())
-    if ":" not in config.model.kind or not config.trains or not ready:
+    if not config.own_steps or not config.trains or not ready:
         return None
     classes: dict[str, int] = {}
     for name, goal in goals.items():
@@ -114,7 +114,7 @@ def _outcome(
     Raises:
         ConfigError: the class cannot be imported.
     """
-    kind = config.model.kind
+    kind = " with ".join(config.own_steps)
     try:
         process.wait(max(0.0, began + LIMIT - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -131,8 +131,8 @@ def _outcome(
     if facts["what"] is None:
         return DryRun()
     lacks_gpu = config.cluster.gpus_per_worker > 0 and bool(_NEEDS_GPU.search(facts["what"]))
-    if facts["imports"] and not lacks_gpu:
-        raise ConfigError(facts["what"], where=config.where("model.kind"), remedy=facts["remedy"])
+    if facts["key"] and not lacks_gpu:
+        raise ConfigError(facts["what"], where=config.where(facts["key"]), remedy=facts["remedy"])
     at = f", at {facts['where']}" if facts["where"] else ""
     if lacks_gpu or not facts["sure"]:
         why = "without a GPU" if lacks_gpu else "on a small graph"
@@ -156,6 +156,6 @@ def _death(code: int, directory: Path, config: Config) -> DryRun:
     unsure = code == -signal.SIGKILL or config.cluster.gpus_per_worker > 0
     return DryRun(
         "warn" if unsure else "error",
-        f"{config.model.kind} ended its process {how} when it was given a batch{said}",
-        "see what of the model ends the process: os._exit, a native library, its use of memory",
+        f"{' with '.join(config.own_steps)} ended its process {how} on a batch{said}",
+        "see what of it ends the process: os._exit, a native library, its use of memory",
     )

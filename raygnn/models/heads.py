@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,13 +70,21 @@ class EdgeModel(nn.Module):
         return out
 
 
+class LinkScores(NamedTuple):
+    """Scores of edges ``[B]``; for each end that is replaced, those with K other nodes in its place
+    ``[B, K]``, and which of these count, bool ``[B, K]``: not a node that the edge ends at
+    anyway."""
+
+    there: Tensor
+    absent: list[Tensor]
+    counts: list[Tensor]
+
+
 class LinkModel(EdgeModel):
     """Scores of edges and, with other nodes in place of their ends, of edges that are not there."""
 
-    def decode(self, rows: Hidden, part: Batch | Part) -> Any:
-        """``(there, absent, counts)``: scores of the edges ``[B]``; for each end that is replaced
-        scores ``[B, K]``, and which of them count, bool ``[B, K]``: not those of a node that the
-        edge ends at anyway. ``instead`` are the same K nodes for all edges, or ``[B, K]``."""
+    def decode(self, rows: Hidden, part: Batch | Part) -> LinkScores:
+        """``instead`` are the same K nodes for all edges, or ``[B, K]``."""
         pairs = part.pairs
         assert pairs is not None
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
@@ -92,7 +100,7 @@ class LinkModel(EdgeModel):
             else:
                 absent.append(self.decoder.against(kept, candidates, part.relation, end))
             counts.append(nodes != own[end].unsqueeze(1))
-        return there, absent, counts
+        return LinkScores(there, absent, counts)
 
     def _each(self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str) -> Tensor:
         """Scores ``[B, K]`` of edges whose other end is ``kept`` ``[B, D]``, with K of ``others``

@@ -29,7 +29,7 @@ from raygnn.models.heads import EdgeModel, LinkModel
 from raygnn.models.network import Direct, Encoder, Network, Schema
 from raygnn.models.rgcn import RGCNLayer
 from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer
-from raygnn.models.user import UserGraphModel, UserModel
+from raygnn.models.user import PygGraphModel, PygModel, UserGraphModel, UserModel
 from raygnn.sampling.batch import EdgeType
 
 
@@ -42,7 +42,7 @@ def build_model(config: ModelConfig, schema: Schema) -> Encoder:
     if isinstance(config, NoLayersConfig):
         return Direct(schema)
     if isinstance(config, UserModelConfig):
-        return UserModel(config, schema)
+        return (UserModel if config.takes_dgl else PygModel)(config, schema)
     return Network(config, FAMILIES[config.kind](config), schema)
 
 
@@ -107,7 +107,7 @@ def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
         ConfigError: a user's class that cannot be imported or constructed.
     """
     if isinstance(config, UserModelConfig):
-        return UserGraphModel(config, schema)
+        return (UserGraphModel if config.takes_dgl else PygGraphModel)(config, schema)
     assert isinstance(config, FamilyConfig)
     return GraphNetwork(config, FAMILIES[config.kind](config), schema)
 

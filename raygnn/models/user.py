@@ -1,32 +1,33 @@
-"""A user's own modules."""
+"""A user's own modules, given DGL's graphs or tensors as PyG's modules take them."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raygnn.config.model import MODEL_FAMILIES, UserModelConfig
-from raygnn.errors import ConfigError
-from raygnn.models.graph_network import GraphSchema
+from raygnn.errors import ClassError, ConfigError
 from raygnn.models.network import Encoder, Schema, Typed
 from raygnn.models.typed_layers import Degrees, Hidden
-from raygnn.sampling.batch import DEFAULT_NTYPE, Block, GraphBatch
+from raygnn.sampling.batch import DEFAULT_NTYPE, Adjacency, Block, EdgeType, GraphBatch
 
-
-class ClassError(ConfigError):
-    """``model.kind`` names no class that can be imported, or none that is a module."""
+C = TypeVar("C")
 
 
 class _UserModule(nn.Module):
     """Holds a module that was constructed as ``Class(in_features, out_features, **model.args)``.
 
-    On a typed graph ``in_features`` is a dictionary by node type.
+    With ``model.interface`` pyg or pyg_layers one that has parameters called ``in_channels``,
+    ``out_channels`` or ``metadata``, as PyG's have, gets these by name. On a typed graph
+    ``in_features`` is a dictionary by node type; ``metadata`` are node types and edge types.
 
     Raises:
         ConfigError: it cannot be imported or constructed, or categories are to be embedded, which
@@ -46,16 +47,14 @@ class _UserModule(nn.Module):
         given: Any = dict(schema.in_features)
         if self.plain:
             given = given[DEFAULT_NTYPE]
-        cls = load_class(config.kind)
-        try:
-            self.module = cls(given, schema.out_features, **config.args)
-        except TypeError as error:
-            raise ConfigError(
-                f"{config.kind} could not be constructed: {error}",
-                where="model.args",
-                remedy=f"it is called as {cls.__name__}(in_features, out_features, **model.args); "
-                f"its signature is {inspect.signature(cls)}",
-            ) from error
+        cls: type[nn.Module] = load_class(config.kind, nn.Module, "torch.nn.Module", "model.kind")
+        named = {"in_channels": given, "out_channels": schema.out_features}
+        named["metadata"] = list(schema.in_features), list(schema.etypes)
+        names = () if config.takes_dgl else inspect.signature(cls).parameters
+        named = {name: value for name, value in named.items() if name in names}
+        first = () if named else (given, schema.out_features)
+        words = ", ".join([*(named or ("in_features", "out_features")), "**model.args"])
+        self.module = construct(cls, "model.args", words, *first, **{**named, **config.args})
 
     def features(self, x: dict[str, Tensor]) -> Any:
         """``x`` as the module takes it: a tensor where there is one, unnamed, node type."""
@@ -92,35 +91,153 @@ class UserGraphModel(_UserModule):
     by node type; it returns ``[B, out_features]``.
     """
 
-    def __init__(self, config: UserModelConfig, schema: GraphSchema):
-        super().__init__(config, schema)
-
     def forward(self, batch: GraphBatch) -> Tensor:
         out: Tensor = self.module(batch.to_dgl(), self.features(batch.x))
         return out
 
 
-def load_class(kind: str) -> type[nn.Module]:
+class _PygModule(_UserModule):
+    """Holds a module that takes tensors as PyG's modules do.
+
+    Lazy parameters are made by a pass over a graph of one node of each type with one edge of each
+    type.
+    """
+
+    def __init__(self, config: UserModelConfig, schema: Typed):
+        super().__init__(config, schema)
+        self.one_type = self.plain and len(schema.etypes) == 1
+        self.layers = config.depth if config.interface == "pyg_layers" else 0
+        if any(map(is_lazy, self.module.parameters())):
+            self.eval()
+            self._make_lazy(schema)
+            self.train()
+
+    @torch.no_grad()
+    def _make_lazy(self, schema: Typed) -> None:
+        one = torch.zeros(1, dtype=torch.int64)
+        x = {t: torch.zeros(1, width) for t, width in schema.in_features.items()}
+        rows = {e: torch.zeros(1, width) for e, width in schema.edge_features.items()}
+        adj = {e: Adjacency(torch.tensor([0, 1]), one, rows=rows.get(e)) for e in schema.etypes}
+        block = Block(adj, dict.fromkeys(x, 1), dict.fromkeys(x, 1))
+        self._run(x, [block] * max(1, self.layers), **self._graphs(dict.fromkeys(x, one + 1)))
+
+    def _graphs(self, sizes: dict[str, Tensor]) -> dict[str, Any]:
+        """What else the module is told, of graphs with so many nodes each."""
+        return {}
+
+    def _run(self, x: Hidden, blocks: Sequence[Block], **more: Any) -> Any:
+        """What the module gives for all blocks, or for the first one where it takes one graph."""
+        if self.layers:
+            return self.module(self.features(x), [self._layer(block) for block in blocks], **more)
+        index, attributes, _ = self._layer(blocks[0])
+        if attributes is not None:
+            more["edge_attr"] = attributes
+        return self.module(self.features(x), index, **more)
+
+    def _layer(self, block: Block) -> tuple[Any, Any, Any]:
+        index = {e: torch.stack([adj.src, adj.dst]) for e, adj in block.adj.items()}
+        rows = {e: adj.rows for e, adj in block.adj.items() if adj.rows is not None}
+        size = {e: (block.num_src[e[0]], block.num_dst[e[2]]) for e in block.adj}
+        return self._by_type(index), self._by_type(rows) if rows else None, self._by_type(size)
+
+    def _by_type(self, values: dict[EdgeType, Any]) -> Any:
+        """As the module takes it: the only value where there is one, unnamed, edge type."""
+        return next(iter(values.values())) if self.one_type else values
+
+
+class PygModel(_PygModule, Encoder):
+    """A user's own module, given a sampled graph as PyG's modules take it.
+
+    ``interface: pyg``: it is called as ``module(x, edge_index)``, and with ``edge_attr=`` where
+    there are ``model.edge_features``: ``x`` the features of all nodes of the sampled graph
+    ``[S, F]``, the seeds first; ``edge_index`` int64 ``[2, E]``, sources and destinations, ordered
+    by destination; ``edge_attr`` ``[E, F]``. It returns a row for each node ``[S, out_features]``,
+    or for each seed. A node draws its neighbours once, so that all layers see the same graph.
+
+    ``interface: pyg_layers``: it is called as ``module(x, layers)``, with ``(edge_index, edge_attr,
+    size)`` for each layer from the input nodes to the seeds; ``size`` are its numbers of sources
+    and of destinations, which are the first of the sources. It returns ``[B, out_features]``.
+
+    On a graph of several types each of these is a dictionary by node or edge type.
+    """
+
+    def __init__(self, config: UserModelConfig, schema: Schema):
+        super().__init__(config, schema)
+        self.target = schema.target
+
+    def represent(
+        self, blocks: Sequence[Block], x: Hidden, degree: Degrees, *others: object
+    ) -> Hidden:
+        assert not any(others)  # what is combined, or categories
+        out = self._run(x, blocks)
+        rows = out if isinstance(out, dict) else {self.target: out}
+        nodes, seeds = blocks[0].num_src, blocks[-1].num_dst
+        return {
+            t: h[: seeds[t]] if isinstance(h, Tensor) and h.shape[:1] == (nodes.get(t),) else h
+            for t, h in rows.items()
+        }
+
+
+class PygGraphModel(_PygModule):
+    """A user's own module for tasks on whole graphs, which are joined as PyG joins them.
+
+    It is called as ``module(x, edge_index, batch=…)``, and with ``edge_attr=`` where there are
+    ``model.edge_features``: see `PygModel`; ``batch`` int64 ``[N]`` is the graph of each node.
+    Where its ``forward`` has a parameter ``batch_size`` it is told how many graphs there are. It
+    returns ``[B, out_features]``.
+    """
+
+    def forward(self, batch: GraphBatch) -> Tensor:
+        out: Tensor = self._run(batch.x, [batch.block], **self._graphs(batch.sizes))
+        return out
+
+    def _graphs(self, sizes: dict[str, Tensor]) -> dict[str, Any]:
+        graph = {t: torch.repeat_interleave(counts) for t, counts in sizes.items()}
+        more: dict[str, Any] = {"batch": self.features(graph)}
+        if "batch_size" in inspect.signature(self.module.forward).parameters:
+            more["batch_size"] = len(next(iter(sizes.values())))
+        return more
+
+
+def load_class(spec: str, base: type[C], name_of_base: str, where: str) -> type[C]:
     """Import ``"package.module:Class"``; the working directory is on the path.
 
+    Args:
+        base: what it has to be derived from, under its public name.
+        where: the key that names it.
+
     Raises:
-        ClassError: no such module or class, or not a ``torch.nn.Module``.
+        ClassError: no such module or class, or not derived from ``base``.
     """
-    module, _, name = kind.partition(":")
+    module, _, name = spec.partition(":")
     if (cwd := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, cwd)
     try:
         cls = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ClassError(
-            f"{kind} could not be imported: {error}",
-            where="model.kind",
-            remedy="give package.module:Class, importable on every node",
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ClassError(
-            f"{kind} is not a torch.nn.Module",
-            where="model.kind",
-            remedy="derive the class from torch.nn.Module",
-        )
+        what, remedy = f"{spec} could not be imported: {error}", "make it importable on every node"
+        raise ClassError(what, where=where, remedy=remedy) from error
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        remedy = f"derive the class from {name_of_base}"
+        raise ClassError(f"{spec} is not a {name_of_base}", where=where, remedy=remedy)
     return cls
+
+
+def construct(cls: Callable[..., C], where: str, given: str, /, *first: Any, **args: Any) -> C:
+    """Make an object of a user's class.
+
+    Args:
+        where: the key of its arguments; given: what it is called with, in words.
+
+    Raises:
+        ConfigError: it takes other arguments.
+    """
+    try:
+        return cls(*first, **args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{cls.__name__} could not be constructed: {error}",
+            where=where,
+            remedy=f"it is called as {cls.__name__}({given}); its signature is "
+            f"{inspect.signature(cls)}",
+        ) from error

@@ -245,10 +245,13 @@ def _few(
         )
     depth = config.model.depth
     wrong = [each for each in fanout or () if not -1 <= each <= LARGEST]
-    if fanout is not None and (task.of_graphs or len(fanout) != depth or wrong):
+    differ = config.model.draws_once and len(set(fanout or ())) > 1
+    if fanout is not None and (task.of_graphs or len(fanout) != depth or wrong or differ):
         what = f"the model has {depth} layers"
         if task.of_graphs:
             what = "graphs have all their edges"
+        elif differ:
+            what = "with model.interface pyg all layers see one graph, and these numbers differ"
         elif len(fanout) == depth:
             what = f"{wrong[0]} is no number of neighbours"
         raise InputError(

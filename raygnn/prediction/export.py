@@ -83,7 +83,7 @@ def export(
             where=found.shown,
             remedy="write what it says of nodes with raygnn embed, or train one task alone",
         )
-    if not task.kind.startswith("node") or model.kind not in MODEL_FAMILIES:
+    if task.unit != "node" or model.kind not in MODEL_FAMILIES:
         raise InputError(
             f"a network of kind {model.kind} for {task.kind} can not be exported",
             where=found.shown,

@@ -441,7 +441,7 @@ def batch_size_fits(job: Job) -> Iterator[Finding]:
 def edge_arrays_read(job: Job) -> Iterator[Finding]:
     """Every array of edges is read by the model, the sampler or the task."""
     model = job.config.model
-    if job.config.task.of_graphs and ":" in model.kind:
+    if job.config.task.of_graphs and model.takes_dgl:
         return  # a class of the user's is given whole graphs
     time = job.config.sampling.time
     read = {*MASKS, "label", job.config.sampling.edge_weight, time and time.edges}

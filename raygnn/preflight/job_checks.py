@@ -94,7 +94,7 @@ def devices_suit(job: Job) -> Iterator[Finding]:
             "install a newer torch there, or set comm.shard to optimizer",
             old,
         )
-    if ":" in config.model.kind:
+    if config.model.takes_dgl:
         yield from _dgl_suits(job)
 
 

@@ -142,6 +142,7 @@ class NeighborSampler:
         replace: draw with replacement.
         weighted: draw in proportion to the edges' weights, where the shard has some.
         timing: how edges are drawn that have times, which ascend in the shard's lists.
+        once: a node draws the same neighbours at every hop, as far as fanouts are alike.
     """
 
     def __init__(
@@ -153,10 +154,12 @@ class NeighborSampler:
         replace: bool = False,
         weighted: bool = False,
         timing: Timing | None = None,
+        once: bool = False,
     ):
         self._shard = shard
         self._exchange = exchange
         self._seed = seed
+        self._once = once
         self._replace = replace
         self._weighted = weighted
         self._timing = timing
@@ -239,6 +242,7 @@ class NeighborSampler:
             bounds, frontier = Bounds.pair(frontier, given, self._bits)
         blocks: list[Block] = []
         for hop, fanout in enumerate(fanouts):
+            hop = 0 if self._once else hop
             key = derive_key(self._seed, epoch, step, hop)
             block, frontier = self.hop(frontier, fanout, key, banned, bounds)
             blocks.insert(0, block)

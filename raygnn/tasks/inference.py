@@ -120,6 +120,7 @@ class Inference:
         hops: what is drawn per hop, from the nodes outward, where draws are no chance; None = all
             neighbours.
         spare: bytes that may be kept from one call to the next, see `outputs`.
+        once: see `NeighborSampler`.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Inference:
         at: int | None = None,
         hops: Sequence[Fanout] | None = None,
         spare: float = 0,
+        once: bool = False,
     ):
         self._shard = shard
         self._exchange = exchange
@@ -145,7 +147,7 @@ class Inference:
         self._batch_size = batch_size or 1024
         self._device = device
         self._spare = spare
-        self._sampler = NeighborSampler(shard, exchange, timing=timing)
+        self._sampler = NeighborSampler(shard, exchange, timing=timing, once=once)
         # a rank has the in-edges of its own nodes in either topology: nobody has to be asked
         alone = Exchange(World(0, 1))
         self._own_sampler = NeighborSampler(shard, alone, timing=timing)

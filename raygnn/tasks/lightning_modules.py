@@ -1,9 +1,9 @@
-"""One rank's share of a step as a Lightning module: what all tasks share, and each kind of task."""
+"""One rank's share of a step as a Lightning module: what all tasks share, and several at once."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from raygnn import compat
 from raygnn.config.schema import TrainConfig
 from raygnn.errors import TrainingError, error_text
-from raygnn.models.heads import MultitaskModel
-from raygnn.sampling.batch import Batch, GraphBatch, Part, Share
+from raygnn.models.heads import LinkScores, MultitaskModel
+from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
-from raygnn.tasks.losses import LinkLoss
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain, with_schedules
 from raygnn.util.hashing import derive_key
 
@@ -31,8 +30,48 @@ def exit_error(error: BaseException) -> RuntimeError:
     return RuntimeError(f"{error_text(error)} was raised in the model")
 
 
-class Task(pl.LightningModule, ABC):
-    """A loss that is the mean over the real seeds of the global batch, however they are spread.
+def _step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A ``training_step`` whose `EXITS` are errors, and whose value the guard finds again."""
+
+    @wraps(step)
+    def training_step(self: Any, *batch: Any) -> Tensor:
+        try:
+            loss = step(self, *batch)
+        except EXITS as error:
+            raise exit_error(error) from error
+        self.returned = loss.detach() if isinstance(loss, Tensor) else None
+        return loss
+
+    return training_step
+
+
+class Task(pl.LightningModule):
+    """What a rank does with a batch; to be derived from for a ``training_step`` of your own
+    (``task.kind: package.module:Class``), which returns `mean` of a loss for each seed::
+
+        class Smoothed(raygnn.Task):
+            def training_step(self, batch, batch_idx):
+                out = self.outputs(batch).float()                           # [B, out_features]
+                losses = cross_entropy(out, batch.y, reduction="none", label_smoothing=0.1)
+                return self.mean(losses, batch)
+
+    A batch is this rank's share of a step, with B seeds (see `raygnn.sampling.batch.Share`):
+
+    - ``y``: their targets: classes int64 ``[B]``, labels ``[B, K]`` (-1: not known), or numbers
+      float32 ``[B]`` or ``[B, K]``.
+    - ``weight``: float32 ``[B]``, 1, or 0 for seeds that only fill the batch up, which `mean`
+      leaves out.
+    - ``seeds``: int64 ``[B]``, which nodes, edges or graphs they are; ``epoch``, ``step``.
+    - nodes and edges as seeds: ``x``, node type → features of the input nodes ``[S, F]`` in the
+      compute dtype; ``blocks``, from the input nodes to the seeds; edges: ``pairs`` int64
+      ``[2, B]``: `raygnn.sampling.batch.Batch`.
+    - graphs as seeds: ``x``, node type → features of all nodes ``[N, F]``; ``edges``, edge type →
+      sources and destinations int64 ``[E]``: `raygnn.sampling.batch.GraphBatch`.
+
+    Evaluation and prediction ask ``self.model``, as for ``task.like``. Modules that a constructor
+    adds are trained with it, and are in checkpoints. It is called as ``Class(*given,
+    **task.args)``; ``given`` is for this class. Hooks of Lightning's that are overridden call those
+    of this class.
 
     The loss of a rank is scaled so that the average of the gradients over ranks, which is what
     data-parallel training computes, is the gradient of the mean over the real seeds of all
@@ -40,7 +79,7 @@ class Task(pl.LightningModule, ABC):
 
     Args:
         model: see `outputs`.
-        loss: of each seed, from float32 outputs and targets, or what `losses` gives it.
+        loss: of each seed, from float32 outputs and targets; of links see `losses_of`.
         config: the ``train`` section.
         world: number of ranks.
         planned: number of ranks that the global batch is made for, whatever there are now: what
@@ -53,7 +92,13 @@ class Task(pl.LightningModule, ABC):
         total_steps: optimizer steps of the whole run, for what changes with them.
         construct: makes the optimizer from its class, the parameters and the other arguments.
         embeddings: the learned rows of nodes, if there are some.
+        returned: what the last ``training_step`` gave.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "training_step" in vars(cls):
+            cls.training_step = _step(cls.training_step)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -75,12 +120,18 @@ class Task(pl.LightningModule, ABC):
         self.clock = StepClock()
         self.total_steps = 1
         self._planned = self._real = 0
+        self._is_mean = False  # whether the step under way has called `mean`
         self.construct: Construct = plain
         self.embeddings: Embeddings | None = None
+        self.returned: Tensor | None = None
 
-    @abstractmethod
-    def outputs(self, batch: Any) -> Tensor:
-        """The model's outputs for a batch's seeds, ``[B, out_features]``."""
+    def outputs(self, batch: Any) -> Any:
+        """The model's outputs for a batch's seeds, ``[B, out_features]`` in the compute dtype; of
+        links `raygnn.models.heads.LinkScores`."""
+        if isinstance(batch, Batch) and batch.pairs is None and not batch.parts:
+            given = batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
+            return self.model(*given)
+        return self.model(batch)
 
     def checked(self, batch: Share) -> Tensor:
         """`outputs`, as `shaped` has them."""
@@ -105,14 +156,46 @@ class Task(pl.LightningModule, ABC):
         return out
 
     def losses(self, batch: Any) -> Tensor:
-        """The loss of each seed, float32 ``[B]``."""
-        found: Tensor = self.loss(self.checked(batch).float(), batch.y)
+        """The loss of each seed as ``task.kind`` or ``task.like`` says, float32 ``[B]``."""
+        return self.losses_of(self.outputs(batch), batch)
+
+    def losses_of(self, out: Any, part: Share | Part) -> Tensor:
+        """The same from what the model gave for a batch, or for one of several tasks."""
+        found: Tensor
+        if isinstance(out, LinkScores):
+            absent = [scores.float() for scores in out.absent]
+            found = self.loss(out.there.float(), absent, out.counts)
+        else:
+            found = self.loss(self.shaped(out, len(part.weight)).float(), part.y)
         return found
 
-    def losses_of(self, out: Any, part: Part) -> Tensor:
-        """The same from what the model gave for one of several tasks."""
-        found: Tensor = self.loss(self.shaped(out, len(part.weight)).float(), part.y)
-        return found
+    def mean(self, losses: Tensor, batch: Share) -> Tensor:
+        """This rank's part of the mean over the real seeds of all ranks, scaled for the average of
+        gradients; ``train/loss`` is made of it.
+
+        Args:
+            losses: of each seed, float32 ``[B]``.
+
+        Raises:
+            TrainingError: they are of another shape.
+        """
+        if losses.shape != batch.weight.shape:
+            raise TrainingError(
+                f"training_step gave losses {list(losses.shape)}, expected "
+                f"{list(batch.weight.shape)}: one for each seed",
+                where="task.kind",
+                remedy='leave the mean to Task.mean (torch\'s losses: reduction="none")',
+            )
+        total = (losses * batch.weight).sum()
+        noted = float(total.detach()) / max(1, batch.total)
+        return self._scaled(total / batch.window, noted, batch)
+
+    def _scaled(self, share: Tensor, loss: float, batch: Share) -> Tensor:
+        """A share of the loss, which is noted, as Lightning and DDP want it."""
+        self._is_mean = True
+        self.window.add(loss, batch)
+        # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
+        return share * (self.world * self.config.accumulate)
 
     def on_train_start(self) -> None:
         if self.embeddings is not None:
@@ -125,23 +208,24 @@ class Task(pl.LightningModule, ABC):
         torch.default_generator.manual_seed(key >> 1)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key >> 1)
-        self.clock.lap("rest")
-
-    def training_step(self, batch: Share, batch_idx: int) -> Tensor:
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
         self._planned, self._real = batch.window, self._real + batch.total
-        # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
-        try:
-            return self._total(batch) * (self.world * self.config.accumulate)
-        except EXITS as error:
-            raise exit_error(error) from error
+        self._is_mean = False
+        self.clock.lap("rest")
 
-    def _total(self, batch: Share) -> Tensor:
-        """This rank's part of the mean over the seeds of the whole window, which is noted."""
-        total = (self.losses(batch) * batch.weight).sum()
-        self.window.add(float(total.detach()) / max(1, batch.total), batch)
-        return total / batch.window
+    @_step
+    def training_step(self, batch: Share, batch_idx: int) -> Tensor:
+        return self.mean(self.losses(batch), batch)
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        if not self._is_mean:
+            raise TrainingError(
+                f"{type(self).__name__}.training_step did not call self.mean, so its loss would "
+                "depend on the number of workers",
+                where="task.kind",
+                remedy="return self.mean(losses, batch), with a loss for each seed",
+            )
 
     def window_scale(self) -> float:
         """What makes the accumulated gradient the mean over the seeds that were real.
@@ -221,48 +305,6 @@ class Window:
         self.loss += loss
 
 
-class NodeTask(Task):
-    """The seeds are nodes; ``model`` maps ``(blocks, x, degree, …)`` to ``[B, out_features]``."""
-
-    def outputs(self, batch: Batch) -> Tensor:
-        out: Tensor = self.model(
-            batch.blocks, batch.x, batch.degree, batch.combined, batch.categories
-        )
-        return out
-
-
-class GraphTask(Task):
-    """The seeds are graphs; ``model`` maps a `GraphBatch` to ``[B, out_features]``."""
-
-    def outputs(self, batch: GraphBatch) -> Tensor:
-        out: Tensor = self.model(batch)
-        return out
-
-
-class EdgeTask(Task):
-    """The seeds are edges; ``model``, an `EdgeModel`, maps a batch to ``[B, out_features]``."""
-
-    def outputs(self, batch: Batch) -> Tensor:
-        out: Tensor = self.model(batch)
-        return out
-
-
-class LinkTask(EdgeTask):
-    """Edges are told from those that are not there, by a `LinkModel` and a `LinkLoss`."""
-
-    def losses(self, batch: Batch) -> Tensor:
-        """See `Task`."""
-        return self._losses(*self.model(batch))
-
-    def losses_of(self, out: Any, part: Part) -> Tensor:
-        """See `Task`."""
-        return self._losses(*out)
-
-    def _losses(self, there: Tensor, absent: list[Tensor], counts: list[Tensor]) -> Tensor:
-        loss: LinkLoss = self.loss
-        return loss(there.float(), [scores.float() for scores in absent], counts)
-
-
 class MultitaskTask(Task):
     """The loss is the weighted sum of the tasks' losses, each the mean over the seeds of its own.
 
@@ -292,13 +334,10 @@ class MultitaskTask(Task):
         task: Task = compat.with_model(self._tasks[name], self.model.of(name))
         return task
 
-    def outputs(self, batch: Batch) -> Any:
-        """Name of each task → what its model gives."""
-        return self.model(batch)
-
-    def _total(self, batch: Share) -> Tensor:
+    @_step
+    def training_step(self, batch: Share, batch_idx: int) -> Tensor:
         assert isinstance(batch, Batch)
-        found = self.outputs(batch)
+        found = self.outputs(batch)  # name of each task → what its model gives
         sums, shares = [], []
         for name, task in self._tasks.items():
             part = batch.parts[name]
@@ -308,10 +347,10 @@ class MultitaskTask(Task):
         means = torch.stack(sums).tolist()  # at once: a GPU is waited for
         totals = [max(1, batch.parts[name].total) for name in self._tasks]
         noted = {n: mean / total for n, mean, total in zip(self._tasks, means, totals)}
-        self.window.add(sum(self.weights[name] * loss for name, loss in noted.items()), batch)
         for name, loss in noted.items():
             self.window.parts[name] = self.window.parts.get(name, 0.0) + loss
-        return torch.stack(shares).sum()
+        loss = sum(self.weights[name] * loss for name, loss in noted.items())
+        return self._scaled(torch.stack(shares).sum(), loss, batch)
 
     @staticmethod
     def _no_loss(*_: object) -> Tensor:

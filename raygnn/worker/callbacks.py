@@ -22,6 +22,7 @@ from raygnn.checkpoint.learned_rows import RowState
 from raygnn.checkpoint.writer import Saver
 from raygnn.config.schema import TrainConfig
 from raygnn.config.values import Duration
+from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
@@ -399,6 +400,19 @@ class Phases(pl.Callback):
 
     def on_train_epoch_end(self, *_: Any) -> None:
         blackbox.note("between")
+
+
+def user_hooks(config: TrainConfig) -> list[pl.Callback]:
+    """The user's, made with their arguments.
+
+    Raises:
+        ConfigError: one cannot be imported or constructed, or is none.
+    """
+    made = []
+    for spec, args in config.callbacks.items():
+        cls = load_class(spec, pl.Callback, "lightning.pytorch.Callback", "train.callbacks")
+        made.append(construct(cls, "train.callbacks", "its arguments", **args))
+    return made
 
 
 class Waiting(pl.Callback):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -12,21 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from raygnn.config.schema import Config
-from raygnn.errors import RaygnnError, error_text, plain_text, trace_text
+from raygnn.errors import ClassError, ConfigError, RaygnnError, error_text, plain_text, trace_text
 from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame
 from raygnn.graph.partition.make import partition_graph
-from raygnn.models.user import ClassError
 from raygnn.preflight.facts import Column
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.tracebacks import frames, own_modules
 from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
 from raygnn.util.files import write_atomic
+from raygnn.worker.callbacks import user_hooks
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import OUTCOME, DryRunRequest, Job
 from raygnn.worker.planes import open_plane
@@ -38,6 +40,7 @@ _BATCH = 8  # seeds
 _NOW = 1_700_000_000  # of times, for what a date or a duration is among them
 _WHOLE = 2  # arrays of whole numbers that are no classes hold those below
 
+_OWN = ("model.", "task.", "train.callbacks")  # keys that name the user's own classes
 _REMEDY = (
     "correct the model there: forward is given the features and as many DGL blocks as "
     "sampling.fanout has numbers, with no data in them but the arrays of model.edge_features"
@@ -82,7 +85,7 @@ class Trial:
         self.stepping = False
 
     def run(self) -> None:
-        """Take a batch as a rank does, and go forward and backward.
+        """Make the callbacks, take a batch as a rank does, and go forward and backward.
 
         Raises:
             BaseException: whatever the model raises, or what is said of its outputs.
@@ -91,6 +94,7 @@ class Trial:
         config = job.config
         torch.set_num_threads(config.cluster.cpus_per_worker)
         ranks = Ranks(config, World(0, 1), torch.device("cpu"))
+        check_callbacks(user_hooks(config.train))
         plane = open_plane(job, ranks)
         task = plane.task().train()
         batch = plane.batches(task)(0, 0)
@@ -99,8 +103,10 @@ class Trial:
             batch = task.embeddings.join(batch, ranks.device)
         mixed = PRECISIONS[config.precision].autocast == "bf16-mixed"
         self.stepping = True
+        task.on_train_batch_start(batch, 0)
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             loss = task.training_step(batch, 0)
+        task.on_before_backward(loss)
         loss.backward()
 
     def _job(self) -> Job:
@@ -123,6 +129,26 @@ class Trial:
             return replace(job, goals=request.goals)
         (goal,) = request.goals.values()
         return replace(job, ntype=goal.ntype, edges=goal.edges)
+
+
+def check_callbacks(callbacks: list[pl.Callback]) -> None:
+    """See that a trainer takes them, and that their states can be read back from a checkpoint.
+
+    Raises:
+        ConfigError: it does not, or they cannot.
+    """
+    what, remedy = "Lightning refuses the callbacks", "checkpoints are raygnn's own"
+    try:
+        pl.Trainer(accelerator="cpu", callbacks=callbacks, enable_checkpointing=False, logger=False)
+        for callback in callbacks:
+            what = f"no checkpoint takes the state of {type(callback).__name__}"
+            remedy = "return plain values and tensors from state_dict"
+            kept = io.BytesIO()
+            torch.save(callback.state_dict(), kept)
+            torch.load(io.BytesIO(kept.getvalue()), weights_only=True)
+    except Exception as error:
+        said = error_text(error).partition("\n")[0]
+        raise ConfigError(f"{what}: {said}", where="train.callbacks", remedy=remedy) from error
 
 
 def _alone(config: Config, directory: Path) -> Config:
@@ -211,13 +237,17 @@ def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, A
     place = where(frames(trace_text(error), own_modules(config.to_dict())))
     at = str(place) if place is not None and place.whose == "user" else None
     remedy = _GRAPH_REMEDY if config.task.of_graphs else _REMEDY
+    if not config.model.takes_dgl:
+        remedy = "correct it there: docs/models.md says what your own classes are given"
     ours = error if isinstance(error, RaygnnError) else None
     return {
         "what": error_text(error) if ours is None else plain_text(ours.what),
         "where": at or (ours and ours.where),
         "remedy": (ours and ours.remedy) or remedy,
-        "imports": isinstance(error, ClassError),
-        "sure": sure or at is not None or str(ours and ours.where).startswith("model."),
+        "key": ours.where if isinstance(ours, ClassError) else None,
+        # a trainer is what the real step has, and this one has not
+        "sure": (sure or at is not None or str(ours and ours.where).startswith(_OWN))
+        and "not attached to a `Trainer`" not in str(error),
     }
 
 

@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import pkgutil
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -133,8 +134,8 @@ def _watch(job: Job, recorder: blackbox.Recorder) -> None:
 
 def _own_packages(config: Config) -> set[str]:
     """Top-level packages of the user's own classes."""
-    classes = (config.model.kind, getattr(config.graph, "dataset", None))
-    return {name.partition(".")[0] for name in classes if name and ":" in name}
+    classes = (*config.own_steps, getattr(config.graph, "dataset", None))
+    return {re.split("[.:]", name)[0] for name in classes if name}
 
 
 def _run(job: Job, rank: int, size: int) -> None:

@@ -22,7 +22,7 @@ from raygnn.errors import ConfigError, DataError, TrainingError
 from raygnn.tasks.lightning_modules import EXITS, Task, exit_error
 from raygnn.util.files import retry, storage_errors
 from raygnn.worker import blackbox
-from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting
+from raygnn.worker.callbacks import Averaging, Checkpoints, Evaluation, Phases, Waiting, user_hooks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane, vocabulary
 from raygnn.worker.planes.plane import Plane
@@ -83,7 +83,7 @@ class Rank(RankSetup):
         )
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
-        callbacks = [Phases(), self.reduction, records, guard]
+        callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
         callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []
         profiling = Profiling(job.run_dir / PROFILE, self.ranks.world.rank, job.profile, records)

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 import raygnn
 from raygnn.config.schema import Config
 from raygnn.graph.sources import load_graph
 from tests.conftest import CHECKOUT
+from tests.pages import PAGES, blocks
 from tests.small_jobs import JobFactory, train_on_ranks
 
 RealJob = Callable[..., Config]
@@ -70,6 +72,17 @@ def test_cora_gcn_with_1_2_and_4_workers(real_job: RealJob) -> None:
 def test_cora_gat(real_job: RealJob) -> None:
     config = real_job("cora-gat", train={"epochs": 120, "eval_every": 5})
     assert score(config) >= 0.80
+
+
+@pytest.mark.system
+def test_cora_with_a_model_of_pygs(data_dir: Path, tmp_path: Path) -> None:
+    """The job of docs/models.md: GATv2, of which nothing is ours."""
+    (page,) = [path for path in PAGES if path.name == "models.md"]
+    (text,) = [block for block in blocks("yaml", page) if "cora-pyg" in block]
+    keys = {"storage": str(tmp_path), "graph.path": str(data_dir / "planetoid")}
+    train = {"epochs": 200, "lr": 0.01, "weight_decay": 0.0005, "eval_every": 5}
+    more = {"train": train, "partition": {"parts": 2}, "cluster": {"workers": 2}}
+    assert score(raygnn.load_config({**yaml.safe_load(text), **more}, keys)) >= 0.81
 
 
 @pytest.mark.slow

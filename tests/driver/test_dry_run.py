@@ -67,7 +67,7 @@ def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) 
     said = outcome(make_job(model={"kind": f"{UNFIT}:{name}"}), tmp_path)
     assert said is not None
     assert said["sure"]
-    assert not said["imports"]
+    assert not said["key"]
     assert all(word in said["what"] for word in words), said
     assert said["remedy"]
     if function is not None:

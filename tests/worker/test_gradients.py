@@ -22,7 +22,7 @@ from raygnn.config.schema import Config, TrainConfig
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchMaker
-from raygnn.tasks.lightning_modules import NodeTask, Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import cross_entropy
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
@@ -193,9 +193,9 @@ def test_dropout_is_a_function_of_seed_epoch_step_and_rank(
     """So that there is nothing to save, and a run that goes on drops what it would have."""
 
     def drawn(seed: int, epoch: int, step: int, rank: int) -> tuple[float, ...]:
-        monkeypatch.setattr(NodeTask, "global_rank", rank)
-        task = NodeTask(nn.Identity(), cross_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
-        batch: Any = SimpleNamespace(epoch=epoch, step=step)
+        monkeypatch.setattr(Task, "global_rank", rank)
+        task = Task(nn.Identity(), cross_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
+        batch: Any = SimpleNamespace(epoch=epoch, step=step, seconds={}, window=1, total=1)
         task.on_train_batch_start(batch, 0)
         return tuple(torch.rand(3).tolist())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -35,6 +36,9 @@ class Guard(pl.Callback):
     - At the first batch of every start and each ``every`` batches from there: position, batch,
       optimizer and parameters before the step; autocast, as the model met it, before the
       backward pass, which is where gradients are first reduced.
+    - Where code of the user's takes part in steps, at the same batches and at the end: contents of
+      parameters, and of the gradients that the optimizer is given next, but for sharded ones; and
+      whether a callback has changed the loss since the last time.
     - After each backward pass that reduces, a rank on which a parameter got no gradient fails,
       rather than the next forward pass; the others wait for it in the reduction.
     - Before each optimizer step: gradients are rescaled for samples that were left out, and a
@@ -46,21 +50,26 @@ class Guard(pl.Callback):
     With ``mode: off`` only the last is done. ``deep`` is ``on``, and the process groups compare,
     too, which whoever makes them sees to.
 
-    To be given to the trainer before the callbacks that checkpoint. The module needs ``model``,
-    the network; it may have ``window_scale()``: planned seeds of the window that ends now over
-    those that it had, the same number on all ranks, 0 or infinite where it had none.
+    To be given to the trainer after the user's callbacks, and before those that checkpoint. The
+    module needs ``model``, the network; it may have ``window_scale()``: planned seeds of the window
+    that ends now over those that it had, the same number on all ranks, 0 or infinite where it had
+    none; and ``returned``, what its ``training_step`` gave.
 
     Args:
         exchange: of the control messages, used by the thread that trains alone.
         config: the ``guard`` section.
+        own_steps: whether code of the user's takes part in steps.
 
     Attributes:
         skipped_steps: steps left out since their gradient was not finite, over the whole run.
     """
 
-    def __init__(self, exchange: Exchange, config: GuardConfig):
+    def __init__(self, exchange: Exchange, config: GuardConfig, *, own_steps: bool = False):
         self._exchange = exchange
         self._config = config
+        self._contents = own_steps and config.mode != "off"
+        self._checking_step = False
+        self._changed = torch.tensor(False)  # whether the loss was, since ranks last compared
         self._batches = 0  # since the start: the same on all ranks, wherever they believe to be
         self._checking = False
         self._place = (0, 0)  # epoch and step of the batch, which itself is not held on to
@@ -110,6 +119,7 @@ class Guard(pl.Callback):
         self._place = (batch.epoch, batch.step)
         self._checking = self._config.mode != "off" and self._batches % self._config.every == 0
         self._batches += 1
+        self._checking_step |= self._checking
         if self._checking:
             self._check_batch(trainer, module, batch)
         if self._begins and self._buffers is not None:
@@ -120,6 +130,12 @@ class Guard(pl.Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor
     ) -> None:
         self._losses.append((*self._place, loss.detach()))
+        returned = getattr(module, "returned", None)
+        if self._contents and returned is not None:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            factor = (scaler.get_scale() if scaler else 1.0) / trainer.accumulate_grad_batches
+            same = torch.isclose(loss.detach(), returned * factor, rtol=1e-2, equal_nan=True)
+            self._changed = self._changed.to(same.device) | ~same
         if self._checking:
             compare(self._exchange, {"numerics": self._numerics}, _where(trainer))
 
@@ -133,6 +149,10 @@ class Guard(pl.Callback):
     ) -> None:
         losses, self._losses = self._losses, []
         self._begins = True
+        if self._checking_step and self._contents:
+            named = ((f"gradient {n}", p.grad) for n, p in _whole(module))
+            compare(self._exchange, {"contents": fingerprint.contents(named)}, _where(trainer))
+        self._checking_step = False
         held = (p.grad for group in optimizer.param_groups for p in group["params"])
         gradients = [_local(gradient) for gradient in held if gradient is not None]
         if not _rescale(gradients, module):
@@ -145,6 +165,16 @@ class Guard(pl.Callback):
             return
         self._drop(optimizer)
         self._count(losses, trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if self._contents:
+            compare(self._exchange, {"contents": self._parameters(module)}, _where(trainer))
+
+    def _parameters(self, module: nn.Module) -> fingerprint.Section:
+        """What is in them, and whether the loss was changed."""
+        changed, self._changed = bool(self._changed), torch.tensor(False)
+        named = ((f"contents of {name}", parameter) for name, parameter in _whole(module))
+        return {"loss changed": json.dumps(changed), **fingerprint.contents(named)}
 
     def state_dict(self) -> dict[str, int]:
         return {"skipped_steps": self.skipped_steps, "in_a_row": self._in_a_row}
@@ -160,6 +190,8 @@ class Guard(pl.Callback):
             "parameters": fingerprint.parameters(module),
             "optimizers": fingerprint.optimizers(trainer.optimizers, module),
         }
+        if self._contents:
+            sections["contents"] = self._parameters(module)
         compare(self._exchange, sections, _where(trainer))
         # Lightning enters autocast around training_step, which may do so itself: only where the
         # model runs is it as it is. Compared later, since a rank may not come to this place.
@@ -271,6 +303,11 @@ class _Buffers:
     def put_back(self) -> None:
         for own, copies in self._pairs:
             compat.copy_all(own, copies)
+
+
+def _whole(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that every rank has."""
+    return ((name, p) for name, p in module.named_parameters() if not is_sharded(p))
 
 
 def _local(gradient: Tensor) -> Tensor:

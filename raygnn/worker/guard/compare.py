@@ -33,6 +33,8 @@ REMEDIES = {
     "optimizers": "give every rank the same optimizer: the same kind, groups and learning rate",
     "numerics": "enter torch.autocast on every rank or on none, or leave it to `precision`; set "
     "torch's switches on every rank alike",
+    "contents": "let your own code do the same to weights, gradients and losses on every rank: "
+    "what it draws at random needs a torch.Generator of its own, with the same seed",
     "software": "install the same versions on every node",
     "batch": "make batches of the same arrays on every rank: convert all samples or none, and "
     "leave dtypes to `precision`",

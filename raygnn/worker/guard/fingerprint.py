@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -51,6 +51,20 @@ def parameters(module: nn.Module) -> Section:
         )
         for kind, name, tensor in named
     }
+
+
+def contents(named: Iterable[tuple[str, Tensor | None]]) -> Section:
+    """A sum over the bits of each tensor: another one where a number is another."""
+    found = {name: _bits(tensor) for name, tensor in named if tensor is not None}
+    sums = torch.stack(list(found.values())).tolist() if found else []  # at once
+    return {name: _text(total) for name, total in zip(found, sums)}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    values = (tensor.coalesce().values() if tensor.is_sparse else tensor).detach().contiguous()
+    values = torch.view_as_real(values) if values.is_complex() else values
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    return values.view(whole).sum(dtype=torch.int64)
 
 
 def options(values: Mapping[str, Any]) -> Section:

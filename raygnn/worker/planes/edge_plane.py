@@ -21,13 +21,13 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.negatives import ENDS, End, Negatives, make_negatives
 from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order, known
 from raygnn.tasks.inference import NodeRows
-from raygnn.tasks.lightning_modules import EdgeTask, LinkTask, Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import make_link_loss, make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import PRECISIONS, build, map_shard
+from raygnn.worker.planes.plane import PRECISIONS, build, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,
@@ -109,7 +109,7 @@ class EdgePlane(PartitionPlane):
         count = count_numbers(self.etype, name, self.edges.column(name), self.control)
         return self.settle("relations of the edges to predict", count)
 
-    def task(self) -> EdgeTask:
+    def task(self) -> Task:
         """See `Plane`."""
         config, etype = self.config, self.etype
         first, *others = self.ntypes
@@ -123,15 +123,13 @@ class EdgePlane(PartitionPlane):
         )
         return self._finish(self.task_of(model))
 
-    def task_of(self, model: nn.Module | None) -> EdgeTask:
+    def task_of(self, model: nn.Module | None) -> Task:
         """The task with a model."""
-        config = self.config
+        task, loss = self.config.task, None
+        if isinstance(task, LinkPrediction):
+            loss = make_link_loss(task, distance=self.decoder in DISTANCES)
         given = model or nn.Identity()
-        more = (config.train, self.ranks.world.size, self.out_features, self.job.planned)
-        if isinstance(config.task, LinkPrediction):
-            loss = make_link_loss(config.task, distance=self.decoder in DISTANCES)
-            return LinkTask(given, loss, *more)
-        return EdgeTask(given, make_loss(config.task), *more)
+        return make_task(self.job, self.ranks, given, loss or make_loss(task), self.out_features)
 
     @cached_property
     def out_features(self) -> int:

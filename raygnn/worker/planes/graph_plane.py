@@ -20,19 +20,19 @@ from raygnn.errors import DataError, InputError, RaygnnError
 from raygnn.graph.collection import open_samples, read_collection
 from raygnn.graph.graph_sample import Sample, Samples
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
-from raygnn.models.registry import FAMILIES, build_graph_model
+from raygnn.models.registry import build_graph_model
 from raygnn.sampling.batch import EdgeType, GraphBatch, etype_str
 from raygnn.sampling.collate import Collate, GraphBatchMaker, arrays_of, find_pattern, get
 from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
-from raygnn.tasks.lightning_modules import GraphTask, Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, seed_plan
+from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, make_task, seed_plan
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,
@@ -105,14 +105,12 @@ class GraphPlane:
     def config(self) -> Config:
         return self.job.config
 
-    def task(self) -> GraphTask:
+    def task(self) -> Task:
         """See `Plane`."""
         config = self.config
         schema = self.schema
         model = build(config, lambda: build_graph_model(config.model, schema))
-        loss, world = make_loss(config.task), self.ranks.world.size
-        planned = self.job.planned
-        task = GraphTask(model, loss, config.train, world, schema.out_features, planned)
+        task = make_task(self.job, self.ranks, model, make_loss(config.task), schema.out_features)
         self.ranks.synchronise(task)
         return task
 
@@ -152,7 +150,6 @@ class GraphPlane:
 
     def evaluate(self, task: Task, split: str) -> dict[str, float]:
         """See `Plane`."""
-        assert isinstance(task, GraphTask)
         world, config = self.ranks.world, self.config
         mine = self._numbers(split)[world.rank :: world.size]
         _, outputs, y = self._outputs(task, mine)
@@ -197,7 +194,6 @@ class GraphPlane:
     ) -> Iterator[tuple[np.ndarray, Tensor, Tensor, np.ndarray]]:
         """Numbers, outputs, ``width`` wide, targets and splits of this rank's share of the graphs
         that are asked for, some at a time. Collective."""
-        assert isinstance(task, GraphTask)
         mine, splits = self._asked(request)
         size, found = chunk_rows(width), 0
         for start in range(0, len(mine), size):
@@ -247,7 +243,7 @@ class GraphPlane:
 
     def _outputs(
         self,
-        task: GraphTask,
+        task: Task,
         numbers: np.ndarray,
         run: Callable[[GraphBatch], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -292,7 +288,7 @@ class GraphPlane:
     def _collate(self) -> Collate:
         """What joins graphs to what the model reads. Collective."""
         config, schema = self.config, self.schema
-        whole = config.model.kind not in FAMILIES  # a class of the user's reads the graphs' arrays
+        whole = config.model.takes_dgl
         categories: dict[Any, dict[str, tuple[int, int]]]
         categories = {**schema.categories, **schema.edge_categories}
         return Collate(

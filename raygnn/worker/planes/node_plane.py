@@ -17,12 +17,12 @@ from raygnn.sampling.features import row_width
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
-from raygnn.tasks.lightning_modules import NodeTask, Task
+from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import build
+from raygnn.worker.planes.plane import build, make_task
 from raygnn.worker.planes.prediction_rows import (
     Embedded,
     Predictions,
@@ -48,17 +48,16 @@ class NodePlane(PartitionPlane):
         """See `PartitionPlane`."""
         return self.ntype
 
-    def task(self) -> NodeTask:
+    def task(self) -> Task:
         """See `Plane`."""
         config = self.config
         schema = self.schema(self.ntype, self.out_features)
         return self._finish(self.task_of(build(config, lambda: build_model(config.model, schema))))
 
-    def task_of(self, model: nn.Module | None) -> NodeTask:
+    def task_of(self, model: nn.Module | None) -> Task:
         """The task with a model."""
-        config, world, out = self.config, self.ranks.world.size, self.out_features
-        loss, planned = make_loss(config.task), self.job.planned
-        return NodeTask(model or nn.Identity(), loss, config.train, world, out, planned)
+        loss = make_loss(self.config.task)
+        return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     @cached_property
     def out_features(self) -> int:

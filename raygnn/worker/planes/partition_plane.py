@@ -148,6 +148,7 @@ class PartitionPlane:
             # what is drawn of the latest edges is no chance, and what the model was trained for
             hops=self._fanouts if self.clock.latest else None,
             spare=MemoryBudget(self.shard, self.inputs, self.ranks).evaluations,
+            once=self.config.model.draws_once,
         )
 
     @cached_property
@@ -328,6 +329,7 @@ class PartitionPlane:
                 replace=config.sampling.replace,
                 weighted=config.sampling.edge_weight is not None,
                 timing=self.clock.timing,
+                once=config.model.draws_once,
             ),
             store=store,
             fanouts=self._fanouts,

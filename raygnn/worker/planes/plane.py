@@ -14,6 +14,7 @@ from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.node_cache import Stage
 from raygnn.graph.staging.shard import Shard, load_shard
+from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
@@ -115,10 +116,26 @@ class Plane(Protocol):
 
 def build(config: Config, make: Callable[[], nn.Module]) -> nn.Module:
     """A model that is the same on all ranks, in the precision's dtype."""
-    if ":" in config.model.kind:
+    if config.model.takes_dgl:
         dgl()  # so that "import dgl" in the user's module finds one that works
     torch.manual_seed(config.train.seed)
     return make().to(PRECISIONS[config.precision].dtype)
+
+
+def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features: int) -> Task:
+    """The task with a model, in the precision's dtype: the built-in one, or the user's own.
+
+    Raises:
+        ConfigError: that cannot be imported or constructed.
+    """
+    config, spec = job.config, job.config.task.own_class
+    given = model, loss, config.train, ranks.world.size, out_features, job.planned
+    if spec is None:
+        return Task(*given)
+    cls: type[Task] = load_class(spec, Task, "raygnn.Task", "task.kind")
+    torch.manual_seed(config.train.seed)
+    task = construct(cls, "task.args", "*given, **task.args", *given, **config.task.args)
+    return task.to(PRECISIONS[config.precision].dtype)
 
 
 def seed_plan(job: Job, num_seeds: int) -> SeedPlan:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from raygnn.config.model import ModelConfig, UserModelConfig
+from raygnn.config.model import ModelConfig
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.collection import read_collection
@@ -39,7 +39,7 @@ def edge_reads(config: Config) -> EdgeReads:
         features=model.edge_feature_names,
         dtype=PRECISIONS[config.precision].dtype,
         categories=tuple(model.edge_category_widths),
-        whole=isinstance(model, UserModelConfig),
+        whole=model.takes_dgl,
         relation=relation_array(model),
         weight=config.sampling.edge_weight,
         time=config.sampling.time.edges if config.sampling.time else None,

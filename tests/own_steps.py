@@ -1,0 +1,166 @@
+"""Callbacks and tasks as users write them, or with a fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import raygnn
+from raygnn.models.heads import LinkScores
+
+
+class Count(pl.Callback):
+    """Counts its batches, also over restarts, and leaves each rank's count in a file.
+
+    Args:
+        place: directory of the files.
+    """
+
+    def __init__(self, place: str):
+        self.place, self.batches, self.loss = place, 0, torch.zeros(())
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, *batch: Any
+    ) -> None:
+        self.batches += 1
+        self.loss = self.loss + outputs["loss"]
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        said = {"batches": self.batches, "loss": float(self.loss)}
+        Path(self.place, f"rank-{trainer.global_rank}").write_text(json.dumps(said))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches, "loss": self.loss}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches, self.loss = state["batches"], state["loss"]
+
+
+class Bound(pl.Callback):
+    """Keeps weights within bounds, on all ranks alike, and adds to the loss."""
+
+    def __init__(self, bound: float = 0.2):
+        self.bound = bound
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+        loss.mul_(1.5)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *batch: Any) -> None:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.clamp_(-self.bound, self.bound)
+
+
+class Unlike(pl.Callback):
+    """Does something to the third batch, on rank 1 alone.
+
+    Args:
+        how: what: "gradient", "weight", "loss", or on all ranks "noise", whose numbers differ.
+    """
+
+    def __init__(self, how: str):
+        self.how, self.batches = how, 0
+
+    def _is_due(self, how: str) -> bool:
+        odd = dist.get_rank() == 1 or how == "noise"
+        return self.how == how and odd and self.batches == 2
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+        if self._is_due("loss"):
+            loss.mul_(2)
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+        if self._is_due("gradient"):
+            next(module.parameters()).grad.mul_(1.001)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *batch: Any) -> None:
+        weight = next(module.parameters()).detach()
+        if self._is_due("weight"):
+            weight.view(-1)[0] += 1e-6
+        if self._is_due("noise"):
+            weight += torch.randn(weight.shape) * 1e-4
+        self.batches += 1
+
+
+class Unkept(pl.Callback):
+    """Has a state that no checkpoint takes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": Path("x")}
+
+
+class SaveAll(pl.callbacks.ModelCheckpoint):
+    """Lightning's own, which raygnn stands in for."""
+
+
+class Plain(raygnn.Task):
+    """What the built-in kind does."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        out = self.outputs(batch).float()
+        return self.mean(F.cross_entropy(out, batch.y, reduction="none"), batch)
+
+
+class Denoising(raygnn.Task):
+    """Also wants the outputs to tell the input, through a layer of its own.
+
+    Args:
+        weight: of that.
+    """
+
+    def __init__(self, *given: Any, weight: float = 0.5):
+        super().__init__(*given)
+        self.weight, self.back = weight, nn.Linear(self.out_features, 16)
+
+    def training_step(self, batch: Any) -> Tensor:
+        out = self.outputs(batch)
+        x = batch.x["_N"][: len(out)].float()
+        apart = F.mse_loss(self.back(out).float(), x, reduction="none").mean(1)
+        losses = F.cross_entropy(out.float(), batch.y, reduction="none")
+        return self.mean(losses + self.weight * apart, batch)
+
+
+class Ranking(raygnn.Task):
+    """Of links: how far an edge is below the others."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        scores = self.outputs(batch)
+        assert isinstance(scores, LinkScores)
+        apart = [F.softplus(s - scores.there.unsqueeze(1)) for s in scores.absent]
+        return self.mean(sum((a * c).mean(1) for a, c in zip(apart, scores.counts)), batch)
+
+
+class NoMean(raygnn.Task):
+    """Gives Lightning a loss as it is."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.outputs(batch), batch.y)
+
+
+class MeanTwice(raygnn.Task):
+    """Gives `Task.mean` what is a mean already."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.mean(F.cross_entropy(self.outputs(batch), batch.y), batch)
+
+
+class Ends(raygnn.Task):
+    """Raises what Lightning would take for the end of the data."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise StopIteration
+
+
+class AsksTrainer(Plain):
+    """Reads what only a real step has."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("epochs", float(self.trainer.max_epochs))
+        return super().training_step(batch, batch_idx)
