@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch_geometric.nn import (
     GATv2Conv,
+    GCNConv,
     GINConv,
     GINEConv,
     HGTConv,
@@ -32,6 +33,15 @@ class Sage(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         first, second = self.convs
         return second(first(x, edge_index).relu(), edge_index)
+
+
+class Gcn(Sage):
+    """Two layers that divide by the degrees of both ends."""
+
+    def __init__(self, in_channels: int, out_channels: int, hidden: int = 16):
+        super().__init__(in_channels, out_channels)
+        sizes = (in_channels, hidden), (hidden, out_channels)
+        self.convs = nn.ModuleList(GCNConv(*size) for size in sizes)
 
 
 class LayeredSage(Sage):

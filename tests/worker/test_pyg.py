@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from raygnn.config.load import load_config
 from raygnn.config.model import read_model
+from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, InputError
 from raygnn.graph.sources import load_graph
 from raygnn.models.network import Encoder, Schema
@@ -264,7 +265,13 @@ def test_hgt_on_tables(tmp_path: Path) -> None:
 
 def test_evaluation_is_the_module_on_the_whole_graph(make_job: JobFactory) -> None:
     """With all neighbours, for the loss and every prediction."""
-    config = make_job(graph={"nodes": 600, "degree": 6}, model=SAGE, train={"epochs": 1})
+    assert_as_whole_graph(
+        make_job(graph={"nodes": 600, "degree": 6}, model=SAGE, train={"epochs": 1})
+    )
+
+
+def assert_as_whole_graph(config: Config) -> None:
+    """The loss of a run is that of its module on the whole graph."""
     run = train_on_ranks(config)
     assert config.graph is not None
     data = load_graph(config.graph)
@@ -288,6 +295,17 @@ def test_a_prediction_from_few_neighbours(make_job: JobFactory) -> None:
     for other, rows in ((found[1], 60), (alone, 7)):
         one, same = (np.stack(table["scores"].to_numpy()) for table in (found[0], other))
         assert np.abs(one[:rows] - same).max() < 1e-5
+
+
+def test_a_layer_that_reads_degrees(make_job: JobFactory) -> None:
+    """Those of its sources, which a hop more than it has layers makes known."""
+    config = make_job(
+        graph={"nodes": 600, "degree": 6},
+        model={"kind": f"{OWN}:Gcn", "interface": "pyg", "layers": 3},
+        sampling={"fanout": [-1, -1, -1], "batch_size": 64},
+        train={"epochs": 1},
+    )
+    assert_as_whole_graph(config)
 
 
 def test_features_of_edges(tmp_path: Path) -> None:
@@ -382,6 +400,29 @@ def test_the_guard_sees_ranks_that_differ(sections: str, how: str, make_job: Job
     with pytest.raises(RuntimeError) as caught:
         train_on_ranks(config)
     assert SAID[how] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "comm",
+    [
+        {"overlap": False},
+        {"compression": "powersgd", "powersgd_rank": 1, "powersgd_start": 2},
+        {"compression": "bf16"},
+        {"shard": "optimizer"},
+        {"shard": "full"},
+    ],
+    ids=lambda comm: "-".join(map(str, comm.values())),
+)
+def test_ranks_that_agree(comm: dict[str, Any], make_job: JobFactory) -> None:
+    """However gradients are exchanged, they and the weights are the same to the bit."""
+    config = make_job(
+        graph={"nodes": 900},
+        model={"kind": f"{OWN}:Attention", "interface": "pyg"},
+        comm=comm,
+        guard={"every": 1},
+        train={"accumulate": 2},
+    )
+    train_on_ranks(config)
 
 
 # ── what is refused ──────────────────────────────────────────────────────────────────────────
