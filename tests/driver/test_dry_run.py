@@ -203,10 +203,21 @@ def test_the_command_refuses(make_job: JobFactory) -> None:
 
 
 @pytest.mark.system
-def test_a_class_that_is_no_module(make_job: JobFactory) -> None:
-    config = make_job(model={"kind": f"{UNFIT}:NoModule"})
-    with pytest.raises(ConfigError, match=r"is not a torch.nn.Module"):
-        raygnn.check(config, display=False)
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"model": {"kind": f"{UNFIT}:NoModule"}}, "model.kind: .* is not a torch.nn.Module"),
+        (
+            {"train": {"callbacks": [f"{UNFIT}:NoModule"]}},
+            "train.callbacks: .* is not a lightning.pytorch.Callback",
+        ),
+        ({"task": {"kind": f"{UNFIT}:NoModule"}}, "task.kind: .* is not a raygnn.Task"),
+    ],
+    ids=["model", "callback", "task"],
+)
+def test_a_class_that_is_none(sections: dict[str, Any], words: str, make_job: JobFactory) -> None:
+    with pytest.raises(ConfigError, match=words):
+        raygnn.check(make_job(**sections), display=False)
 
 
 def test_built_in_models_need_no_process(
