@@ -195,6 +195,7 @@ def test_python_example_is_the_file() -> None:
 
 @pytest.mark.system
 @pytest.mark.slow
+@pytest.mark.timeout(560)
 def test_examples_run(tmp_path: Path) -> None:
     """All of them, as a user runs them, on one Ray: starting that takes most of the time."""
     for file in CHECKOUT.glob("examples/*.*"):
@@ -206,7 +207,7 @@ def test_examples_run(tmp_path: Path) -> None:
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 parts in" in done.stdout

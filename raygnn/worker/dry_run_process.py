@@ -94,7 +94,8 @@ class Trial:
         config = job.config
         torch.set_num_threads(config.cluster.cpus_per_worker)
         ranks = Ranks(config, World(0, 1), torch.device("cpu"))
-        check_callbacks(user_hooks(config.train))
+        if hooks := user_hooks(config.train):  # Lightning prints what nobody asked for
+            check_callbacks(hooks)
         plane = open_plane(job, ranks)
         task = plane.task().train()
         batch = plane.batches(task)(0, 0)

@@ -80,8 +80,7 @@ def test_cora_with_a_model_of_pygs(data_dir: Path, tmp_path: Path) -> None:
     (page,) = [path for path in PAGES if path.name == "models.md"]
     (text,) = [block for block in blocks("yaml", page) if "cora-pyg" in block]
     keys = {"storage": str(tmp_path), "graph.path": str(data_dir / "planetoid")}
-    train = {"epochs": 200, "lr": 0.01, "weight_decay": 0.0005, "eval_every": 5}
-    more = {"train": train, "partition": {"parts": 2}, "cluster": {"workers": 2}}
+    more = {"partition": {"parts": 2}, "cluster": {"workers": 2}}
     assert score(raygnn.load_config({**yaml.safe_load(text), **more}, keys)) >= 0.81
 
 
