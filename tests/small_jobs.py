@@ -21,6 +21,7 @@ from raygnn.config.graph import ManyGraphs
 from raygnn.config.load import load_config
 from raygnn.config.rules import fixed
 from raygnn.config.schema import Config
+from raygnn.driver.inputs import PartitionInput
 from raygnn.driver.resume import check_mirror, find_start, only_fetched, resume_mode
 from raygnn.graph.data import EdgeTarget
 from raygnn.graph.partition.layout import read_meta
@@ -236,6 +237,18 @@ def goals_of(config: Config, place: AnyPath | None) -> dict[str, Goal]:
     }
 
 
+def lists_of(config: Config, place: AnyPath | None) -> dict[str, Any]:
+    """Negatives that files list, as the driver reads them."""
+    if place is None or config.task.of_graphs:
+        return {}
+    given, found = PartitionInput(read_meta(place), None), {}
+    for name, one in config.by_task.items():
+        target = edges_of(one, place)
+        if target is not None and (lists := given.lists(one, target)):
+            found[name] = lists
+    return found
+
+
 def job_of(config: Config, **more: Any) -> Job:
     """What the driver would hand to the ranks, with the directories that it would have made."""
     workers = config.cluster.workers
@@ -246,7 +259,7 @@ def job_of(config: Config, **more: Any) -> Job:
     batch = config.sampling.batch_size * workers
     edges, goals = edges_of(config, place), goals_of(config, place)
     made = Job(config, place, config.run_dir, ntype, True, 0.0, batch, edges=edges, goals=goals)
-    return replace(made, **more)
+    return replace(made, **{"lists": lists_of(config, place), **more})
 
 
 def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = False) -> Run:
@@ -270,6 +283,7 @@ def train_on_ranks(config: Config, *, replicated: bool = True, resume: bool = Fa
             start.global_batch,
             edges=edges_of(config, place),
             goals=goals_of(config, place),
+            lists=lists_of(config, place),
         )
         result, *others = run_ranks(workers, _train, job)
         assert all(other["metrics"] == result["metrics"] for other in others)

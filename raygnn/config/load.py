@@ -109,8 +109,16 @@ class Document:
         if self.data.get("storage") is None:
             self.data["storage"] = Config.model_fields["storage"].default
         self.relative.clear()
-        for key in _PATHS:
-            section: Any = self.data if len(key) == 1 else self.data.get(key[0])
+        tasks = self.data.get("tasks")
+        names = [
+            ("task",),
+            *(("tasks", name) for name in (tasks if isinstance(tasks, dict) else ())),
+        ]
+        lists = [(*name, part, "file") for name in names for part in ("negatives", "ranking")]
+        for key in (*_PATHS, *lists):
+            section: Any = self.data
+            for part in key[:-1]:
+                section = section.get(part) if isinstance(section, dict) else None
             value = section.get(key[-1]) if isinstance(section, dict) else None
             if not isinstance(value, (str, Path)) or not str(value) or "://" in str(value):
                 continue

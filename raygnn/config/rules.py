@@ -13,6 +13,7 @@ from raygnn.config.graph import (
     DglGraph,
     ManyGraphs,
     NpzGraph,
+    OgbGraph,
     PlanetoidGraph,
     PlantedGraph,
     TablesGraph,
@@ -248,14 +249,16 @@ def _task_time(config: Config, at: KeyPath) -> Iterator[Problem]:
     if time is not None and task.negatives.kind in ("in_batch", "degree"):
         message = f"{task.negatives.kind} draws nodes by edges of all times"
         yield Problem((*at, "negatives", "kind"), message, "set it to uniform or local")
+    if task.ranking.candidates == "ogb" and not isinstance(config.graph, OgbGraph):
+        message = "candidates come with datasets of graph.format ogb alone"
+        yield Problem((*at, "ranking", "candidates"), message, "set ranking.file, or how many")
     drawn = {
-        ("ranking", "candidates"): task.ranking.candidates,
         ("metric",): task.metric == "average_precision",
         ("negatives", "each"): task.negatives.each > 1,
     }
     for key, value in drawn.items():
         if value and time is None:
-            message = "without sampling.time no nodes are drawn for each edge, and all are ranked"
+            message = "this is of nodes that are drawn for each edge at its time"
             yield Problem((*at, *key), message, "remove it, or set sampling.time")
 
 

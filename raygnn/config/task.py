@@ -13,6 +13,7 @@ from raygnn.config.problems import Problem, dotted
 from raygnn.config.values import (
     Conditions,
     Count,
+    InputPath,
     JsonValues,
     Section,
     ShareOrMoment,
@@ -22,6 +23,7 @@ from raygnn.config.values import (
     by_kind,
     classes_of,
     in_utc,
+    or_say,
 )
 from raygnn.config.yaml_text import KeyPath
 
@@ -31,7 +33,9 @@ RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read rel
 
 ClassMetric: TypeAlias = Literal["accuracy", "f1", "roc_auc", "average_precision"]
 NumberMetric: TypeAlias = Literal["mae", "rmse", "r2"]
-RankMetric: TypeAlias = Literal["mrr", "hits@1", "hits@3", "hits@10", "average_precision"]
+RankMetric: TypeAlias = Literal[
+    "mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50", "hits@100", "average_precision"
+]
 
 _KIND = (
     "What is predicted: classes or numbers of nodes, of edges, or of whole graphs (graph.format: "
@@ -87,13 +91,21 @@ class SplitConfig(Section):
 class NegativesConfig(Section):
     """The edges that are not there, which those that are must be told from."""
 
-    read_if: ClassVar[Conditions] = {"number": ("kind", "uniform", "degree", "local")}
+    read_if: ClassVar[Conditions] = {
+        "number": ("kind", "uniform", "degree", "local"),
+        "ends": ("kind", "uniform", "degree", "in_batch", "local"),
+    }
 
-    kind: Literal["uniform", "degree", "in_batch", "local"] = Field(
+    kind: Literal["uniform", "degree", "in_batch", "local", "none"] = Field(
         "uniform",
         description="Which nodes take the place of an end: uniform = any; degree = in proportion "
         "to their training edges to the power 0.75; in_batch = the ends of the step's other "
-        "edges; local = those that the worker owns.",
+        "edges; local = those that the worker owns; none = those of file alone.",
+    )
+    file: InputPath | None = Field(
+        None,
+        description="A file with nodes in place of the ends of each training edge (npz, parquet, "
+        "csv: see docs/models.md), from which it is told as well.",
     )
     number: Count = Field(
         512,
@@ -106,18 +118,36 @@ class NegativesConfig(Section):
         "time, in place of number.",
     )
     ends: Literal["both", "source", "target"] = Field(
-        "both", description="Which ends of an edge are replaced."
+        "both", description="Which ends of an edge are replaced by nodes that are drawn."
     )
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.kind == "none" and self.file is None:
+            message = "none draws no nodes, and no file gives any"
+            yield Problem((*at, "kind"), message, f"set {dotted(at)}.file, or another kind")
 
 
 class RankingConfig(Section):
     """What an edge is ranked among when links are evaluated."""
 
-    candidates: Count | None = Field(
+    candidates: Annotated[
+        Literal["ogb"] | Count | None, or_say("a whole number from 1, ogb or null")
+    ] = Field(
         None,
         description="How many nodes are drawn for each edge and end, uniformly, among which the "
-        "right one is ranked; null = all nodes, exactly, and with sampling.time 1.",
+        "right one is ranked; ogb = those that come with the dataset (graph.format: ogb); null = "
+        "all nodes, exactly, and with sampling.time 1.",
     )
+    file: InputPath | None = Field(
+        None,
+        description="A file with the nodes among which each edge is ranked, or with edges that are "
+        "not there, the same for all (npz, parquet, csv: see docs/models.md).",
+    )
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        if self.file is not None and self.candidates is not None:
+            message = f"candidates {self.candidates} would be ignored: there is a file of them"
+            yield Problem((*at, "candidates"), message, f"remove it, or {dotted(at)}.file")
 
 
 class _Task(Section):

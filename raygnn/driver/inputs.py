@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from raygnn.graph.collection import (
     find_collection,
     split_graphs,
 )
-from raygnn.graph.data import EdgeType, GraphData, etype_str
+from raygnn.graph.data import EdgeTarget, EdgeType, GraphData, etype_str
+from raygnn.graph.negative_lists import lists_of
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph, reading_bytes, sketch
 from raygnn.graph.validate import check_weights
@@ -86,6 +87,14 @@ class Input:
     def known(self, config: Config) -> PartitionFacts:
         """As `facts`, but only what there is to know without work."""
         return self.facts(config)
+
+    def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
+        """Negatives that files list of a task's links, for each use: see `Job`.
+
+        Raises:
+            DataError: a file is missing, damaged or does not fit the graph.
+        """
+        return {}
 
     def check(self, config: Config) -> None:
         """Refuse what the config asks of the data and the data can not give.
@@ -252,6 +261,11 @@ class PartitionInput(Input):
             for etype, frame in self.data.edges.items():
                 if weight in frame.data:
                     check_weights(weight, etype, frame.data[weight])
+
+    def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
+        held = self.data if self.data is not None else self.meta
+        assert held is not None
+        return lists_of(config, target, self.counts[target.etype][:2], held)
 
     def _check_numbers(self, config: Config, where: str) -> None:
         """That numbers to be predicted are none that stand for words of tables."""

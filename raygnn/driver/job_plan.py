@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
@@ -36,6 +37,7 @@ class Plan:
         replicated: whether every rank holds the whole structure.
         training_seeds: how many there are; None where only the ranks will know.
         global_batch: seeds of a batch, over all ranks.
+        lists: negatives that files list, see `Job`.
     """
 
     input: Input
@@ -45,6 +47,7 @@ class Plan:
     replicated: bool
     training_seeds: int | None
     global_batch: int
+    lists: Mapping[str, Any]
 
     def topology(self, config: Config) -> str | None:
         """How the structure is spread over the nodes; None where graphs are the seeds."""
@@ -149,6 +152,11 @@ def make_plan(
     given.check(config)
     facts = given.facts(config)
     goals = goals_of(config, facts)
+    lists = {
+        name: found
+        for name, goal in goals.items()
+        if goal.edges and (found := given.lists(config.of(name), goal.edges))
+    }
     request = dry_run.request_of(config, given, facts, goals)
     # while the nodes are looked at
     with nullcontext(lambda: None) if request is None else dry_run.started(request) as outcome:
@@ -164,6 +172,7 @@ def make_plan(
         replicated=_replicated(config, given.structure_bytes, report),
         training_seeds=None if config.tasks else facts.splits.get("train"),
         global_batch=global_batch,
+        lists=lists,
     )
 
 

@@ -209,9 +209,12 @@ class Launch:
 
     def _run(self) -> None:
         try:
+            import ray
+
             self.cluster.wait()
             control = Link.create(attempts(self._job.run_dir), FileServer(self._job.run_dir))
-            self._job = replace(self._job, control=control)
+            lists = ray.put(self._job.lists) if self._job.lists else {}
+            self._job = replace(self._job, control=control, lists=lists)
             self._control = control
             try:
                 self._fit(control)

@@ -168,6 +168,7 @@ class Session:
             replicated=plan.replicated,
             started=self._started,
             global_batch=plan.global_batch,
+            lists=plan.lists,
             token=run.token,
             **options,
         )

@@ -7,8 +7,11 @@ second. A homogeneous graph is the one-type case: node type ``"_N"``, edge type
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from raygnn.errors import DataError
 
 EdgeType = tuple[str, str, str]
 
@@ -132,3 +135,35 @@ class EdgeTarget:
     @property
     def etype(self) -> EdgeType:
         return self.split.etype
+
+
+TRAINING = "training"  # what negatives are for that are not for a split
+
+
+@dataclass(frozen=True)
+class NegativeLists:
+    """What edges of one type are told from; nodes by their numbers in the user's graph.
+
+    Attributes:
+        where: the file.
+        ends: int64 ``[2, P]``, the edges that have lists, or are ranked; None = all.
+        relation: int64 ``[P]``; None where edges have none.
+        others: end → ``[P, K]``, nodes in its place. An edge's own end, which never counts, fills
+            up lists that are shorter.
+        pairs: ``[2, M]``, edges that are not there, the same for all; None = each has a list.
+        rows: int64 ``[P]`` or ``[M]``, where they are in the file, from 0.
+        digest: of a file of the user's own, in which no edge may be that is there.
+    """
+
+    where: str
+    ends: Any
+    relation: Any
+    others: Mapping[str, Any]
+    pairs: Any
+    rows: Any
+    digest: str = ""
+
+    def error(self, message: str, remedy: str, row: int | None = None) -> DataError:
+        """What is wrong with the file, or with a list, or a pair."""
+        place = self.where if row is None else f"{self.where}, row {self.rows[row] + 1}"
+        return DataError(message, where=place, remedy=remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -84,7 +85,8 @@ class LinkModel(EdgeModel):
     """Scores of edges and, with other nodes in place of their ends, of edges that are not there."""
 
     def decode(self, rows: Hidden, part: Batch | Part) -> LinkScores:
-        """``instead`` are the same K nodes for all edges, or ``[B, K]``."""
+        """``instead`` are the same K nodes for all edges, or ``[B, K]``; those of lists come after
+        those that are drawn."""
         pairs = part.pairs
         assert pairs is not None
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
@@ -92,14 +94,21 @@ class LinkModel(EdgeModel):
         ends = {end: by_end[end].index_select(0, at) for end, at in own.items()}
         there = self.decoder(ends["source"], ends["target"], part.relation).flatten()
         absent, counts = [], []
-        for end, nodes in part.instead.items():
+        for end in _ENDS:
             kept = ends["target" if end == "source" else "source"]
-            candidates = by_end[end].index_select(0, nodes.flatten())
-            if nodes.dim() > 1:
-                absent.append(self._each(kept, candidates, part.relation, end))
-            else:
-                absent.append(self.decoder.against(kept, candidates, part.relation, end))
-            counts.append(nodes != own[end].unsqueeze(1))
+            scores, counted = [], []
+            for nodes in (part.instead.get(end), part.instead.get(f"{end}_neg")):
+                if nodes is None:
+                    continue
+                candidates = by_end[end].index_select(0, nodes.flatten())
+                if nodes.dim() > 1:
+                    scores.append(self._each(kept, candidates, part.relation, end))
+                else:
+                    scores.append(self.decoder.against(kept, candidates, part.relation, end))
+                counted.append(nodes != own[end].unsqueeze(1))
+            if scores:
+                absent.append(scores[0] if len(scores) == 1 else torch.cat(scores, dim=1))
+                counts.append(counted[0] if len(scores) == 1 else torch.cat(counted, dim=1))
         return LinkScores(there, absent, counts)
 
     def _each(self, kept: Tensor, others: Tensor, relation: Tensor | None, end: str) -> Tensor:

@@ -23,7 +23,8 @@ from raygnn.worker.planes import vocabulary
 
 # keys that say of other data what the training found
 _SPLIT = tuple(f".split{key}" for key in ("", ".by", ".val", ".test", ".seed", ".time"))
-_TOLD = (".ntype", ".etype", "model.relation", *_SPLIT)
+_RANKED = (".ranking.candidates", ".ranking.file")  # of no trained weights
+_TOLD = (".ntype", ".etype", "model.relation", *_RANKED, *_SPLIT)
 
 
 def config_of(run: Run, overrides: Sequence[str]) -> Config:
@@ -35,10 +36,11 @@ def config_of(run: Run, overrides: Sequence[str]) -> Config:
     """
     values = {**run.config, "storage": _storage(run), "name": run.name}
     if not any(key.startswith(("graph", "partition")) for key in overrides):
-        values |= _partition(run)
+        values |= _partition(run, overrides)
     config = load_config(values, overrides)
-    remedy = "change keys of cluster, comm, staging, fault, partition, or graph.path"
-    return _unchanged(fixed(run.config), config, remedy)
+    remedy = "change keys of cluster, comm, staging, fault, partition, ranking, or graph.path"
+    before = {key: value for key, value in fixed(run.config).items() if not key.endswith(_RANKED)}
+    return _unchanged(before, config, remedy)
 
 
 def _storage(run: Run) -> str:
@@ -52,11 +54,12 @@ def _unchanged(before: Mapping[str, Any], config: Config, remedy: str) -> Config
     return config
 
 
-def _partition(run: Run) -> dict[str, Any]:
+def _partition(run: Run, overrides: Sequence[str]) -> dict[str, Any]:
     """Sections for the partition that the run was trained on: that one, or one like it if it is
     gone, since another number of workers would ask for another.
 
-    The graph's files need not be there, or be read, where the partition is.
+    The graph's files need not be there, or be read, where the partition is, unless they have what
+    links are ranked among.
     """
     made = read_json(run.files / PARTITION)
     place, parts = made.get("directory"), made.get("parts")
@@ -66,7 +69,10 @@ def _partition(run: Run) -> dict[str, Any]:
     if isinstance(run.storage, Uri):
         mine = run.storage / "partitions" / Uri(place).name
         uri = mine if mine.shared == place else None
-    if not is_vacant(Path(place) if uri is None else any_path(uri)):
+    tasks = [run.config.get("task") or {}, *(run.config.get("tasks") or {}).values()]
+    ranked = [f"candidates={(task.get('ranking') or {}).get('candidates')}" for task in tasks]
+    from_graph = any(key.endswith("candidates=ogb") for key in (*ranked, *overrides))
+    if not from_graph and not is_vacant(Path(place) if uri is None else any_path(uri)):
         return {"graph": None, "partition": {"path": place if uri is None else uri.text}}
     return {"partition": {**(run.config.get("partition") or {}), "parts": len(parts)}}
 

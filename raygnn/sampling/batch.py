@@ -251,7 +251,7 @@ class Batch(Share):
             reads; None where it reads none.
         instead: ``"source"`` and ``"target"``, as far as such ends are to be replaced → int64
             ``[K]``, the nodes that take their place, as ``pairs`` numbers them; ``[B, K]`` where
-            each edge has its own.
+            each edge has its own. Those of lists are ``"source_neg"`` and ``"target_neg"``.
         routes: the ways of the learned rows of the input nodes, which ``x`` does not have yet;
             None where no node type has some.
         parts: of several tasks, by name: what belongs to the seeds of each. ``seeds``, ``y`` and

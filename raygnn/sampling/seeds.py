@@ -22,7 +22,7 @@ from raygnn.graph.staging.shard import FEATURES, NUMBER, SPLIT, Shard
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Part
 from raygnn.sampling.exchange import Exchange, Ids, World, as_ids, ask_owners
-from raygnn.sampling.negatives import ENDS, Negatives
+from raygnn.sampling.negatives import ENDS, ListedNegatives, Negatives
 from raygnn.sampling.plan import MultitaskPlan, SeedPlan, Steps, rank_share
 from raygnn.sampling.sampler import Banned
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 JOINED = "\0joined"  # the features of edges side by side, among their arrays
+LISTED = "\0listed"  # likewise, which list of negatives each has
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,12 @@ class Edges:
         other.exchange = exchange
         return other
 
+    def listing(self, rows: np.ndarray) -> Edges:
+        """The same, with an array `LISTED`."""
+        other = copy.copy(self)
+        other._data = {**self._data, LISTED: rows}
+        return other
+
     def column(self, name: str) -> Any:
         """An array of the own edges, ``[own, …]``; `JOINED` as a tensor."""
         return self._data[name]
@@ -260,6 +267,7 @@ class EdgeSeeds:
             joins nodes of two types.
         target, relation: the arrays that hold what is to be predicted, and each edge's relation.
         negatives: draws nodes that take the place of ends.
+        listed: gives others, of edges with an array `LISTED`.
         time: the array that says when each edge is; its ends see what was before, and other nodes
             take their place at that time, some for each edge.
     """
@@ -274,6 +282,7 @@ class EdgeSeeds:
         target: str | None = None,
         relation: str | None = None,
         negatives: Negatives | None = None,
+        listed: ListedNegatives | None = None,
         time: str | None = None,
     ):
         self.etype = edges.etype
@@ -286,6 +295,7 @@ class EdgeSeeds:
         self._target = target
         self._relation = relation
         self._negatives = negatives
+        self._listed = listed
         self._time = time
 
     def ids(self, index: Ids) -> np.ndarray:
@@ -297,7 +307,8 @@ class EdgeSeeds:
         everyone = self._exclude is not None or (negatives is not None and negatives.in_batch)
         positions = self.ids(piece.chosen if everyone else piece.index)
         joined = JOINED if JOINED in self._edges else None
-        read = self._target, self._relation, joined, self._time, self._time and NUMBER
+        read = [self._target, self._relation, joined, self._time, self._time and NUMBER]
+        read += [None if self._listed is None else LISTED]
         names = [name for name in read if name is not None]
         ends, columns = self._edges.rows(positions, names)
         drawn: dict[str, np.ndarray] = {}
@@ -311,6 +322,9 @@ class EdgeSeeds:
         when = None if self._time is None else data[self._time].long().numpy()
         if negatives is not None and when is not None:
             drawn = negatives.draw_each(piece.epoch, piece.step, data[NUMBER].numpy())
+        if self._listed is not None:
+            listed = self._listed.nodes(data[LISTED].numpy(), ends)
+            drawn |= {f"{end}_neg": given for end, given in listed.items()}
         nodes, times, pairs, instead = _nodes(self.etype, ends, drawn, when)
         fields = {
             "y": torch.ones(len(piece.mine)) if self._target is None else data[self._target],
@@ -367,22 +381,26 @@ def _nodes(
     ids: dict[str, list[np.ndarray]] = {}
     times: dict[str, list[np.ndarray]] = {}
     for ntype, end, column in zip((etype[0], etype[2]), ENDS, ends):
-        others = drawn.get(end, nobody)
-        ids.setdefault(ntype, []).extend([column, others.ravel()])
+        ids.setdefault(ntype, []).append(column)
         if when is not None:
-            repeated = np.repeat(when, others.shape[1] if end in drawn else 0)
-            times.setdefault(ntype, []).extend([when, repeated])
+            times.setdefault(ntype, []).append(when)
+        for key in (end, f"{end}_neg"):
+            others = drawn.get(key, nobody)
+            ids[ntype].append(others.ravel())
+            if when is not None:
+                times[ntype].append(np.repeat(when, others.shape[1] if key in drawn else 0))
     nodes, until, local = {}, {}, []
     for ntype, pieces in ids.items():
         given = np.concatenate(times[ntype]) if times else None
         nodes[ntype], until[ntype], numbers = distinct(np.concatenate(pieces), given)
         local += np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1])
     instead: dict[str, np.ndarray] = {
-        end: numbers.reshape(drawn[end].shape)
-        for end, numbers in zip(ENDS, local[1::2])
-        if end in drawn
+        key: numbers.reshape(drawn[key].shape)
+        for start, end in enumerate(ENDS)
+        for key, numbers in zip((end, f"{end}_neg"), local[3 * start + 1 :])
+        if key in drawn
     }
-    return nodes, until if times else None, np.stack(local[::2]), instead
+    return nodes, until if times else None, np.stack(local[::3]), instead
 
 
 def distinct(
@@ -525,7 +543,8 @@ def _part(start: BatchStart, numbers: Mapping[str, np.ndarray]) -> Part:
     ends = dict(zip(ENDS, (places[start.etype[0]], places[start.etype[2]])))
     pairs = zip(ends.values(), fields["pairs"])
     fields["pairs"] = torch.stack([end[rows] for end, rows in pairs])
-    fields["instead"] = {end: ends[end][rows] for end, rows in fields["instead"].items()}
+    instead = fields["instead"].items()
+    fields["instead"] = {key: ends[key.removesuffix("_neg")][rows] for key, rows in instead}
     return Part(**fields)
 
 

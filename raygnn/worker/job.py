@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raygnn.checkpoint.weights import Weights
 from raygnn.config.schema import Config
 from raygnn.errors import DataError
-from raygnn.graph.data import EdgeSplit, EdgeTarget
+from raygnn.graph.data import EdgeSplit, EdgeTarget, NegativeLists
 from raygnn.runs.run_directory import lost
 from raygnn.worker.control import Control, Link
 
@@ -161,6 +161,8 @@ class Job:
         edges: see `Goal`, of the only task.
         goals: of several tasks, by name; empty where there is but one.
         task: name of the task that this job is about, of several; "" = of all, or the only one.
+        lists: name of each task on links that has some → use → what
+            `raygnn.graph.negative_lists.lists_of` gives; or where Ray has them.
         token: see `raygnn.runs.run_directory.RunDir`; "" = none is looked for.
         control: what the driver asks of the ranks, and they tell it.
         program: ``module:Class`` of what a rank runs: called with the job and the runtime, and
@@ -180,6 +182,7 @@ class Job:
     edges: EdgeTarget | None = None
     goals: Mapping[str, Goal] = field(default_factory=dict)
     task: str = ""
+    lists: Any = field(default_factory=dict)
     token: str = ""
     control: Control | Link = field(default_factory=Control)
     program: str = "raygnn.worker.rank:Rank"
@@ -202,6 +205,18 @@ class Job:
             task=name,
             global_batch=max(1, round(self.global_batch * tasks[name].batch_factor)),
         )
+
+    @property
+    def negatives(self) -> Mapping[str, NegativeLists]:
+        """The lists of this task."""
+        found: Mapping[str, NegativeLists] = self.lists.get(self.task, {})
+        return found
+
+    @property
+    def digests(self) -> str:
+        """Of all files of lists, "" where there are none: a run goes on with those that it had."""
+        lists = [one for by_use in self.lists.values() for one in by_use.values()]
+        return "".join(sorted({one.digest for one in lists}))
 
     @property
     def hidden(self) -> list[EdgeSplit]:

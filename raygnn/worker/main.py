@@ -143,6 +143,7 @@ def _run(job: Job, rank: int, size: int) -> None:
     blackbox.note("imports")
     gc.disable()  # imports make no garbage
     compat.import_torchmetrics()
+    import ray
     import ray.train.lightning
     import ray.train.torch
 
@@ -154,6 +155,8 @@ def _run(job: Job, rank: int, size: int) -> None:
     blackbox.note("partition")
     if job.partition is not None:
         _await_partition(job.partition, job.config)
+    if isinstance(job.lists, ray.ObjectRef):  # one copy in the memory of each node
+        job = replace(job, lists=ray.get(job.lists))
     runtime = Runtime(
         world=World(rank, size),
         device=ray.train.torch.get_device(),

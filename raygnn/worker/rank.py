@@ -128,7 +128,7 @@ class Rank(RankSetup):
             with storage_errors(self.directory):
                 files = rows.write(weights.rows_draft(self.directory))
         if self.ranks.first:
-            facts = {"data": maker.identity, **vocabulary.training_facts(job, plane.sizes)}
+            facts = {"data": plane.identity, **vocabulary.training_facts(job, plane.sizes)}
             self._retry(lambda: weights.save(self.directory, task.model, facts, files))
             if self.place is not None:
                 self._retry(partial(self.place.put_weights, self.directory))

@@ -121,8 +121,9 @@ def write_typed(root: Path) -> OgbGraph:
 
 
 def write_links(root: Path, name: str, *, legacy: bool = False) -> tuple[OgbGraph, list[Any]]:
-    """A link dataset, and the three dictionaries of its splits."""
-    random = np.random.default_rng(3)
+    """A link dataset, and the three dictionaries of its splits; those of validation and test have
+    edges that are not there, some of them perhaps."""
+    random, other = np.random.default_rng(3), np.random.default_rng(5)
     place = root / name.replace("-", "_")
     sizes, parts = (30, 10, 6), []
     if name == "ogbl-biokg":
@@ -137,7 +138,9 @@ def write_links(root: Path, name: str, *, legacy: bool = False) -> tuple[OgbGrap
         part: dict[str, Any]
         if name == "ogbl-collab":
             part = {"edge": np.stack([source, target], 1), "weight": np.ones(size, np.int64)}
-            part |= {"year": random.integers(2000, 2020, size), "edge_neg": np.zeros((4, 2))}
+            part |= {"year": random.integers(2000, 2020, size)}
+        elif name == "ogbl-ddi":
+            part = {"edge": np.stack([source, target], 1)}
         elif name == "ogbl-citation2":
             part = {"source_node": source, "target_node": target}
         elif name == "ogbl-biokg":
@@ -152,6 +155,8 @@ def write_links(root: Path, name: str, *, legacy: bool = False) -> tuple[OgbGrap
             }
         else:
             part = {"head": source, "relation": random.integers(0, 4, size), "tail": target}
+        if parts:
+            part |= _negatives(part, other)
         parts.append(part)
     for split, part in zip(SPLIT, parts, strict=True):
         file = place / "split" / "time" / f"{split}.pt"
@@ -159,6 +164,19 @@ def write_links(root: Path, name: str, *, legacy: bool = False) -> tuple[OgbGrap
         zipped = {"_use_new_zipfile_serialization": not legacy}
         torch.save(part, file, pickle_protocol=2 if legacy else 4, **zipped)
     return OgbGraph(format="ogb", path=root, name=name), parts
+
+
+def _negatives(part: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
+    """What ogb has beside edges to rank: of pairs more than its largest k, else 20 for each."""
+    if "edge" in part:
+        return {"edge_neg": random.integers(0, NODES, (150, 2))}
+    found = {}
+    for name in ("target_node",) if "source_node" in part else ("head", "tail"):
+        own = part[name]
+        below = [TYPED[each] for each in part.get(f"{name}_type", [])] or [NODES] * len(own)
+        others = [i + random.integers(1, num, 20) for i, num in zip(own, below)]
+        found[f"{name}_neg"] = np.stack(others) % np.array(below)[:, None]
+    return found
 
 
 def raw_text(file: Path, text: str) -> None:

@@ -42,7 +42,16 @@ from tests.checkpoint.test_saving import mounted
 from tests.driver.test_command import Command
 from tests.graphs import on_whole_graph
 from tests.ranks import run_ranks
-from tests.small_jobs import JobFactory, _data, edges_of, goals_of, job, runtime, train_on_ranks
+from tests.small_jobs import (
+    JobFactory,
+    _data,
+    edges_of,
+    goals_of,
+    job,
+    lists_of,
+    runtime,
+    train_on_ranks,
+)
 from tests.worker.test_graph_tasks import dataset, make
 
 SCHEMA = pa.schema([("id", pa.int64()), ("file", pa.int64())])
@@ -72,6 +81,7 @@ def ask(run: Run, config: Config, workers: int, *, split: str = "all", **more: A
         request=request,
         edges=edges_of(config, place),
         goals=goals_of(config, place),
+        lists=lists_of(config, place),
     )
     result, *others = run_ranks(workers, _predict, job)
     assert all(other == result for other in others)

@@ -13,11 +13,12 @@ import torch
 from raygnn.config.model import read_model
 from raygnn.graph.data import EdgeSplit, EdgeType, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.staging.shard import NUMBER
 from raygnn.models.decoders import make_decoder
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.seeds import Edges
 from raygnn.tasks import ranking
-from raygnn.tasks.ranking import Ranking, ranked_among_drawn
+from raygnn.tasks.ranking import Candidates, Ranking, ranked_among_drawn
 from tests.graphs import ITEM, USER, everyones, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
@@ -49,7 +50,16 @@ def rows_of(num: int, seed: int) -> torch.Tensor:
     return torch.randint(-4, 5, (num, WIDTH), generator=torch.Generator().manual_seed(seed)).float()
 
 
-def by_numpy(data: GraphData, etype: EdgeType, decoder: Any, split: str) -> dict[str, float]:
+def drawn(number: np.ndarray, end: str, num: int) -> np.ndarray:
+    """Five nodes for each edge, some twice, and some that make an edge."""
+    keys = (number[:, None] * 7 + np.arange(5) * 3 + len(end)) ** 2
+    return keys % 11 % num
+
+
+def by_numpy(
+    data: GraphData, etype: EdgeType, decoder: Any, split: str, among: bool | None = None
+) -> dict[str, float]:
+    """Over all nodes; or those of `drawn`, ``among``: without what is known, or with it."""
     edges = data.edges[etype]
     source = rows_of(data.nodes[etype[0]].num, 1)
     target = rows_of(data.nodes[etype[2]].num, 2 if etype[0] != etype[2] else 1)
@@ -62,20 +72,31 @@ def by_numpy(data: GraphData, etype: EdgeType, decoder: Any, split: str) -> dict
         with torch.no_grad():
             targets = decoder.against(source[s : s + 1], target, relation, "target")[0].numpy()
             sources = decoder.against(target[t : t + 1], source, relation, "source")[0].numpy()
+        both = {"target": range(len(target)), "source": range(len(source))}
+        if among is not None:
+            both = {e: drawn(np.array([i]), e, len(o))[0].tolist() for e, o in both.items()}
+        left = known if among is not False else {(s, r, t)}
         for scores, right, keep in (
-            (targets, t, [o for o in range(len(target)) if (s, r, o) not in known]),
-            (sources, s, [o for o in range(len(source)) if (o, r, t) not in known]),
+            (targets, t, [o for o in both["target"] if (s, r, o) not in left]),
+            (sources, s, [o for o in both["source"] if (o, r, t) not in left]),
         ):
             best = 1 + (scores[keep] > scores[right]).sum()
             worst = best + (scores[keep] == scores[right]).sum()
             ranks.append((best + worst) / 2)
     every = np.array(ranks)
-    hits = {f"hits@{n}": float((every <= n).mean()) for n in (1, 3, 10)}
+    hits = {f"hits@{n}": float((every <= n).mean()) for n in (1, 3, 10, 20, 50, 100)}
     return {"mrr": float((1 / every).mean()), **hits}
 
 
 def ranked(
-    exchange: Exchange, meta: PartitionMeta, etype: EdgeType, kind: str, related: bool, spoil: bool
+    exchange: Exchange,
+    meta: PartitionMeta,
+    etype: EdgeType,
+    kind: str,
+    related: bool,
+    spoil: bool,
+    among: bool | None = None,
+    pairs: Any = None,
 ) -> dict[str, float]:
     relation = "relation" if related else None
     arrays = ["relation"] if related else []
@@ -100,8 +121,21 @@ def ranked(
         decoder.relation.data[1] = math.nan
     bounds = {"source": shard.bounds[etype[0]], "target": shard.bounds[etype[2]]}
     ranker = Ranking(edges, bounds, relation, RELATIONS if related else 1)
-    own = edges.chosen(2)
-    return ranker.metrics(decoder, own, sources, rows, torch.device("cpu"))
+    own, candidates = edges.chosen(2), None
+    globals_of = {
+        end: np.argsort(everyones(exchange, shard.original[ntype]))
+        for end, ntype in zip(("source", "target"), (etype[0], etype[2]))
+    }
+    if pairs is not None:
+        pairs = np.stack([ids[some] for ids, some in zip(globals_of.values(), pairs)])
+        return ranker.metrics_among(decoder, own, pairs, rows, torch.device("cpu"))
+    if among is not None:
+
+        def nodes(number: np.ndarray, _: np.ndarray) -> dict[str, np.ndarray]:
+            return {end: ids[drawn(number, end, len(ids))] for end, ids in globals_of.items()}
+
+        candidates = Candidates(edges.column(NUMBER)[own].astype(np.int64), nodes, 5, among)
+    return ranker.metrics(decoder, own, sources, rows, torch.device("cpu"), candidates)
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -122,6 +156,54 @@ def test_ranks_equal_those_of_numpy(
             assert found == pytest.approx(wanted, abs=1e-12)
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_ranks_among_some_nodes_equal_those_of_numpy(
+    filtered: bool, typed: bool, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last digit, on any ranks."""
+    monkeypatch.setattr(ranking, "_SCORES", at_once * 70)
+    monkeypatch.setattr(ranking, "_PAIRS", 3 if at_once == 1 else 1 << 16)
+    data, etype = graph(typed, True)
+    every = by_numpy(data, etype, decoder_of("distmult"), "test")
+    wanted = by_numpy(data, etype, decoder_of("distmult"), "test", filtered)
+    assert every["mrr"] < wanted["mrr"] < 1
+    for workers, parts in ((1, 1), (2, 2), (3, 2)):
+        meta = partitioned(data, tmp_path, parts)
+        for found in run_ranks(workers, ranked, meta, etype, "distmult", True, False, filtered):
+            assert found == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [15, 400])
+@pytest.mark.parametrize("typed", [False, True])
+def test_hits_above_a_list_are_those_of_ogb(count: int, typed: bool, tmp_path: Path) -> None:
+    """Equal scores are none; a list that is shorter than k makes all hits."""
+    data, etype = graph(typed, False)
+    edges, decoder, rng = data.edges[etype], decoder_of("dot"), np.random.default_rng(1)
+    source = rows_of(data.nodes[etype[0]].num, 1)
+    target = rows_of(data.nodes[etype[2]].num, 2 if typed else 1)
+    pairs = np.stack([rng.integers(0, len(rows), count) for rows in (source, target)])
+    test = edges.data["test_mask"]
+    positive = decoder(source[edges.src[test]], target[edges.dst[test]], None).flatten()
+    negative = decoder(source[pairs[0]], target[pairs[1]], None).flatten()
+    assert torch.isin(positive, negative).any()
+    wanted = {}
+    for k in (1, 3, 10, 20, 50, 100):
+        if len(negative) < k:
+            wanted[f"hits@{k}"] = 1.0
+        else:
+            kth = torch.topk(negative, k)[0][-1]
+            wanted[f"hits@{k}"] = float(torch.sum(positive > kth)) / len(positive)
+    above, reached = ((negative[:, None] > positive).sum(0), (negative[:, None] >= positive).sum(0))
+    mrr = float((1 / (1 + (above + reached).double() / 2)).mean())
+    for workers, parts in ((1, 1), (2, 2), (3, 2)):
+        meta = partitioned(data, tmp_path, parts)
+        for found in run_ranks(workers, ranked, meta, etype, "dot", False, False, None, pairs):
+            assert found.pop("mrr") == pytest.approx(mrr, abs=1e-12)
+            assert found == wanted
+
+
 def test_rows_that_are_not_finite(tmp_path: Path) -> None:
     data, etype = graph(False, False)
     for found in run_ranks(2, ranked, partitioned(data, tmp_path, 2), etype, "dot", False, True):
@@ -132,8 +214,9 @@ def test_scores_that_are_not_numbers_are_not_the_best(tmp_path: Path) -> None:
     """Nothing is above them: a decoder that diverged would have ranked first."""
     data, etype = graph(False, True)
     meta = partitioned(data, tmp_path, 2)
-    for found in run_ranks(2, ranked, meta, etype, "distmult", True, True):
-        assert all(math.isnan(value) for value in found.values())
+    for among in (None, True):
+        for found in run_ranks(2, ranked, meta, etype, "distmult", True, True, among):
+            assert all(math.isnan(value) for value in found.values())
 
 
 def among_drawn(

@@ -5,8 +5,8 @@ needed, and so the package is not either; nodes, edges and their order are those
 Large ones, such as ogbn-papers100M, have NumPy archives in place of tables.
 
 Its link datasets keep the edges of validation and test apart from the graph, in files of
-``torch.save``. Here they are edges as well, with masks. The sampled negatives that come with them
-are not read.
+``torch.save``. Here they are edges as well, with masks. What `negatives` reads is what they are to
+be ranked among.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from raygnn.graph.data import (
     EdgeFrame,
     EdgeType,
     GraphData,
+    NegativeLists,
     NodeFrame,
     etype_str,
 )
@@ -412,9 +413,7 @@ def _link_edges(
 def _links(saved: SavedArrays, num: int) -> Arrays:
     """Edges between nodes of one type, from any of the three ways in which they are written."""
     if "edge" in saved:
-        pairs = saved.integers("edge", num)
-        if pairs.ndim != 2 or pairs.shape[1] != 2:
-            raise saved.error("edge", f"its shape is {pairs.shape}, not that of pairs")
+        pairs = _pairs(saved, "edge", num)
         arrays = {"src": pairs[:, 0], "dst": pairs[:, 1]}
     elif "source_node" in saved:
         source, target = (saved.integers(key, num) for key in ("source_node", "target_node"))
@@ -427,6 +426,63 @@ def _links(saved: SavedArrays, num: int) -> Arrays:
         if name in saved:
             arrays[name] = saved.numbers(name).reshape(-1)
     return _same_length(saved, arrays)
+
+
+def negatives(
+    graph: OgbGraph, etype: EdgeType, counts: tuple[int, int]
+) -> dict[str, NegativeLists]:
+    """What edges of validation and test, ``val`` and ``test``, are ranked among: ``edge_neg`` for
+    all of them, or what takes the place of each one's target or head and tail.
+
+    Args:
+        counts: source and target nodes of the edge type.
+
+    Raises:
+        DataError: there are none, or they are damaged.
+    """
+    place, number = _place(graph), None
+    if (place / "raw" / "triplet-type-list.csv.gz").exists():
+        number = _relation_number(place / "raw" / "relations" / "___".join(etype))
+    files = [_split_directory(graph, place) / f"{name}.pt" for name in _SPLITS[1:]]
+    return {
+        split: _negatives(SavedArrays(file), counts, number)
+        for split, file in zip(("val", "test"), files)
+    }
+
+
+def _negatives(saved: SavedArrays, counts: tuple[int, int], number: int | None) -> NegativeLists:
+    """``number``: of the relation that is asked for, where relations are edge types."""
+    if "edge" in saved:
+        ends, pairs = (_pairs(saved, key, counts[0]).T for key in ("edge", "edge_neg"))
+        rows = np.arange(pairs.shape[1])
+        return NegativeLists(str(saved.path), ends, None, {}, pairs, rows)
+    names = ("source_node", "target_node") if "source_node" in saved else ("head", "tail")
+    relation = saved.integers("relation", triples.MAX_RELATIONS) if "relation" in saved else None
+    ends = np.stack([saved.integers(name) for name in names])
+    rows = np.arange(ends.shape[1]) if number is None else np.flatnonzero(relation == number)
+    others = {}
+    for end, name, count in zip(("source", "target"), names, counts):
+        if (key := f"{name}_neg") not in saved and name != names[1]:
+            continue
+        nodes = saved.integers(key)
+        if nodes.ndim != 2 or len(nodes) != ends.shape[1]:
+            raise saved.error(
+                key, f"its shape is {nodes.shape}, and there are {ends.shape[1]} edges"
+            )
+        others[end] = nodes = nodes[rows]
+        if (bad := ((nodes < 0) | (nodes >= count)).any(1)).any():
+            row = int(np.argmax(bad))
+            message = f"it holds {nodes[row].tolist()[:20]}; ids run from 0 to {count - 1}"
+            raise saved.error(key, message, int(rows[row]))
+    relation = None if number is not None else relation
+    return NegativeLists(str(saved.path), ends[:, rows], relation, others, None, rows)
+
+
+def _pairs(saved: SavedArrays, key: str, num: int) -> Array:
+    pairs = saved.integers(key, num)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise saved.error(key, f"its shape is {pairs.shape}, not that of pairs")
+    return pairs
 
 
 def _typed_links(

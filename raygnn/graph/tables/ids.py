@@ -32,11 +32,16 @@ class Ids:
     """Ids of the nodes of one type.
 
     Text of CSV is taken for whole numbers where all of it is such.
+
+    Args:
+        values: int64 or large_string, where nodes have theirs already.
+        remedy: for an id that no node has.
     """
 
-    def __init__(self, ntype: str):
+    def __init__(self, ntype: str, values: pa.Array | None = None, remedy: str = ""):
         self.ntype = ntype
-        self.values: pa.Array = pa.array([], pa.int64())
+        self.values: pa.Array = pa.array([], pa.int64()) if values is None else values
+        self._remedy = remedy
         self._chunks: list[pa.Array] = []
 
     def __len__(self) -> int:
@@ -93,7 +98,8 @@ class Ids:
             row = first(unknown)
             remedy = f"add it to the nodes of {self.ntype}, or set missing to drop"
             remedy += ", or to add with partition.engine: local"
-            raise chunk.error(row, column, f"{shown(ends[row])} is no {self.ntype}", remedy)
+            message = f"{shown(ends[row])} is no {self.ntype}"
+            raise chunk.error(row, column, message, self._remedy or remedy)
         return to_numpy(pc.fill_null(numbers, 0)).astype(np.int64), to_numpy(unknown)
 
     def learn(self, chunk: Chunk, columns: Sequence[str]) -> None:
@@ -133,6 +139,18 @@ class Ids:
             message = f"{shown(ends[row])} is text, and the ids of {self.ntype} are whole numbers"
             raise chunk.error(row, column, message, _ALIKE)
         return pc.cast(ends, pa.int64())
+
+
+class Numbers(Ids):
+    """Nodes, or relations, that are called by their numbers, from 0 to ``count`` - 1."""
+
+    def __init__(self, ntype: str, count: int, remedy: str):
+        super().__init__(ntype, pa.array([0]), remedy)
+        self._count = count
+
+    def _find(self, ends: pa.Array) -> pa.Array:
+        there = pc.and_(pc.greater_equal(ends, 0), pc.less(ends, self._count))
+        return pc.if_else(there, ends, pa.scalar(None, pa.int64()))
 
 
 def _integers(chunk: Chunk, column: str, array: pa.Array) -> pa.Array:

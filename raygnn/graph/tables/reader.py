@@ -215,7 +215,7 @@ class Reader:
 
     def _text(self, file: AnyPath) -> Iterator[pa.RecordBatch]:
         separator = self._separator(file)
-        names = self._header or self._names(file)
+        names = self._header or self.names(file)
         self._check_columns(file, list(names))
         # to Arrow, what follows a quote that nobody closes is a value of the last column
         last = list(names)[-1]
@@ -263,8 +263,12 @@ class Reader:
         text = io.StringIO(start.decode("utf-8-sig", "replace"), newline="")
         return csv.reader(text, delimiter=self._separator(file)), len(start)
 
-    def _names(self, file: AnyPath) -> list[str]:
+    def names(self, file: AnyPath) -> list[str]:
         """The names of the columns. Raises DataError where there is no line with them."""
+        check_file(file)
+        if not _is_text(file):
+            with _reported(file), pq.ParquetFile(_seekable(file)) as opened:
+                return list(opened.schema_arrow.names)
         try:
             names = next((row for row in self._start(file)[0] if row), [])
         except (csv.Error, *UNPACKING_ERRORS) as error:
@@ -366,7 +370,7 @@ class Reader:
             row_bytes = sum(groups) // max(facts.num_rows, 1) + 1
             rows = min(ROWS, max(_BYTES // row_bytes, 1 << 10))
             for batch in opened.iter_batches(batch_size=rows, columns=self.columns):
-                columns = {name: _widened(batch[name]) for name in self.columns}
+                columns = {name: widened(batch[name]) for name in self.columns}
                 for name, array in columns.items():
                     if len(array) != batch.num_rows:
                         raise DataError(f"column {name!r} is cut short", where=str(file))
@@ -385,11 +389,11 @@ class Reader:
                 raise DataError(message, where=str(file), remedy="rename one of them")
 
 
-def _widened(array: pa.Array) -> pa.Array:
+def widened(array: pa.Array) -> pa.Array:
     """Integers as int64, text as large_string, dictionaries as what they stand for."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _widened(pc.cast(array, kind.value_type))
+        return widened(pc.cast(array, kind.value_type))
     if pa.types.is_integer(kind) and kind != pa.uint64():
         return pc.cast(array, pa.int64())
     if pa.types.is_string(kind):

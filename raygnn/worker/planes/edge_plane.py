@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raygnn.config.task import DISTANCES, EdgeTaskConfig, LinkPrediction, NegativesConfig
-from raygnn.graph.data import EdgeTarget, EdgeType, etype_str
+from raygnn.graph.data import TRAINING, EdgeTarget, EdgeType, etype_str
 from raygnn.graph.staging.shard import NUMBER, SPLIT, EdgeReads
 from raygnn.models.decoders import Decoder, make_decoder
 from raygnn.models.heads import EdgeHead, EdgeModel
 from raygnn.models.registry import build_edge_model
 from raygnn.sampling.exchange import ask_owners
 from raygnn.sampling.loader import BatchMaker
-from raygnn.sampling.negatives import ENDS, End, Negatives, make_negatives
+from raygnn.sampling.negatives import (
+    ENDS,
+    End,
+    ListedNegatives,
+    Negatives,
+    find_lists,
+    make_negatives,
+)
 from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order, known
 from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import Task
 from raygnn.tasks.losses import make_link_loss, make_loss
 from raygnn.tasks.metrics import measure
-from raygnn.tasks.ranking import Ranking
+from raygnn.tasks.ranking import Candidates, Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
 from raygnn.worker.planes.plane import PRECISIONS, build, make_task, map_shard
@@ -173,47 +180,68 @@ class EdgePlane(PartitionPlane):
         assert isinstance(config, EdgeTaskConfig)
         own = self._chosen("train")
         ends: dict[End, np.ndarray] = {"source": edges.src[own], "target": edges.dst[own]}
-        negatives = None
-        if isinstance(config, LinkPrediction):
+        negatives, listed = None, self._listed.get(TRAINING)
+        if isinstance(config, LinkPrediction) and config.negatives.kind != "none":
             seed = self.config.train.seed
             number = None if self.time is None else config.negatives.each
             negatives = make_negatives(
                 config.negatives, self.shard, self.control, self._ntypes, seed, ends, number
             )
+        elif listed is not None and self.control.max(int((listed.rows[own] < 0).any())):
+            remedy = "list some for each, or let negatives.kind draw others"
+            raise listed.lists.error("an edge to train on has no list", remedy)
         positions = in_order(edges, own)
-        seeds = self._seeds(edges.over(self.ranks.data), positions, negatives)
+        seeds = self._seeds(edges.over(self.ranks.data), positions, negatives, listed)
         return self.assigned(seeds), self._ends(own), 2 * self.batch_share
 
     @cached_property
     def _timed(self) -> TimedEdges:
         """What runs the model over edges at their times."""
-        config, edges = self.config, self.edges
+        seeds = partial(self._seeds, self.edges)
+        return TimedEdges(self.config, self.edges, self.inference, self.ranks.device, seeds)
 
-        def drawn(kind: NegativesConfig, seed: int, number: int) -> Negatives:
-            return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
+    @cached_property
+    def _listed(self) -> dict[str, ListedNegatives]:
+        """What `Job.negatives` has, of this rank's edges. Collective.
 
-        return TimedEdges(
-            config,
-            edges,
-            self.inference,
-            self.ranks.device,
-            lambda positions, negatives: self._seeds(edges, positions, negatives),
-            drawn,
-        )
+        Raises:
+            DataError: it does not fit the edges, or has some of them.
+        """
+        edges, relation = self.edges, self.target.relation
+        kinds = None if relation is None else edges.column(relation).astype(np.int64)
+        found: dict[int, ListedNegatives] = {}
+        for name, lists in self.job.negatives.items():
+            if lists.pairs is not None and (name == TRAINING or self.time or relation):
+                message = "it has no lists for each edge, as training, times and relations need"
+                remedy = "give source_neg or target_neg of each edge"
+                raise lists.error(message, remedy)
+            if id(lists) not in found:
+                listed = find_lists(lists, self.shard, self.control, self._ntypes, edges, kinds)
+                if lists.digest and self.time is None:  # at other times there may be such edges
+                    self._ranking.check_absent(listed)
+                found[id(lists)] = listed
+        return {name: found[id(lists)] for name, lists in self.job.negatives.items()}
 
-    def _seeds(self, edges: Edges, positions: np.ndarray, negatives: Negatives | None) -> EdgeSeeds:
+    def _seeds(
+        self,
+        edges: Edges,
+        positions: np.ndarray,
+        negatives: Negatives | None = None,
+        listed: ListedNegatives | None = None,
+    ) -> EdgeSeeds:
         config = self.config.task
         assert isinstance(config, EdgeTaskConfig)
         # what is before an edge is neither it nor its reverse
         exclude = None if config.exclude == "none" or self.config.ordered else config.exclude
         return EdgeSeeds(
-            edges,
+            edges if listed is None else edges.listing(listed.rows),
             positions,
             exclude=exclude,
             reverse=self.target.split.reverse,
             target=None if config.of_links or config.target not in edges else config.target,
             relation=self.target.relation,
             negatives=negatives,
+            listed=listed,
             time=self.time,
         )
 
@@ -221,23 +249,61 @@ class EdgePlane(PartitionPlane):
         """See `Plane`."""
         model, own = task.model, self._chosen(split)
         assert isinstance(model, EdgeModel)
+        listed, lists = self._listed.get(split), own
+        if listed is not None:
+            own, lists = listed.asked(own)
+            if not self.control.max(len(own)):
+                message = f"no edge of the split {split!r} is in it"
+                raise listed.lists.error(message, "list those that are to be ranked")
+        elif (others := self.job.negatives.get("test")) is not None:
+            message = f"the dataset has no candidates for the split {split!r}"
+            raise others.error(message, "choose val or test, or name others with ranking.file")
         if self.time is not None:
-            links = self.config.task.of_links
-            labels = None if links else self.labels[torch.from_numpy(own)]
-            return self._timed.metrics(model, own, labels)
+            if self.config.task.of_links:
+                return self._timed.metrics(model, own, listed or self._evaluation)
+            return self._timed.metrics(model, own, self.labels[torch.from_numpy(own)])
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
         if self.config.task.of_links:
             decoder = copy.deepcopy(model.decoder).float().eval()
+            owned = {str(end): rows[t].of(nodes[t]) for end, t in self._ntypes.items()}
+            if listed is not None and listed.lists.pairs is not None:
+                given = decoder, own, listed.global_ids(), owned, self.ranks.device
+                return self._ranking.metrics_among(*given)
             return self._ranking.metrics(
                 decoder,
                 own,
                 lambda some: self._sources(rows, some),
-                {end: rows[t].of(nodes[t]) for end, t in self._ntypes.items()},
+                owned,
                 self.ranks.device,
+                self._candidates(own, listed, lists),
             )
         outputs = self._outputs(model, rows, own)
         return measure(outputs, self.labels[torch.from_numpy(own)], self.config.task, self.control)
+
+    @cached_property
+    def _evaluation(self) -> Negatives | None:
+        """What draws nodes that each edge is ranked among, the same in each evaluation; None = all
+        nodes are. Collective."""
+        task, seed = self.config.task, self.config.train.seed
+        assert isinstance(task, LinkPrediction)
+        number, kind = task.ranking.candidates, NegativesConfig()
+        if self.time is not None:
+            number, kind = number or 1, NegativesConfig(ends=task.negatives.ends)
+        if not isinstance(number, int):
+            return None
+        return make_negatives(kind, self.shard, self.control, self._ntypes, seed, {}, number)
+
+    def _candidates(
+        self, own: np.ndarray, listed: ListedNegatives | None, rows: np.ndarray
+    ) -> Candidates | None:
+        """Among which own edges are ranked; ``rows``: their lists. None = all nodes."""
+        if listed is not None:
+            return Candidates(rows, listed.nodes, listed.width, False)
+        if (draw := self._evaluation) is None:
+            return None
+        numbers = self.edges.column(NUMBER)[own].astype(np.int64)
+        return Candidates(numbers, lambda of, _: draw.draw_each(0, 0, of), draw.number, True)
 
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Node type → global ids of the nodes whose rows an evaluation reads: of links all owned

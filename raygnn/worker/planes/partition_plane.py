@@ -338,7 +338,7 @@ class PartitionPlane:
             combine="weighted" if how == "gcn" else how,
             counted=world.size > 1 and any(isinstance(m, BatchNorm) for m in model.modules()),
             note=blackbox.note,
-            identity=self.identity,
+            identity=self.identity + self.job.digests,
         )
 
     def _scores(

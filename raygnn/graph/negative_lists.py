@@ -1,0 +1,198 @@
+"""Edges that are not there, as files list them: nodes in place of the ends of each edge, or pairs
+of nodes, the same for all edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raygnn.config.graph import OgbGraph
+from raygnn.config.schema import Config
+from raygnn.config.task import LinkPrediction
+from raygnn.errors import DataError
+from raygnn.graph.arrays import index_type
+from raygnn.graph.data import (
+    SPLITS,
+    TRAINING,
+    EdgeTarget,
+    EdgeType,
+    GraphData,
+    NegativeLists,
+    etype_str,
+)
+from raygnn.graph.sources.input_files import check_fits_memory, sha256
+from raygnn.graph.sources.npz_members import members
+from raygnn.graph.tables.columns import first, refuse_nulls, to_numpy
+from raygnn.graph.tables.ids import Ids, Numbers
+from raygnn.graph.tables.reader import Chunk, Reader, resolve, widened
+
+if TYPE_CHECKING:
+    from raygnn.graph.partition.layout import PartitionMeta
+
+_ENDS = ("source", "target")
+_LISTS = {f"{end}_neg": end for end in _ENDS}
+_REMEDY = "give source and target of each edge, and source_neg or target_neg: see docs/models.md"
+_IDS = "name nodes and relations that the graph has, as it calls them"
+_MOST_RELATIONS = 1 << 20
+
+
+def lists_of(
+    config: Config, target: EdgeTarget, counts: tuple[int, int], held: GraphData | PartitionMeta
+) -> dict[str, NegativeLists]:
+    """What a task's files list: `TRAINING`, and each split whose edges are ranked among some.
+
+    Args:
+        counts: source and target nodes.
+        held: what says how nodes and relations are called.
+
+    Raises:
+        DataError: see `read_lists` and `raygnn.graph.sources.ogb.negatives`.
+    """
+    from raygnn.graph.partition.read import read_ids
+    from raygnn.graph.sources import ogb
+
+    task, etype, found = config.task, target.etype, dict[str, NegativeLists]()
+    if not isinstance(task, LinkPrediction):
+        return found
+    if task.ranking.candidates == "ogb":
+        assert isinstance(config.graph, OgbGraph)
+        found = ogb.negatives(config.graph, etype, counts)
+    for uses, file in (
+        (SPLITS, task.ranking.file),
+        ((TRAINING,), task.negatives.file if config.trains else None),
+    ):
+        if file is not None:
+            ends = etype[0], etype[2]
+            ids = {
+                t: held.ids.get(t) if isinstance(held, GraphData) else read_ids(held, t)
+                for t in ends
+            }
+            words = held.names.get(f"{etype_str(etype)}/{target.relation}", [])
+            lists = read_lists(file, etype, counts, ids, words if target.relation else None)
+            found |= dict.fromkeys(uses, lists)
+    return found
+
+
+def read_lists(
+    file: Path,
+    etype: EdgeType,
+    counts: tuple[int, int],
+    ids: Mapping[str, Any],
+    relations: Sequence[Any] | None,
+) -> NegativeLists:
+    """The lists in an .npz, a Parquet or a CSV file.
+
+    Arrays or columns ``source``, ``target`` and, where edges have one, ``relation``; and
+    ``source_neg`` or ``target_neg`` or both, of which a row has a node or a list of some. Rows of
+    one edge are one list. Without either, the rows are ``pairs``.
+
+    Args:
+        ids: node type → pyarrow array, what the user calls the nodes; None = their numbers.
+        relations: what they are called, empty = their numbers; None = edges have none.
+
+    Raises:
+        DataError: the file is missing or damaged, lacks a column, or holds what is no node, or a
+            list with the edge itself; it is named with the row.
+    """
+    known = {
+        end: _ids(ntype, ids.get(ntype), count)
+        for end, ntype, count in zip(_ENDS, etype[::2], counts)
+    }
+    if relations is not None:
+        words = widened(pa.array(relations)) if relations else None
+        known["relation"] = _ids("relation", words, _MOST_RELATIONS)
+    keys = list(known)
+    known |= {name: known[end] for name, end in _LISTS.items()}
+    found: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in keys}
+    places: dict[str, list[np.ndarray]] = {}
+    for chunk in _chunks(file, keys):
+        for name in chunk.columns:
+            flat = _flat(chunk, name) if name in _LISTS else chunk
+            if isinstance(flat, _Flat):
+                places.setdefault(name, []).append(flat.rows + chunk.first)
+            if flat.num:
+                found.setdefault(name, []).append(known[name].numbers(flat, name, "refuse")[0])
+    columns = {name: np.concatenate(parts) for name, parts in found.items()}
+    rows, digest = np.stack([columns[name] for name in keys], axis=1), sha256(file)
+    if not len(rows):
+        raise DataError("it has no rows", where=str(file), remedy=_REMEDY)
+    if not places:
+        pairs = np.ascontiguousarray(rows[:, :2].T)
+        return NegativeLists(str(file), None, None, {}, pairs, np.arange(len(rows)), digest)
+    edges, firsts, number = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    ends, others = np.ascontiguousarray(edges[:, :2].T), dict[str, np.ndarray]()
+    relation = edges[:, 2] if relations is not None else None
+    lists = NegativeLists(str(file), ends, relation, others, None, firsts, digest)
+    for name, parts in places.items():
+        at, nodes = number.reshape(-1)[np.concatenate(parts)], columns.get(name, rows[:0, 0])
+        own = ends[_ENDS.index(_LISTS[name])]
+        if (same := nodes == own[at]).any():
+            row = int(at[first(same)])
+            raise lists.error(f"{name} has the edge itself", "leave it out", row)
+        others[_LISTS[name]] = _padded(own, at, nodes, str(file))
+    return lists
+
+
+def _ids(kind: str, names: Any, count: int) -> Ids:
+    return Numbers(kind, count, _IDS) if names is None else Ids(kind, names, _IDS)
+
+
+def _padded(own: np.ndarray, at: np.ndarray, nodes: np.ndarray, where: str) -> np.ndarray:
+    """``[P, K]``: the nodes ``at`` each of P places, and behind them ``own``."""
+    counts = np.bincount(at, minlength=len(own))
+    width, dtype = int(counts.max()), index_type(int(max(own.max(), nodes.max(initial=0))))
+    check_fits_memory(len(own) * width * dtype().itemsize, f"{len(own)} lists of {width}", where)
+    table = np.repeat(own.astype(dtype)[:, None], width, axis=1)
+    table[np.arange(width) < counts[:, None]] = nodes[np.argsort(at, kind="stable")]
+    return table
+
+
+@dataclass(frozen=True)
+class _Flat(Chunk):
+    """What is in the lists of a column, one after the other, and the rows that they are in."""
+
+    rows: np.ndarray
+
+    def error(self, row: int, column: str, message: str, remedy: str) -> DataError:
+        return super().error(int(self.rows[row]), column, message, remedy)
+
+
+def _flat(chunk: Chunk, name: str) -> _Flat:
+    values = refuse_nulls(chunk, name, "give each edge a list, which may be empty")
+    lengths = np.ones(len(values), np.int64)
+    if hasattr(values.type, "value_type"):
+        lengths, values = to_numpy(pc.list_value_length(values)), widened(values.flatten())
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return _Flat(chunk.reader, {name: values}, chunk.first, chunk.csv, rows)
+
+
+def _chunks(file: Path, keys: list[str]) -> Iterator[Chunk]:
+    """The columns of these names, and those of lists that there are."""
+    if file.suffix != ".npz":
+        files = resolve(file.parent, [file.name])
+        there = Reader(files, []).names(files[0])
+        yield from Reader(files, [*keys, *(n for n in _LISTS if n in there)]).chunks()
+        return
+    columns: dict[str, pa.Array] = {}
+    for name, member in members(file, keys, _REMEDY, tuple(_LISTS)).items():
+        array = member.read()
+        if (
+            array.ndim not in (1, 2)
+            or not array.size
+            or len(array) != len(next(iter(columns.values()), array))
+        ):
+            raise DataError(f"its shape is {array.shape}", where=member.origin, remedy=_REMEDY)
+        flat = pa.array(array.reshape(-1))
+        lists = array.ndim == 2
+        columns[name] = (
+            pa.FixedSizeListArray.from_arrays(flat, array.shape[1]) if lists else widened(flat)
+        )
+    reader = Reader([file], keys)
+    reader.starts.append(0)
+    yield Chunk(reader, columns, 0, False)
