@@ -339,8 +339,6 @@ def test_the_commands_read_them(tmp_path: Path) -> None:
     drawn = raygnn.evaluate(run, overrides=["task.ranking.candidates=7"], display=False)
     assert drawn["test/hits@10"] == 1
     assert drawn != tested
-    again = raygnn.evaluate(run, overrides=["task.ranking.candidates=ogb"], display=False)
-    assert again == tested
     with pytest.raises(DataError, match=r"hard\.csv"):
         raygnn.check(config.model_copy(update={"name": "again"}), display=False)
 
