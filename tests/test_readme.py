@@ -19,6 +19,7 @@ from raygnn.cli import parser
 from raygnn.config.graph import FORMATS
 from raygnn.config.load import load_config
 from raygnn.graph.sources import load_graph
+from raygnn.graph.tables.description import read_description
 from tests.pages import CHECKOUT, PAGES, blocks, commands_of
 
 README = (CHECKOUT / "README.md").read_text()
@@ -152,6 +153,8 @@ def test_tables_of_the_page(tmp_path: Path) -> None:
     assert data.nodes["user"].data["label"].tolist() == [0, 1, 1, -1]
     assert data.nodes["item"].data["feat"].tolist() == [[9.5], [0.0]]
     assert data.edges["item", "bought_by", "user"].dst.tolist() == [0, 1, 2, 3]
+    (columns,) = read_description(tmp_path / "company.yaml").nodes["customer"].features.values()
+    assert [column.is_plain for column in columns] == [True, *[False] * 7]
 
 
 def test_links_to_files_exist() -> None:

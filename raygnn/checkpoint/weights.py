@@ -44,6 +44,7 @@ class About(BaseModel):
             what it predicts for, as far as there are such.
         sizes: see `raygnn.worker.job.Sizes`.
         words: see `raygnn.worker.planes.vocabulary`.
+        transforms: see `raygnn.graph.data.GraphData`.
         like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
             many graphs, too.
     """
@@ -55,6 +56,7 @@ class About(BaseModel):
     goals: dict[str, Goal] | None = None
     sizes: dict[str, int] | None = None
     words: dict[str, list[Any]] | None = None
+    transforms: dict[str, Any] | None = None
     like: dict[str, Any] | None = None
 
 
@@ -92,7 +94,7 @@ def save(
 
     Args:
         directory: the run's ``checkpoints``.
-        facts: ``data``, ``goals``, ``sizes``, ``words`` and ``like``: see `About`.
+        facts: ``data``, ``goals``, ``sizes``, ``words``, ``transforms`` and ``like``: see `About`.
         rows: learned rows, which all ranks have written to `rows_draft`.
 
     Raises:

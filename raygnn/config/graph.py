@@ -78,9 +78,10 @@ class TablesGraph(ReversibleGraph):
     path: InputPath = Field(description="The YAML that describes the tables: see docs/data.md.")
     vocabulary: InputPath | None = Field(
         None,
-        description="A file with the words of other tables, whose numbers are taken over: a run's "
-        "checkpoints/selected.json, or a partition's raygnn.json; null = words are numbered in "
-        "sorted order. predict --new-data sets it.",
+        description="A file with the words of other tables, whose numbers are taken over, and the "
+        "state of what was done to their features: a run's checkpoints/selected.json, or a "
+        "partition's raygnn.json; null = words are numbered in sorted order, and transforms are "
+        "fitted to the rows for training. predict --new-data sets it.",
     )
 
 

@@ -66,6 +66,8 @@ class GraphData:
             ``[num]``; of types without one, the numbers are all there is.
         names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
         reverses: edge type → the one that holds its edges the other way round, in the same order.
+        transforms: ``"<type>/<array>"`` → what was done to its columns, and what the rows for
+            training say for that: see `raygnn.graph.tables.frames.settle`.
     """
 
     name: str
@@ -75,6 +77,7 @@ class GraphData:
     ids: dict[str, Any] = field(default_factory=dict)
     names: dict[str, list[Any]] = field(default_factory=dict)
     reverses: dict[EdgeType, EdgeType] = field(default_factory=dict)
+    transforms: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:

@@ -126,10 +126,11 @@ def config_for_others(run: Run, trained: Weights, overrides: Sequence[str]) -> C
 
 
 def _with_words(config: Config, trained: Weights) -> Config:
-    """The configuration with the words of the training: tables number theirs as it did.
+    """The configuration with the words of the training: tables number theirs as it did, and
+    transform features by its figures.
 
     Raises:
-        DataError: a partition that is there numbers them in another way.
+        DataError: a partition that is there does so in another way.
     """
     if isinstance(config.graph, TablesGraph):
         graph = config.graph.model_copy(update={"vocabulary": trained.about})
@@ -139,6 +140,7 @@ def _with_words(config: Config, trained: Weights) -> Config:
         assert config.partition.path is not None
         meta = read_meta(any_path(config.partition.path))
         vocabulary.check(trained.words, meta.names)
+        vocabulary.check_transforms(trained.transforms or {}, meta)
     return config
 
 
@@ -177,6 +179,8 @@ def _check_scaling(run: Run, config: Config) -> None:
     remedy = f"set graph.normalize={before}"
     if before == "standard":
         remedy = "scale them in the files as they were then, and set graph.normalize=none"
+        if isinstance(config.graph, TablesGraph):
+            remedy += ", or train with scale: standard in the YAML of the tables, which is kept"
     what = f"features were scaled by {before} when the model was trained, and by {now} here"
     if now == before:
         what = "standard takes mean and deviation from the data, which are others here"

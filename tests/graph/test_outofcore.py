@@ -203,8 +203,8 @@ def missing(graph: GraphConfig, place: Path, parts: int) -> Missing:
     return Missing(place, graph, parts, "random", "d" * 64, {"options": {}, "made_from": {}}, place)
 
 
-def out_of_core(found: Missing, pool: Pool = one_after_another) -> None:
-    partition_out_of_core(found, pool, lambda text: None)
+def out_of_core(found: Missing, pool: Pool = one_after_another, *, trains: bool = True) -> None:
+    partition_out_of_core(found, pool, lambda text: None, needs_masks=trains, trains=trains)
 
 
 @settings(max_examples=8, deadline=None)

@@ -104,6 +104,21 @@ class Appended:
         self._file.close()
 
 
+class Collected(Appended):
+    """A new file of float64 ``[n, width]``, which is used as a `Growing` is."""
+
+    def __init__(self, path: Path, width: int):
+        super().__init__(path)
+        self.append, self._width = self.add, width
+
+    def take(self) -> Array:
+        """All rows, mapped; the file is gone with them, and nothing can be appended after that."""
+        self.close()
+        rows = DiskArray(self.path, "float64", (self._width,)).map(writable=True)
+        self.path.unlink()
+        return rows
+
+
 def store(path: Path, array: Array | Tensor) -> DiskArray:
     """Write an array that is in memory."""
     with Appended(path) as file:

@@ -6,7 +6,8 @@ for each table. So are labels and splits of edges, which have 9 bytes in memory 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +19,27 @@ from raygnn.config.graph import TablesGraph
 from raygnn.errors import ConfigError
 from raygnn.graph.arrays import element_bytes, index_type
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.outofcore.disk_arrays import Appended, DiskArray, Shapes, store_all, stored_arrays
+from raygnn.graph.outofcore.disk_arrays import (
+    Appended,
+    Collected,
+    DiskArray,
+    Shapes,
+    store_all,
+    stored_arrays,
+)
 from raygnn.graph.outofcore.disk_graph import DiskGraph, EdgeRun, Figures, runs_of
 from raygnn.graph.outofcore.id_index import IdsToDisk, StoredIds
 from raygnn.graph.outofcore.workspace import Workspace
-from raygnn.graph.sources.table_graph import vocabulary_of
+from raygnn.graph.sources.table_graph import transforms_of, vocabulary_of
 from raygnn.graph.tables.description import Description, EdgeTable, NodeTable, read_description
-from raygnn.graph.tables.frames import EdgeColumns, Nodes, Targets, Vocabulary, edge_reader
+from raygnn.graph.tables.frames import (
+    EdgeColumns,
+    Nodes,
+    Targets,
+    Vocabulary,
+    edge_reader,
+    settle,
+)
 from raygnn.graph.tables.reader import Reader, resolve
 from raygnn.storage.remote import AnyPath
 
@@ -39,9 +54,10 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
     _check(described, file)
-    words = vocabulary_of(graph)
+    words, trained = vocabulary_of(graph), transforms_of(graph)
     origin = {"": str(file)} | {t: f"{file}: nodes.{t}" for t in described.nodes}
     names: dict[str, list[Any]] = {}
+    transforms: dict[str, Any] = {}
     figures, runs = Figures({}, {}, {}, {}), dict[EdgeType, list[EdgeRun]]()
     paths = {t: resolve(file.parent, table.files) for t, table in described.nodes.items()}
     tasks = [
@@ -52,7 +68,10 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
     ids: dict[str, StoredIds] = {}
     for (ntype, table, files, _, directory), result in zip(tasks, results, strict=True):
         ids[ntype] = StoredIds.at(directory, ntype, text=result["text"])
-        arrays = _features(table, files, result["starts"], result["rows"], directory, work)
+        arrays, made = _features(
+            ntype, table, files, trained, result["starts"], result["rows"], directory, work
+        )
+        transforms |= made
         figures.num_nodes[ntype] = result["rows"]
         figures.node_arrays[ntype] = arrays | stored_arrays(directory, result["arrays"])
         names |= {f"{ntype}/{name}": values for name, values in result["names"].items()}
@@ -65,7 +84,10 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
             vocabulary = vocabulary or words.get(etype_str(reverses[etype]), {})
         stage = f"edges-{at}" if at else "edges"
         edge_files = resolve(file.parent, edges.files)
-        by_type, arrays, stand_for = _edges(etype, edges, edge_files, ids, vocabulary, work, stage)
+        by_type, arrays, stand_for, made = _edges(
+            etype, edges, edge_files, ids, vocabulary, trained, work, stage
+        )
+        transforms |= made
         for one, of_type in by_type.items():
             runs[one], figures.edge_arrays[one] = of_type, arrays
             figures.num_edges[one] = _total(of_type)
@@ -77,6 +99,7 @@ def read_tables(graph: TablesGraph, work: Workspace) -> DiskGraph:
         "ids": {ntype: stored.array() for ntype, stored in ids.items()},
         "names": names,
         "reverses": reverses,
+        "transforms": transforms,
     }
     return DiskGraph(figures, runs, others)
 
@@ -114,24 +137,33 @@ def _read_ids(
     }
 
 
+def _on_disk(work: Workspace, stage: str) -> Callable[[int], Collected]:
+    """Where `settle` keeps numbers, which are sorted there."""
+    number = itertools.count()
+    return lambda width: Collected(work.directory(stage) / f"numbers-{next(number)}", width)
+
+
 def _features(
+    ntype: str,
     table: NodeTable,
     files: Sequence[AnyPath],
+    trained: Mapping[str, Any] | None,
     starts: Sequence[int],
     num: int,
     directory: Path,
     work: Workspace,
-) -> dict[str, DiskArray]:
-    """The matrices of a node type, filled by a task for each file."""
-    features = Nodes("", table, files, {}).features
+) -> tuple[dict[str, DiskArray], dict[str, Any]]:
+    """The matrices of a node type, filled by a task for each file; and what `settle` says."""
+    features = Nodes(ntype, table, files, {}).features
     if not features:
-        return {}
+        return {}, {}
+    stage = f"features-{directory.name}"
+    made = settle(ntype, features, table, files, trained, _on_disk(work, stage))
     columns = [column for matrix in features.values() for column in matrix.columns]
     for chunk in Reader(files, columns, table.delimiter).chunks():
         for matrix in features.values():
             matrix.rows(chunk)  # which settles widths and dtypes
         break
-    stage = f"features-{directory.name}"
     place = work.directory(stage)
     arrays = {
         name: DiskArray(place / f"matrix-{at}", str(matrix.dtype), (matrix.width,), rows=num)
@@ -147,7 +179,7 @@ def _features(
     ends = [*starts[1:], num]
     rows = [end - start for start, end in zip(starts, ends, strict=True)]
     work.run(stage, _read_features, tasks, rows)
-    return arrays
+    return arrays, made
 
 
 def _read_features(
@@ -176,12 +208,17 @@ def _edges(
     files: Sequence[AnyPath],
     ids: Mapping[str, StoredIds],
     words: Vocabulary,
+    trained: Mapping[str, Any] | None,
     work: Workspace,
     stage: str,
-) -> tuple[dict[EdgeType, list[EdgeRun]], dict[str, DiskArray], dict[str, list[Any]]]:
+) -> tuple[
+    dict[EdgeType, list[EdgeRun]], dict[str, DiskArray], dict[str, list[Any]], dict[str, Any]
+]:
     """The edges of a table, and the reversed ones if it asks for them; their arrays (see
-    `Figures`), and for each array what its codes stand for."""
+    `Figures`), for each array what its codes stand for, and what `settle` says."""
     columns, ends = EdgeColumns(table), (ids[etype[0]], ids[etype[2]])
+    keep = _on_disk(work, stage)
+    made = settle(etype_str(etype), columns.features, table, files, trained, keep)
     for chunk in edge_reader(table, files).chunks():
         columns.rows(chunk, (ends[0].index(), ends[1].index()))  # which settles widths and dtypes
         break
@@ -217,7 +254,7 @@ def _edges(
     runs = {etype: forward}
     if table.reverse is not None:
         runs[etype[2], table.reverse, etype[0]] = back
-    return runs, arrays | targets, named
+    return runs, arrays | targets, named, made
 
 
 def _total(runs: Sequence[EdgeRun]) -> int:

@@ -95,6 +95,7 @@ class Manifest(_Section):
         ids: the node types whose nodes the user calls by names.
         names: ``"<type>/<array>"`` → what the codes 0, 1, … in it stand for.
         reverses: edge type → the one that holds its edges the other way round.
+        transforms: see `raygnn.graph.data.GraphData`.
         files: path within the directory → what the file must look like.
         digest: stands for the input and everything that decides the result.
         seconds: of each stage of making it.
@@ -108,6 +109,7 @@ class Manifest(_Section):
     ids: list[str] = []
     names: dict[str, list[Any]] = {}
     reverses: dict[str, str] = {}
+    transforms: dict[str, Any] = {}
     parts: list[PartFacts]
     files: dict[Annotated[str, Field(pattern=r"^[^\x00]+$")], FileFacts]
     versions: dict[str, str] = {}

@@ -161,6 +161,7 @@ def write_description(
         ids=list(data.ids),
         names=data.names,
         reverses={etype_str(one): etype_str(other) for one, other in data.reverses.items()},
+        transforms=data.transforms,
         parts=[part.facts for part in written],
         files=files,
         versions={name: metadata.version(name) for name in ("dgl", "torch", "numpy")},

@@ -66,16 +66,17 @@ def read(graph: TablesGraph) -> GraphData:
     """
     file, described = Path(graph.path), read_description(Path(graph.path))
     origin = {"": str(file)}
-    vocabulary = vocabulary_of(graph)
+    vocabulary, trained = vocabulary_of(graph), transforms_of(graph)
     nodes: dict[str, Nodes] = {}
     for ntype, table in described.nodes.items():
         paths = resolve(file.parent, table.files)
-        nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}))
+        nodes[ntype] = Nodes(ntype, table, paths, vocabulary.get(ntype, {}), trained=trained)
         origin[ntype] = f"{file}: nodes.{ntype}"
         nodes[ntype].read()
     edges: dict[EdgeType, EdgeFrame] = {}
     reverses: dict[EdgeType, EdgeType] = {}
     names: dict[str, list[Any]] = {}
+    transforms = {key: one for table in nodes.values() for key, one in table.transforms.items()}
     for key, edge_table in described.edges.items():
         etype = described.edge_type(key)
         words = vocabulary.get(etype_str(etype), {})
@@ -83,8 +84,9 @@ def read(graph: TablesGraph) -> GraphData:
             reverses[etype] = (etype[2], edge_table.reverse, etype[0])
             words = words or vocabulary.get(etype_str(reverses[etype]), {})
         paths = resolve(file.parent, edge_table.files)
-        frames, values = read_edges(etype, edge_table, paths, nodes, words)
+        frames, values, made = read_edges(etype, edge_table, paths, nodes, words, trained)
         edges |= frames
+        transforms |= made
         for other in map(etype_str, frames):
             origin[other] = f"{file}: edges.{key}"
             names |= {f"{other}/{name}": stands_for for name, stands_for in values.items()}
@@ -93,7 +95,7 @@ def read(graph: TablesGraph) -> GraphData:
     for ntype, of_type in nodes.items():
         names |= {f"{ntype}/{name}": values for name, values in of_type.names.items()}
     ids = {ntype: table.ids.values for ntype, table in nodes.items()}
-    return GraphData(file.stem, node_frames, edges, origin, ids, names, reverses)
+    return GraphData(file.stem, node_frames, edges, origin, ids, names, reverses, transforms)
 
 
 def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
@@ -118,3 +120,9 @@ def vocabulary_of(graph: TablesGraph) -> dict[str, dict[str, list[Any]]]:
         kind, _, name = key.rpartition("/")
         vocabulary.setdefault(kind, {})[name] = words
     return vocabulary
+
+
+def transforms_of(graph: TablesGraph) -> dict[str, Any] | None:
+    """What the run or partition that the graph names did to columns of features (see `GraphData`);
+    None = it names none."""
+    return None if graph.vocabulary is None else read_json(graph.vocabulary).get("transforms") or {}

@@ -213,7 +213,7 @@ def _mapped(
         null: the code of rows without a value.
         required: what to do about such rows where there may be none.
     """
-    array = _discrete(chunk, column, remedy)
+    array = discrete(chunk, column, remedy, chunk.columns[column])
     if required and array.null_count:
         raise chunk.error(first(pc.is_null(array)), column, "there is no value", required)
     encoded = pc.dictionary_encode(array)
@@ -227,9 +227,10 @@ def _mapped(
     return codes[rows]
 
 
-def _discrete(chunk: Chunk, column: str, remedy: str) -> pa.Array:
-    """Text or int64, with nulls; whole floats, as a column of integers with nulls often is, too."""
-    array = nan_to_null(chunk.columns[column])
+def discrete(chunk: Chunk, column: str, remedy: str, array: pa.Array) -> pa.Array:
+    """A column's values as text or int64, with nulls; whole floats, as a column of integers with
+    nulls often is, too. Raises DataError for others."""
+    array = nan_to_null(array)
     kind = array.type
     if pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return pc.cast(array, pa.int64())
@@ -240,6 +241,6 @@ def _discrete(chunk: Chunk, column: str, remedy: str) -> pa.Array:
             row = first(bad)
             raise chunk.error(row, column, f"the value is {values[row]}", remedy)
         return pc.cast(array, pa.int64())
-    if pa.types.is_integer(kind) or chunk.text(column):
+    if pa.types.is_integer(kind) or pa.types.is_large_string(kind):
         return array
     raise chunk.error(0, column, f"the column is {kind}", remedy)

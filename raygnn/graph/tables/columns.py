@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raygnn.config.places import size
+from raygnn.errors import DataError
 from raygnn.graph.available_memory import memory
 from raygnn.graph.tables.reader import Chunk
 
@@ -135,15 +135,22 @@ def numbers(chunk: Chunk, column: str, fill: float | None = None) -> Array:
     return _numbers(chunk, column, chunk.columns[column], fill, 1)
 
 
-def numbers_or_nan(chunk: Chunk, column: str, array: pa.Array | None = None) -> Array:
-    """Finite numbers, float32 ``[n]``, NaN where there is no value; raises as `numbers` does.
+def numbers_or_nan(
+    chunk: Chunk,
+    column: str,
+    array: pa.Array | None = None,
+    width: int = 1,
+    dtype: Any = np.float32,
+) -> Array:
+    """Finite numbers, ``[n]``, NaN where there is no value; raises as `numbers` does.
 
     Args:
         array: in place of the column as it is.
+        width: of them for each row.
     """
-    array = nan_to_null(chunk.columns[column]) if array is None else array
-    values = _numbers(chunk, column, array, 0.0, 1)
-    return np.where(to_numpy(pc.is_null(array)), np.float32(np.nan), values)
+    array = nan_to_null(chunk.columns[column] if array is None else array)
+    values = _numbers(chunk, column, array, 0.0, width, dtype=dtype)
+    return np.where(to_numpy(pc.is_null(array)), dtype(np.nan), values)
 
 
 def _numbers(
@@ -154,17 +161,18 @@ def _numbers(
     width: int,
     *,
     half: bool = False,
+    dtype: Any = np.float32,
 ) -> Array:
-    """float32, ``width`` of them for each row; with ``half``, float16 stays so."""
-    remedy = (
-        "features and weights are numbers; words can be categories of nodes, or columns of 0, 1"
-    )
+    """``width`` of them for each row; with ``half``, float16 stays so."""
+    remedy = "features and weights are numbers; words can be categories, or features with onehot"
+    if pa.types.is_temporal(array.type):
+        remedy = "say parts or since, which make numbers of points in time"
     kind = array.type
     if pa.types.is_temporal(kind) or pa.types.is_nested(kind):
         raise chunk.error(0, column, f"the column is {kind}", remedy)
     if array.null_count and fill is None:
         row = first(pc.is_null(array)) // width
-        raise chunk.error(row, column, "there is no number", "fill it in, or give fill: 0.0")
+        raise no_number(chunk, row, column)
     if pa.types.is_float16(kind) and not (half and not array.null_count):
         array = pc.cast(array, pa.float32())
     if pa.types.is_boolean(kind):
@@ -172,7 +180,10 @@ def _numbers(
     if pa.types.is_integer(array.type):
         array = pc.cast(array, pa.float64(), safe=False)  # rounded, as float32 will be anyway
     elif not pa.types.is_floating(array.type):
-        array = cast(chunk, column, array, pa.float64(), remedy, width)
+        try:
+            array = pc.cast(array, pa.float64())
+        except pa.ArrowException:
+            array = cast(chunk, column, _without_truths(array), pa.float64(), remedy, width)
     if array.null_count:
         array = pc.fill_null(array, pa.scalar(fill, array.type))
     values = to_numpy(array)
@@ -183,7 +194,38 @@ def _numbers(
         at = first(bad)
         message = f"the number is {values[at]}"
         raise chunk.error(at // width, column, message, "numbers must be finite, and fit float32")
-    return values if values.dtype == np.float16 else values.astype(np.float32, copy=False)
+    return values if values.dtype == np.float16 else values.astype(dtype, copy=False)
+
+
+def _without_truths(array: pa.Array) -> pa.Array:
+    """1 and 0 in place of true and false, where the array is text."""
+    if not pa.types.is_large_string(array.type):
+        return array
+    lower = pc.utf8_lower(array)
+    ones = pc.if_else(pc.equal(lower, "true"), "1", array)
+    return pc.if_else(pc.equal(lower, "false"), "0", ones)
+
+
+def no_number(chunk: Chunk, row: int, column: str) -> DataError:
+    """The error of a missing number."""
+    remedy = f"impute it, such as {{column: {column}, impute: median}}, or give fill: 0.0"
+    return missing_value(chunk, row, column, "number", remedy)
+
+
+def missing_value(chunk: Chunk, row: int, column: str, kind: str, remedy: str) -> DataError:
+    """The error of a missing value, which says how many are: the files are read once more."""
+    missing = total = 0
+    for other in chunk.reader.again(column).chunks():
+        array = other.columns[column]
+        array = nan_to_null(array.flatten() if _is_list(array.type) else array)
+        missing, total = missing + array.null_count, total + len(array)
+    message = f"there is no {kind}; {missing:,} of {total:,} are missing"
+    return chunk.error(row, column, message, remedy)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(is_list or pa.types.is_fixed_size_list(kind))
 
 
 def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> Array:
@@ -196,14 +238,17 @@ def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> 
     Raises:
         DataError: as `numbers`, or lists that differ in length.
     """
-    kind = chunk.columns[column].type
-    if not (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ):
+    values, each = flat(chunk, column, width)
+    return _numbers(chunk, column, values, fill, each, half=True).reshape(-1, each)
+
+
+def flat(chunk: Chunk, column: str, width: int | None) -> tuple[pa.Array, int]:
+    """The values of a column of single ones or of lists, and how many a row has; see `matrix`."""
+    if not _is_list(chunk.columns[column].type):
         if width not in (None, 1):
             message = f"there is one number, expected a list of {width}"
             raise chunk.error(0, column, message, "give all files columns of one kind")
-        return _numbers(chunk, column, chunk.columns[column], fill, 1, half=True).reshape(-1, 1)
+        return chunk.columns[column], 1
     array = refuse_nulls(chunk, column, "give a list in every row")
     lengths = to_numpy(pc.list_value_length(array))
     expected = int(lengths[0]) if width is None else width
@@ -214,56 +259,7 @@ def matrix(chunk: Chunk, column: str, fill: float | None, width: int | None) -> 
     if not 0 < expected <= _WIDEST:
         message = f"the list has {expected} numbers"
         raise chunk.error(0, column, message, f"give 1 to {_WIDEST} numbers")
-    values = _numbers(chunk, column, array.flatten(), fill, expected, half=True)
-    return values.reshape(-1, expected)
-
-
-class Features:
-    """Columns joined to one matrix of float32, a chunk after the other; of float16 where all
-    columns of the first chunk are."""
-
-    def __init__(self, columns: str | Sequence[str], fill: float | None):
-        self.columns = [columns] if isinstance(columns, str) else list(columns)
-        self.fill = fill
-        self.dtype = np.dtype(np.float32)
-        self._widths: list[int] | None = None
-        self._rows: Growing | None = None
-
-    @property
-    def width(self) -> int:
-        """Numbers of a row."""
-        return len(self.columns) if self._widths is None else sum(self._widths)
-
-    def rows(self, chunk: Chunk) -> Array:
-        """A chunk's rows; raises DataError as `matrix` does, and for more than float16 after it."""
-        widths: Sequence[int | None] = self._widths or [None] * len(self.columns)
-        blocks = [matrix(chunk, c, self.fill, w) for c, w in zip(self.columns, widths, strict=True)]
-        rows = np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
-        if self._widths is None:
-            self._widths, self.dtype = [block.shape[1] for block in blocks], rows.dtype
-        if not np.can_cast(rows.dtype, self.dtype):
-            message = f"the numbers are {rows.dtype}, and were {self.dtype}"
-            remedy = "give all files columns of one kind, and no missing values where it is float16"
-            raise chunk.error(0, self.columns[0], message, remedy)
-        return rows
-
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk's rows; raises DataError as `rows` does."""
-        self.append(self.rows(chunk))
-
-    def append(self, rows: Array) -> None:
-        """Append rows that `rows` gave."""
-        if self._rows is None:
-            self._rows = Growing(self.dtype, self.width)
-        self._rows.append(rows)
-
-    def take(self, num: int | None = None) -> Array:
-        """``[N, F]``; filled up to ``num`` rows."""
-        rows = self._rows or Growing(self.dtype, self.width)
-        if num is not None:
-            rows.pad(num, self.fill if self.fill is not None else 0.0)
-        features: Array = rows.take()
-        return features
+    return array.flatten(), expected
 
 
 class Times:
@@ -273,8 +269,16 @@ class Times:
         self._to: pa.DataType | None = None
 
     def of(self, chunk: Chunk, column: str) -> Array:
-        """int64 ``[n]``; raises DataError for what is neither, or not what came before."""
-        array = refuse_nulls(chunk, column, "give each row a time, or leave time out")
+        """int64 ``[n]``; raises DataError for what is neither, or not what came before, and for
+        nulls."""
+        refuse_nulls(chunk, column, "give each row a time, or leave time out")
+        return to_numpy(pc.cast(self.array(chunk, column), pa.int64()))
+
+    def array(self, chunk: Chunk, column: str) -> pa.Array:
+        """int64, or timestamps in microseconds; nulls stay."""
+        array = chunk.columns[column]
+        if array.null_count == len(array):
+            return pa.nulls(len(array), self._to or pa.timestamp("us"))
         remedy = (
             "give whole numbers, or points in time such as 2024-05-01 12:30:00.123456, not both; "
             "of these all with a zone, or none"
@@ -289,13 +293,13 @@ class Times:
             array = pc.floor_temporal(array, unit="microsecond")
         if not text and temporal != pa.types.is_temporal(to):
             raise chunk.error(0, column, f"the column is {kind}, and was {to}", remedy)
-        return to_numpy(pc.cast(cast(chunk, column, array, to, remedy), pa.int64()))
+        return cast(chunk, column, array, to, remedy)
 
 
 def _time_type(array: pa.Array) -> pa.DataType:
     if pa.types.is_temporal(array.type):
         return pa.timestamp("us", getattr(array.type, "tz", None))
-    text = str(array[0].as_py())
+    text = str(array.drop_null()[0].as_py())
     if re.match(INTEGER, text):
         return pa.int64()
     zoned = re.search(r"(Z|:[\d.]+[+-]\d\d(:?\d\d)?)$", text)

@@ -12,12 +12,26 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from raygnn.config.load import Document, read_text
 from raygnn.config.problems import Problem, nearest, show
-from raygnn.config.values import Count, Fraction, Names, Section, Text, expected
+from raygnn.config.values import (
+    Count,
+    Fraction,
+    Names,
+    Section,
+    Text,
+    expected,
+    must,
+    or_say,
+    parse_moment,
+    to_tuple,
+)
 from raygnn.config.yaml_text import KeyPath, read_yaml
 from raygnn.errors import ConfigError
 from raygnn.graph.data import MASKS, EdgeType, etype_str
 from raygnn.graph.sources.input_files import check_file
 
+AVERAGES = ("mean", "median")
+MAX_WIDTH = 1 << 10  # features that one column becomes
+_WIDTHS = range(2, MAX_WIDTH + 1)
 _NAMES = "a letter, then letters, digits, '_', '.' and '-', at most 100 of them"
 
 
@@ -41,6 +55,80 @@ def _delimiter(value: str) -> str:
 
 Name: TypeAlias = Annotated[str, AfterValidator(_name)]
 Split: TypeAlias = Literal["train", "val", "test"]
+Scale: TypeAlias = Literal["log", "standard", "minmax", "rank_gauss"]
+Part: TypeAlias = Literal[
+    "year", "quarter", "month", "week", "day", "weekday", "day_of_year", "hour", "minute", "second"
+]
+
+
+def _column(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"column": value}
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, (str, dict)) else to_tuple(value)
+
+
+def _buckets(value: Any) -> Any:
+    numbers = isinstance(value, list) and all(isinstance(bound, (int, float)) for bound in value)
+    if not (numbers and value and value == sorted({*value})) and value not in _WIDTHS:
+        raise expected(f"how many, from 2 to {MAX_WIDTH}, or a list of ascending bounds")
+    return to_tuple(value)
+
+
+def _since(value: str) -> str:
+    try:
+        return str(parse_moment(value))
+    except ValueError:
+        return value
+
+
+class Category(Section):
+    """A column of words or whole numbers, each of which gets a learned row, or a feature."""
+
+    column: Text = Field(description="Name of the column.")
+    unknown: Literal["error", "bucket"] = Field(
+        "error",
+        description="What words that the training does not have do, and missing values: error, or "
+        "bucket, one learned row, or of features one of them, for all.",
+    )
+    min_count: Count = Field(
+        1, description="With bucket: words in fewer rows are in the bucket, too, when training."
+    )
+
+
+class FeatureColumn(Category):
+    """A column of features, and what becomes of its values, in the order of these keys."""
+
+    parts: Annotated[tuple[Part, ...], BeforeValidator(_listed)] = Field(
+        (), description="Of points in time, of UTC: a feature for each part, such as weekday."
+    )
+    since: Annotated[Text, AfterValidator(_since)] | None = Field(
+        None, description="Of points in time: the days since this one, or that of another column."
+    )
+    impute: Annotated[float | Text, or_say("mean, median, or the value itself")] | None = Field(
+        None, description="In place of missing values: mean, median, or the value itself."
+    )
+    scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = Field(
+        (), description="log, standard, minmax, rank_gauss, or several, one after the other."
+    )
+    bucket: Annotated[int | tuple[float, ...], BeforeValidator(_buckets)] | None = Field(
+        None, description="A feature, 0 or 1, for each of so many quantiles, or between bounds."
+    )
+    onehot: bool = Field(False, description="A feature, 0 or 1, for each word or whole number.")
+    hash: Annotated[int, Field(ge=2, le=MAX_WIDTH)] | None = Field(
+        None, description="So many features, 0 or 1, to which words are dealt by a hash."
+    )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the values are taken as they are."""
+        return self == FeatureColumn(column=self.column)
+
+    @property
+    def of_words(self) -> bool:
+        """Whether the values are words, or whole numbers that stand for something."""
+        return self.onehot or self.hash is not None
 
 
 class RandomSplit(Section):
@@ -67,9 +155,14 @@ class Table(Section):
     delimiter: Annotated[str, AfterValidator(_delimiter)] | None = Field(
         None, description="What separates columns of a CSV; null: ',', in .tsv files a tab."
     )
-    features: dict[Name, Names] = Field(
-        {}, description="Array name → column or columns of numbers."
-    )
+    features: dict[
+        Name,
+        Annotated[
+            tuple[Annotated[FeatureColumn, BeforeValidator(_column)], ...],
+            BeforeValidator(_listed),
+            must(len, "a column, or a list of columns"),
+        ],
+    ] = Field({}, description="Array name → column or columns of numbers, or what becomes some.")
     time: Text | None = Field(
         None, description="Column of whole numbers, or of points in time: array time."
     )
@@ -88,29 +181,11 @@ class Table(Section):
     splits: RandomSplit | None = Field(None, description="Random shares in place of split.")
 
 
-class Category(Section):
-    """A column of words or whole numbers, each of which gets a learned row."""
-
-    column: Text = Field(description="Name of the column.")
-    unknown: Literal["error", "bucket"] = Field(
-        "error",
-        description="What words that the training does not have do, and missing values: error, or "
-        "bucket, one learned row for all of them.",
-    )
-    min_count: Count = Field(
-        1, description="With bucket: words in fewer rows are in the bucket, too, when training."
-    )
-
-
-def _category(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"column": value}
-
-
 class NodeTable(Table):
     """The nodes of one type, a row each."""
 
     id: Text = Field(description="Column of ids: whole numbers or text, each once.")
-    categories: dict[Name, Annotated[Category, BeforeValidator(_category)]] = Field(
+    categories: dict[Name, Annotated[Category, BeforeValidator(_column)]] = Field(
         {}, description="Array name → column of words or whole numbers, for model.categories."
     )
 
@@ -214,6 +289,32 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     if table.label is None and table.label_kind != "class":
         message = f"label_kind {table.label_kind} would be ignored: there is no label"
         yield Problem((*key, "label_kind"), message, "name its column with label")
+    for name, columns in table.features.items():
+        for at, column in enumerate(columns):
+            yield from _feature_problems((*key, "features", name, at), column)
+
+
+def _feature_problems(key: KeyPath, column: FeatureColumn) -> Iterator[Problem]:
+    for names in (("parts", "since"), ("bucket", "onehot", "hash", "scale")):
+        if len(given := [name for name in names if getattr(column, name)]) > 1:
+            message = f"{' and '.join(given)} both say what becomes of {column.column!r}"
+            yield Problem((*key, given[1]), message, "name the column twice, or keep one of them")
+    if "log" in column.scale[1:]:
+        message = "log is of the values themselves, and comes first"
+        yield Problem((*key, "scale"), message, "write it before the others")
+    if not column.onehot:
+        yield from column.unused(key, "unknown", "min_count", why="there is no onehot")
+    elif column.unknown == "error":
+        yield from column.unused(key, "min_count", why="there is no bucket")
+    average = column.impute in AVERAGES
+    if average if column.of_words else isinstance(column.impute, str) and not average:
+        message = (
+            f"there is no {column.impute} of words"
+            if average
+            else f"{show(column.impute)} is no number"
+        )
+        remedy = "give a word" if average else "set it to mean, median or a number"
+        yield Problem((*key, "impute"), message, remedy)
 
 
 def _node_problems(key: KeyPath, nodes: NodeTable) -> Iterator[Problem]:
@@ -252,6 +353,10 @@ def _edge_problems(
     for ntype in dict.fromkeys((etype[0], etype[2])) if edges.missing == "add" else ():
         nodes = described.nodes[ntype]
         filled = all(category.unknown == "bucket" for category in nodes.categories.values())
+        if not all(column.is_plain for columns in nodes.features.values() for column in columns):
+            message = f"a node of type {ntype} that is added would have nothing to transform"
+            yield Problem((*key, "missing"), message, "choose drop or refuse")
+            continue
         if nodes.time is not None:
             message = f"a node of type {ntype} that is added would have no time"
             yield Problem((*key, "missing"), message, "choose drop or refuse")

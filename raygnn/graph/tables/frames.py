@@ -10,18 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
-from raygnn.graph.data import MASKS, SPLITS, EdgeFrame, EdgeType, NodeFrame
+from raygnn.graph.data import MASKS, SPLITS, EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.tables import codes
 from raygnn.graph.tables.columns import (
     Array,
-    Features,
     Growing,
     Times,
+    nan_to_null,
     numbers,
     numbers_or_nan,
+    to_numpy,
 )
 from raygnn.graph.tables.description import EdgeTable, NodeTable, RandomSplit, Table
+from raygnn.graph.tables.feature_columns import Features, Keep, in_memory
 from raygnn.graph.tables.ids import Ids
 from raygnn.graph.tables.reader import Chunk, Reader
 from raygnn.storage.remote import AnyPath
@@ -124,8 +127,9 @@ class Targets:
             )
 
 
-def draw(shares: RandomSplit, num: int) -> Array:
-    """Which split each row falls into: int8 ``[num]``, 0 train, 1 val, 2 test, -1 none.
+def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
+    """Which split each row from ``first`` on falls into: int8 ``[num]``, 0 train, 1 val, 2 test,
+    -1 none.
 
     A function of the seed and the row's number: a draw does not change when other rows come or go
     after it.
@@ -135,10 +139,63 @@ def draw(shares: RandomSplit, num: int) -> Array:
     bounds.append(1.0 if shares.test is None else min(bounds[1] + shares.test, 1.0))
     key = mix(np.array([shares.seed], np.uint64))
     for start in range(0, num, _PIECE):
-        rows = np.arange(start, min(start + _PIECE, num), dtype=np.uint64)
+        rows = np.arange(first + start, first + min(start + _PIECE, num), dtype=np.uint64)
         piece = np.searchsorted(bounds, uniform(mix(rows + key)), side="right").astype(np.int8)
         split[start : start + len(piece)] = np.where(piece < 3, piece, -1)
     return split
+
+
+def training_rows(table: Table, chunk: Chunk) -> Array:
+    """Which rows are for training, bool ``[n]``: all, where the table has no split."""
+    if table.split is not None:
+        return codes.splits(chunk, table.split, table.split_words) == 0
+    if table.masks is not None:
+        return codes.truths(chunk, table.masks.train)
+    if table.splits is None:
+        return np.ones(chunk.num, bool)
+    drawn = draw(table.splits, chunk.num, chunk.first) == 0
+    if table.label is not None:  # those without one are in no split
+        drawn &= to_numpy(pc.is_valid(nan_to_null(chunk.columns[table.label])))
+    return drawn
+
+
+def settle(
+    kind: str,
+    features: Mapping[str, Features],
+    table: Table,
+    files: Sequence[AnyPath],
+    trained: Mapping[str, Any] | None,
+    keep: Keep = in_memory,
+) -> dict[str, Any]:
+    """Give the transforms of features their state: that of the training, or what the rows for
+    training say, for which their columns are read once.
+
+    Args:
+        kind: the node or edge type.
+        trained: what this returned for the training's tables; None = these are they.
+        keep: where numbers of rows for training are kept meanwhile.
+
+    Returns:
+        ``"<type>/<array>"`` → what is done and the state, of the arrays with transforms.
+
+    Raises:
+        DataError: as reading does; there is nothing to fit to; or the training had others.
+    """
+    if trained is not None:
+        for name, matrix in features.items():
+            matrix.replay(trained.get(f"{kind}/{name}"), f"{kind}/{name}")
+    elif fitted := [one for matrix in features.values() for one in matrix.fitted]:
+        masks = table.masks.train if table.masks else None
+        others = (c for c in (table.split, masks, table.label) if c is not None)
+        columns = [*(column for one in fitted for column in one.columns), *others]
+        for chunk in Reader(files, columns, table.delimiter).chunks():
+            training = training_rows(table, chunk)
+            for one in fitted:
+                one.add(chunk, training, keep)
+        for one in fitted:
+            one.fit(f"{files[0]}, column {one.columns[0]!r}")
+    made = {f"{kind}/{name}": matrix.manifest() for name, matrix in features.items()}
+    return {key: state for key, state in made.items() if state is not None}
 
 
 class Nodes:
@@ -148,10 +205,12 @@ class Nodes:
         ids: their ids.
         reader: of its files.
         names: array → what its codes stand for; filled by `frame`.
+        transforms: see `settle`; filled by `read`.
 
     Args:
         vocabulary: array → what its codes are to stand for; arrays without an entry are numbered
             by their words.
+        trained: see `settle`.
         ids: takes the ids; None = they are kept in memory.
     """
 
@@ -162,8 +221,10 @@ class Nodes:
         files: Sequence[AnyPath],
         vocabulary: Vocabulary,
         ids: Ids | None = None,
+        trained: Mapping[str, Any] | None = None,
     ):
-        self.table = table
+        self.table, self._trained = table, trained
+        self.transforms: dict[str, Any] = {}
         self.ids = Ids(ntype) if ids is None else ids
         self.names: dict[str, list[Any]] = {}
         self.features = {n: Features(c, table.fill) for n, c in table.features.items()}
@@ -175,11 +236,12 @@ class Nodes:
         self._times, self._when = Times(), Growing(np.int64)
         columns = [table.id, *(category.column for category in table.categories.values())]
         columns += [*self._targets.columns, *([] if table.time is None else [table.time])]
-        columns += [column for features in self.features.values() for column in features.columns]
-        self.reader = Reader(files, columns, table.delimiter)
+        self.reader = _reader(table, files, columns, self.features)
 
     def read(self) -> None:
-        """Read the table; raises DataError naming file, row and column."""
+        """Read the table; raises DataError naming file, row and column, and as `settle` does."""
+        files = self.reader.files
+        self.transforms = settle(self.ids.ntype, self.features, self.table, files, self._trained)
         for chunk in self.reader.chunks():
             self.ids.add(chunk, self.table.id)
             for features in self.features.values():
@@ -207,13 +269,22 @@ class Nodes:
         return NodeFrame(num, data)
 
 
+def _reader(
+    table: Table, files: Sequence[AnyPath], columns: Sequence[str], features: Mapping[str, Features]
+) -> Reader:
+    """A reader of some columns, and those of the features."""
+    of_features = [column for matrix in features.values() for column in matrix.columns]
+    reader = Reader(files, [*columns, *of_features], table.delimiter)
+    reader.widening = sum(matrix.widening for matrix in features.values())
+    return reader
+
+
 def edge_reader(table: EdgeTable, files: Sequence[AnyPath]) -> Reader:
     """A reader of the table's columns."""
     columns = [table.source, table.target, table.weight, table.time]
     columns += Targets(table, "edge").columns
-    for named in table.features.values():
-        columns += [named] if isinstance(named, str) else named
-    return Reader(files, [c for c in columns if c is not None], table.delimiter)
+    named = [column for column in columns if column is not None]
+    return _reader(table, files, named, EdgeColumns(table).features)
 
 
 class EdgeColumns:
@@ -264,7 +335,8 @@ def read_edges(
     files: Sequence[AnyPath],
     nodes: Mapping[str, Nodes],
     vocabulary: Vocabulary,
-) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]]]:
+    trained: Mapping[str, Any] | None,
+) -> tuple[dict[EdgeType, EdgeFrame], dict[str, list[Any]], dict[str, Any]]:
     """The edges of a table, and the reversed ones if it asks for them, with the same data.
 
     ``weight`` is float32 ``[E]``, ``time`` int64 ``[E]``, features float32 ``[E, F]``, labels and
@@ -272,13 +344,14 @@ def read_edges(
 
     Args:
         nodes: by type, read; ids that they lack are added where the table says so.
-        vocabulary: see `Nodes`.
+        vocabulary, trained: see `Nodes`.
 
     Returns:
-        Edge type → its edges, and array → what its codes stand for.
+        Edge type → its edges, array → what its codes stand for, and what `settle` says.
     """
     ids = nodes[etype[0]].ids, nodes[etype[2]].ids
     columns, targets = EdgeColumns(table), Targets(table, "edge", vocabulary.get("label"))
+    transforms = settle(etype_str(etype), columns.features, table, files, trained)
     arrays = {"src": Growing(np.int64), "dst": Growing(np.int64)}  # of rows that are kept
     arrays |= {name: Growing(kind) for name, kind in columns.dtypes.items()}
     reader = edge_reader(table, files)
@@ -295,7 +368,7 @@ def read_edges(
     keep_all = all(keep.all() for keep in kept)
     data |= whole if keep_all else {n: rows[np.concatenate(kept)] for n, rows in whole.items()}
     frame = EdgeFrame(data.pop("src"), data.pop("dst"), data)
-    return _directions(etype, table, frame), targets.names
+    return _directions(etype, table, frame), targets.names, transforms
 
 
 def _directions(etype: EdgeType, table: EdgeTable, edges: EdgeFrame) -> dict[EdgeType, EdgeFrame]:

@@ -14,13 +14,14 @@ from raygnn.graph.sources.input_files import check_file
 from raygnn.graph.tables.columns import (
     INTEGER,
     Array,
-    Features,
     Growing,
     cast,
     numbers_or_nan,
     refuse_nulls,
     to_numpy,
 )
+from raygnn.graph.tables.description import FeatureColumn
+from raygnn.graph.tables.feature_columns import Features
 from raygnn.graph.tables.reader import UNPACKING_ERRORS, Chunk, Reader, unpacked
 
 _REMEDY = "the file is damaged, or not of this dataset: get it again"
@@ -70,7 +71,7 @@ def integers(file: Path, below: Sequence[int], noun: str) -> Array:
 def features(file: Path, num: int, of: str) -> Array:
     """Finite numbers, float32 ``[num, F]``; ``of`` says what a row is of, for errors."""
     reader = _reader(file)
-    matrix = Features(reader.columns, None)
+    matrix = Features([FeatureColumn(column=name) for name in reader.columns], None)
     for chunk in _chunks(reader, num, of):
         matrix.add(chunk)
     return matrix.take()

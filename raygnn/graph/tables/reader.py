@@ -133,6 +133,7 @@ class Reader:
         self.columns = list(dict.fromkeys(columns))
         self._delimiter = delimiter
         self._header = header
+        self.widening = 0  # bytes that each row becomes in excess of its columns
         self.starts: list[int] = []  # number of the first row of each file that was opened
         self.num = 0
 
@@ -164,6 +165,10 @@ class Reader:
         if held:
             yield self._chunk(held, is_csv)
 
+    def again(self, column: str) -> Reader:
+        """A reader of one column of the same files, from their beginning."""
+        return Reader(self.files, [column], self._delimiter, self._header)
+
     def _chunk(self, batches: list[pa.RecordBatch], is_csv: bool) -> Chunk:
         columns = {n: pa.concat_arrays([batch[n] for batch in batches]) for n in self.columns}
         chunk = Chunk(self, columns, self.num, is_csv)
@@ -193,7 +198,8 @@ class Reader:
         Raises:
             DataError: a file is missing, or has no metadata.
         """
-        return sum(
+        total = self.widening and self.widening * self.rows_about()
+        return total + sum(
             self._text_bytes(file) if _is_text(file) else self._parquet_bytes(file)
             for file in self.files
         )

@@ -1,4 +1,5 @@
-"""What the numbers of words stand for: classes, categories and relations of tables.
+"""What the numbers of words stand for: classes, categories and relations of tables; and what was
+done to their features.
 
 Other tables number the same words as the training did where `graph.vocabulary` names it; what was
 partitioned without it may number them in another way.
@@ -17,7 +18,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import DataError
 from raygnn.graph.collection import read_collection
 from raygnn.graph.data import EdgeType, etype_str
-from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.staging.shard import EdgeReads, Shard
 from raygnn.models.registry import needs_relation
 from raygnn.sampling.exchange import Exchange
@@ -25,6 +26,10 @@ from raygnn.worker.job import Job, Sizes
 from raygnn.worker.planes.plane import PRECISIONS
 
 DEFAULT = "relation"
+_AGAIN = (
+    "make the partition again with graph.vocabulary, the run's checkpoints/selected.json, or name "
+    "the tables with graph.path"
+)
 
 
 def relation_array(model: ModelConfig) -> str | None:
@@ -104,7 +109,11 @@ def training_facts(job: Job, sizes: Sizes) -> dict[str, Any]:
     """What a prediction must know of what a job trains on, as JSON: see `Weights`."""
     goals = {name: _goal(job.of(name)) for name in job.goals} or {"": _goal(job)}
     found = {"sizes": sizes.found, "like": sizes.like}
-    return {**found, "goals": goals, "words": words(job)}
+    transforms = {}
+    if job.partition is not None and not job.config.task.of_graphs:
+        manifest = read_meta(job.partition).manifest
+        transforms = manifest.transforms if manifest else {}
+    return {**found, "goals": goals, "words": words(job), "transforms": transforms}
 
 
 def _goal(job: Job) -> dict[str, str | None]:
@@ -155,6 +164,19 @@ def check(trained: Words, found: Words) -> None:
             was = f"{before[number]!r} was" if number < len(before) else "there was none"
             raise DataError(
                 f"of {key}, {word!r} is number {number}, and when the model was trained {was}",
-                remedy="make the partition again with graph.vocabulary, the run's "
-                "checkpoints/selected.json, or name the tables with graph.path",
+                remedy=_AGAIN,
             )
+
+
+def check_transforms(trained: Mapping[str, Any], meta: PartitionMeta) -> None:
+    """That features were filled in, scaled and encoded as those that a model was trained on.
+
+    Raises:
+        DataError: some were not. Of partitions by others nobody knows.
+    """
+    if (manifest := meta.manifest) is None:
+        return
+    for key in manifest.features:
+        if trained.get(key) != manifest.transforms.get(key):
+            message = f"{key} is not transformed as it was when the model was trained"
+            raise DataError(message, where=str(meta.directory), remedy=_AGAIN)

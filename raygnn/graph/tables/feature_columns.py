@@ -1,0 +1,412 @@
+"""Columns of features: joined as they are, or filled in, scaled and encoded as the training was.
+
+What a transform has to know of the data, its state, comes of the rows for training. It is found
+while the table is read once before (`raygnn.graph.tables.frames.settle`), lies in the partition's
+manifest, and other tables are transformed by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raygnn.config.values import in_utc
+from raygnn.errors import DataError
+from raygnn.graph.tables.codes import discrete
+from raygnn.graph.tables.columns import (
+    INTEGER,
+    Array,
+    Growing,
+    Times,
+    first,
+    flat,
+    matrix,
+    missing_value,
+    no_number,
+    numbers_or_nan,
+    shown,
+    to_numpy,
+)
+from raygnn.graph.tables.description import AVERAGES, MAX_WIDTH, FeatureColumn
+from raygnn.graph.tables.reader import Chunk
+
+_ROWS = 1 << 16  # that are added up, or transformed, at once
+_QUANTILES = 1001  # that stand for a distribution, at most
+_DAY = 86_400 * 10**6  # microseconds
+_PARTS = {"week": pc.iso_week, "weekday": pc.day_of_week}  # others are called as Arrow has them
+
+Keep = Callable[[int], Any]  # width → a `Growing` of float64, or what is used as one
+in_memory: Keep = partial(Growing, np.float64)
+
+
+class Transformed:
+    """A column of which features are made, a chunk after the other.
+
+    Args:
+        fill: of the table; in place of missing numbers for which the column says nothing.
+
+    Attributes:
+        columns: those that it reads.
+        state: of each feature before it is encoded: for each step its numbers, or the words; None
+            where nothing was fitted.
+    """
+
+    def __init__(self, described: FeatureColumn, fill: float | None):
+        self.described, self.columns = described, [described.column]
+        if described.since is not None:
+            try:
+                self._since = round(in_utc(described.since).timestamp() * 10**6)
+            except ValueError:
+                self.columns.append(described.since)
+        self._times = [Times() for _ in self.columns]
+        self._missing: Any = described.impute
+        if self._missing is None and not described.of_words:
+            self._missing = fill
+        steps = [("impute", self._missing), *((scale, "") for scale in described.scale)]
+        steps.append(("bucket", described.bucket))
+        self.steps = [(step, argument) for step, argument in steps if argument is not None]
+        self.state: list[list[Any]] | None = None
+        self._width: int | None = None  # of lists
+        self._values: Any = None
+        self._words: list[Counter[str]] = []
+
+    @property
+    def says(self) -> dict[str, Any]:
+        """What is done, whatever the column is called; a state is for that alone."""
+        said = self.described.model_dump(mode="json", exclude_defaults=True, exclude={"column"})
+        return said if self._missing is None else {**said, "impute": self._missing}
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there is anything that the data decide."""
+        return self.described.onehot or not all(_is_given(*step) for step in self.steps)
+
+    def rows(self, chunk: Chunk) -> Array:
+        """A chunk's features, float32 ``[n, F]``.
+
+        Raises:
+            DataError: a missing value that nothing stands in for, a word that no row for training
+                has, or what is no number; see `raygnn.graph.tables.columns`.
+        """
+        if self.described.of_words:
+            blocks = [_indicators(*codes) for codes in self._codes(chunk)]
+        else:
+            values, state = self._numbers(chunk), self.state
+            if state is None:
+                state = [[_fitted(*step, values) for step in self.steps]] * values.shape[1]
+            blocks = [
+                self._stepped(column, one) for column, one in zip(values.T, state, strict=True)
+            ]
+        return np.concatenate(blocks, axis=1, dtype=np.float32)
+
+    def _stepped(self, values: Array, state: list[Any]) -> Array:
+        for (step, _), one in zip(self.steps, state, strict=True):
+            values = _applied(step, one, values)
+        return values.reshape(len(values), -1)
+
+    def add(self, chunk: Chunk, training: Array, keep: Keep) -> None:
+        """Look at a chunk's rows, of which ``training`` (bool ``[n]``) are to be fitted to."""
+        if self.described.of_words:
+            found = self._encoded(chunk)
+            self._words = self._words or [Counter() for _ in found]
+            for counter, (rows, words) in zip(self._words, found, strict=True):
+                counts = np.bincount(rows[training] + 1, minlength=len(words) + 1)[1:]
+                counter.update(dict(zip(words, counts.tolist(), strict=True)))
+            return
+        values = self._numbers(chunk)
+        if self._values is None:
+            self._values = keep(values.shape[1])
+        self._values.append(values[training] + 0.0)  # no -0, whose place among 0 is any
+
+    def fit(self, where: str) -> None:
+        """Find the state from what was added.
+
+        Raises:
+            DataError: there was nothing, or more words than there may be; ``where`` names it.
+        """
+        if self.described.of_words:
+            self.state = [[self._vocabulary(counter, where)] for counter in self._words]
+        elif self._values is None or not len(values := self._values.take()):
+            raise _nothing(where, "no row is for training")
+        else:  # one of several features is copied, and one alone sorted where it lies
+            self.state = [self._fitted(np.ascontiguousarray(one), where) for one in values.T]
+        self._values, self._words = None, []
+
+    def _fitted(self, values: Array, where: str) -> list[list[float]]:
+        state = []
+        for step, argument in self.steps:
+            values.sort()  # NaN, which is a missing value, comes last
+            known = values[: np.searchsorted(values, np.inf, side="right")]
+            if not len(known) and argument in AVERAGES:
+                raise _nothing(where, "no row for training has a number")
+            state.append(_fitted(step, argument, known))
+            for start in range(0, len(values) if step != "bucket" else 0, _ROWS):  # the last
+                piece = values[start : start + _ROWS]
+                piece[:] = _applied(step, state[-1], piece)
+        return state
+
+    def _vocabulary(self, counts: Counter[str], where: str) -> list[str | None]:
+        words = [word for word, num in counts.items() if num >= self.described.min_count]
+        bucket = [None] if self.described.unknown == "bucket" else []
+        if not 0 < len(words) <= MAX_WIDTH:
+            message = f"there are {len(words):,} words, and may be 1 to {MAX_WIDTH:,}"
+            remedy = "encode them with hash, or name the column under categories"
+            raise DataError(message, where=where, remedy=remedy)
+        numbers = all(re.match(INTEGER, word) for word in words)
+        return [*bucket, *sorted(words, key=int if numbers else None)]
+
+    def _arrays(self, chunk: Chunk) -> list[pa.Array]:
+        """The column, or what is made of points in time."""
+        described = self.described
+        if not described.parts and described.since is None:
+            return [chunk.columns[described.column]]
+        points = []
+        for times, column in zip(self._times, self.columns, strict=True):
+            array = times.array(chunk, column)
+            if not pa.types.is_temporal(array.type):
+                remedy = "parts and since are of points in time, such as 2024-05-01 12:30:00"
+                raise chunk.error(0, column, "these are whole numbers", remedy)
+            points.append(pc.cast(array, pa.int64()))
+        if described.parts:
+            utc = pc.cast(points[0], pa.timestamp("us"))
+            return [(_PARTS.get(part) or getattr(pc, part))(utc) for part in described.parts]
+        since = points[1] if len(points) > 1 else pa.scalar(self._since, pa.int64())
+        days = pc.cast(pc.subtract(points[0], since), pa.float64(), safe=False)
+        return [pc.divide(days, float(_DAY))]
+
+    def _numbers(self, chunk: Chunk) -> Array:
+        """float64 ``[n, w]``, NaN where there is no value."""
+        column, arrays = self.columns[0], self._arrays(chunk)
+        if arrays[0] is chunk.columns[column]:
+            arrays[0], self._width = flat(chunk, column, self._width)
+        each = self._width or 1
+        made = [numbers_or_nan(chunk, column, one, each, np.float64) for one in arrays]
+        values = np.concatenate([one.reshape(-1, each) for one in made], axis=1)
+        if self._missing is None and (missing := np.isnan(values).any(axis=1)).any():
+            raise no_number(chunk, first(missing), column)
+        if "log" in self.described.scale and (low := (values <= -1).any(axis=1)).any():
+            message = f"log is of numbers above -1, and here is {values[first(low)].min():g}"
+            raise chunk.error(first(low), column, message, "scale it in another way")
+        return values
+
+    def _encoded(self, chunk: Chunk) -> list[tuple[Array, list[str]]]:
+        """For each feature which of the words, int64 ``[n]``, each row has, and the words; -1 = it
+        has none, where that may be."""
+        column, described, found = self.columns[0], self.described, []
+        for array in self._arrays(chunk):
+            array = discrete(chunk, column, "onehot and hash are of text and whole numbers", array)
+            encoded = pc.dictionary_encode(array)
+            rows = to_numpy(pc.fill_null(encoded.indices, -1)).astype(np.int64)
+            words = [str(word) for word in encoded.dictionary.to_pylist()]
+            if array.null_count and self._missing is not None:
+                rows[rows < 0] = len(words)
+                words.append(str(self._missing))
+            elif array.null_count and described.unknown == "error":
+                remedy = f"impute a word, such as {{column: {column}, …, impute: none}}"
+                remedy += ", or set unknown: bucket" if described.onehot else ""
+                raise missing_value(chunk, first(rows < 0), column, "value", remedy)
+            found.append((rows, words))
+        return found
+
+    def _codes(self, chunk: Chunk) -> list[tuple[Array, int]]:
+        """For each feature the number of each row's word, int64 ``[n]``, and how many there are."""
+        found = []
+        for at, (rows, words) in enumerate(self._encoded(chunk)):
+            if self.described.hash is not None:
+                width = self.described.hash
+                codes = [_hash(word) % width for word in words]
+            else:
+                assert self.state is not None
+                numbers = {word: number for number, word in enumerate(self.state[at][0])}
+                width = len(numbers)
+                codes = [numbers.get(word, numbers.get(None, -1)) for word in words]
+            of_word = np.array([*codes, 0], np.int64)  # the last of rows without a word
+            if (unknown := of_word < 0).any():
+                listed = ", ".join(map(shown, itertools.compress(words, unknown)))
+                remedy = "correct this, or train with unknown: bucket for the column"
+                message = f"no row for training has {listed[:300]}"
+                raise chunk.error(first(unknown[rows]), self.columns[0], message, remedy)
+            found.append((of_word[rows], width))
+        return found
+
+
+def _nothing(where: str, message: str) -> DataError:
+    remedy = "mark rows for training, or take the state of a training over with graph.vocabulary"
+    return DataError(f"{message}, so nothing can be fitted", where=where, remedy=remedy)
+
+
+def _hash(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+
+
+def _indicators(codes: Array, width: int) -> Array:
+    """1 in the column of each row's code, float32 ``[n, width]``."""
+    made = np.zeros((len(codes), width), np.float32)
+    made[np.arange(len(codes)), codes] = 1
+    return made
+
+
+def _is_given(step: str, argument: Any) -> bool:
+    """Whether a step's state is its argument, whatever the data are."""
+    is_bounds = step == "bucket" and not isinstance(argument, int)
+    return step == "log" or is_bounds or (step == "impute" and argument not in AVERAGES)
+
+
+def _fitted(step: str, argument: Any, ascending: Array) -> list[float]:
+    """The state of a step; of equal numbers, standard and minmax make 0."""
+    if _is_given(step, argument):
+        return [] if step == "log" else np.atleast_1d(argument).tolist()
+    if argument == "mean":
+        return [_mean(ascending)]
+    if step in ("standard", "minmax"):
+        low, high = float(ascending[0]), float(ascending[-1])
+        if low == high:
+            return [low, 1.0]
+        mean = _mean(ascending)
+        deviation = math.sqrt(_mean(ascending, mean))
+        return [mean, deviation] if step == "standard" else [low, high - low]
+    shares = np.linspace(0, 1, min(len(ascending), _QUANTILES))  # of rank_gauss
+    if argument == "median":
+        shares = np.array([0.5])
+    elif step == "bucket":
+        shares = np.arange(1, argument) / argument
+    places = shares * (len(ascending) - 1)  # between which they are interpolated
+    below = np.floor(places).astype(np.int64)
+    start, end = ascending[below], ascending[np.minimum(below + 1, len(ascending) - 1)]
+    quantiles: list[float] = (start + (end - start) * (places - below)).tolist()
+    return quantiles
+
+
+def _mean(values: Array, center: float | None = None) -> float:
+    """Of the values, or of their squared distances to a center; added up in pieces of one size,
+    so that it does not depend on how they were read."""
+    total = 0.0
+    for start in range(0, len(values), _ROWS):
+        piece = values[start : start + _ROWS]
+        total += float((piece if center is None else (piece - center) ** 2).sum())
+    return total / len(values)
+
+
+def _applied(step: str, state: Sequence[float], values: Array) -> Array:
+    """float64 ``[n]``; of buckets float32 ``[n, buckets]``."""
+    if step == "impute":
+        return np.where(np.isnan(values), state[0], values)
+    if step == "log":
+        return np.log1p(values)
+    if step == "bucket":
+        return _indicators(np.searchsorted(state, values, side="right"), len(state) + 1)
+    if step == "rank_gauss":
+        return _rank_gauss(np.array(state), values)
+    return (values - state[0]) / state[1]
+
+
+def _rank_gauss(quantiles: Array, values: Array) -> Array:
+    """The normal deviate of the share of the training's values below each; of the middle of their
+    shares where several quantiles are equal to it. The ends are half a quantile within 0 and 1."""
+    from scipy.special import ndtri  # here, as few tables need it
+
+    shares = np.linspace(0, 1, num := len(quantiles))
+    up = np.interp(values, quantiles, shares)
+    down = 1 - np.interp(-values, -quantiles[::-1], shares)
+    normal: Array = ndtri(np.clip((up + down) / 2, 0.5 / num, 1 - 0.5 / num))
+    return normal
+
+
+class Features:
+    """Columns joined to one matrix of float32, a chunk after the other; of float16 where all
+    columns of the first chunk are."""
+
+    def __init__(self, described: Sequence[FeatureColumn], fill: float | None):
+        self.described = described
+        self.transformed = [None if one.is_plain else Transformed(one, fill) for one in described]
+        self.columns = [one.column for one in described]
+        self.columns += [c for one in self.transformed if one is not None for c in one.columns]
+        self.fill = fill
+        self.dtype = np.dtype(np.float32)
+        self._widths: list[int] | None = None
+        self._rows: Growing | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return len(self.described) if self._widths is None else sum(self._widths)
+
+    @property
+    def widening(self) -> int:
+        """Bytes of a row beyond those of its columns, as far as that is known beforehand."""
+        given = [(one.bucket or 0, one.hash or 0, len(one.parts)) for one in self.described]
+        return 4 * sum(n if isinstance(n, int) else len(n) for made in given for n in made)
+
+    @property
+    def fitted(self) -> list[Transformed]:
+        """The columns of which something is to be found in the data."""
+        return [one for one in self.transformed if one is not None and one.is_fitted]
+
+    def manifest(self) -> list[dict[str, Any] | None] | None:
+        """What was done to each column, and its state; None where all are as they were read."""
+        if not any(self.transformed):
+            return None
+        both = [(one.says, one.state) if one else None for one in self.transformed]
+        return [one and {"does": one[0], "state": one[1]} for one in both]
+
+    def replay(self, kept: Sequence[Mapping[str, Any] | None] | None, where: str) -> None:
+        """Take over what `manifest` gave for the training.
+
+        Raises:
+            DataError: other things are to be done than were done then; ``where`` names it.
+        """
+        kept = kept or [None] * len(self.transformed)
+        then = [one and one["does"] for one in kept]
+        now = [one and one.says for one in self.transformed]
+        if then != now:
+            message = f"the columns are transformed by {now}, and were by {then} in the training"
+            remedy = "describe them as the tables that were trained on are described"
+            raise DataError(message, where=where, remedy=remedy)
+        for one, before in zip(self.transformed, kept, strict=True):
+            if one is not None and before is not None:
+                one.state = before["state"]
+
+    def rows(self, chunk: Chunk) -> Array:
+        """A chunk's rows; raises DataError as `matrix` and `Transformed.rows` do, and for more
+        than float16 after it."""
+        widths: Sequence[int | None] = self._widths or [None] * len(self.described)
+        blocks = [
+            matrix(chunk, plain.column, self.fill, width) if one is None else one.rows(chunk)
+            for plain, one, width in zip(self.described, self.transformed, widths, strict=True)
+        ]
+        rows = np.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
+        if self._widths is None:
+            self._widths, self.dtype = [block.shape[1] for block in blocks], rows.dtype
+        if not np.can_cast(rows.dtype, self.dtype):
+            message = f"the numbers are {rows.dtype}, and were {self.dtype}"
+            remedy = "give all files columns of one kind, and no missing values where it is float16"
+            raise chunk.error(0, self.columns[0], message, remedy)
+        return rows
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk's rows; raises DataError as `rows` does."""
+        self.append(self.rows(chunk))
+
+    def append(self, rows: Array) -> None:
+        """Append rows that `rows` gave."""
+        if self._rows is None:
+            self._rows = Growing(self.dtype, self.width)
+        self._rows.append(rows)
+
+    def take(self, num: int | None = None) -> Array:
+        """``[N, F]``; filled up to ``num`` rows."""
+        rows = self._rows or Growing(self.dtype, self.width)
+        if num is not None:
+            rows.pad(num, self.fill if self.fill is not None else 0.0)
+        features: Array = rows.take()
+        return features

@@ -1,0 +1,485 @@
+"""Features of tables that are filled in, scaled and encoded by what the rows for training say."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from raygnn.config.graph import TablesGraph
+from raygnn.errors import ConfigError, DataError
+from raygnn.graph.outofcore import disk_graph, edge_shuffle
+from raygnn.graph.outofcore.estimate import size_of
+from raygnn.graph.sources import load_graph, reading_bytes
+from raygnn.graph.tables import feature_columns, reader
+from raygnn.graph.tables.description import RandomSplit
+from raygnn.graph.tables.frames import draw
+from tests import company
+from tests.graph.tables_builder import SPEC, changed, write_shop
+from tests.graph.test_outofcore import assert_as_in_memory, missing, out_of_core
+
+CALLS = ("customer", "calls", "customer")
+SHARES = {"train": 0.4, "val": 0.1, "seed": 3}
+SPLITS: dict[str, dict[str, Any]] = {
+    "column": {"split": "fold"},
+    "words": {"split": "fold", "split_words": {"holdout": "test"}},
+    "masks": {"masks": {"train": "is_train", "val": "is_val"}},
+    "shares": {"splits": SHARES},
+}
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> bool:
+    """Within 1e-6, of values above 1 relatively."""
+    assert found.shape == wanted.shape
+    return bool((np.abs(found - wanted) <= 1e-6 * np.maximum(1, np.abs(wanted))).all())
+
+
+def described(directory: Path, vocabulary: Path | None = None) -> TablesGraph:
+    return TablesGraph(format="tables", path=directory / "tables.yaml", vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_by_hand(kind: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against pandas, whatever says which rows are for training, in chunks of any size; of edges,
+    where nothing does, by all rows."""
+    monkeypatch.setattr(reader, "ROWS", 97)
+    monkeypatch.setattr(feature_columns, "_ROWS", 64)
+    people, called = company.write(tmp_path, kind, 700, 1, **SPLITS[split])
+    training = people["fold"] == "train"
+    if split == "masks":
+        flags = people.assign(is_train=training, is_val=people["fold"] == "val")
+        if kind == "csv":
+            flags.to_csv(tmp_path / "customers.csv", index=False)
+        else:
+            flags.to_parquet(tmp_path / "customers.parquet", index=False)
+    if split == "shares":
+        training = draw(RandomSplit(**SHARES), len(people)) == 0
+    data = load_graph(described(tmp_path))
+    frame = data.nodes["customer"].data
+    assert frame["train_mask"].tolist() == [*training]
+    assert frame["feat"].dtype == np.float32
+    assert close(frame["feat"], company.by_hand(people[training], people))
+    assert close(data.edges[CALLS].data["how"], company.calls_by_hand(called, called))
+
+
+def test_shares_are_of_rows_with_a_label(tmp_path: Path) -> None:
+    people, _ = company.write(tmp_path, "csv", 300, 2, splits=SHARES)
+    people.loc[::3, "leaves"] = None
+    people.to_csv(tmp_path / "customers.csv", index=False)
+    training = (draw(RandomSplit(**SHARES), 300) == 0) & people["leaves"].notna()
+    feat = load_graph(described(tmp_path)).nodes["customer"].data["feat"]
+    assert close(feat, company.by_hand(people[training], people))
+
+
+@settings(max_examples=3, deadline=None, phases=(Phase.reuse, Phase.generate))  # slow to shrink
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(["csv", "parquet"]),
+    split=st.sampled_from(["column", "shares"]),
+    parts=st.integers(1, 2),
+)
+def test_out_of_core_as_in_memory(seed: int, kind: str, split: str, parts: int) -> None:
+    """File for file, those of a later month with the state of the training, too; which is that
+    of the training's manifest, and makes of new rows what pandas makes of them."""
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as place:
+        patch.setattr(disk_graph, "RUN", 7)
+        patch.setattr(edge_shuffle, "BUCKET", 5)
+        patch.setattr(reader, "ROWS", 1 + seed % 40)
+        root = Path(place)
+        people, called = company.write(root / "old", kind, 60, seed, **SPLITS[split])
+        (root / "a").mkdir()
+        assert_as_in_memory(described(root / "old"), root / "a", parts)
+        kept = root / "a" / "disk" / "raygnn.json"
+        new, new_calls = company.write(root / "new", kind, 30, seed + 1, True, split="fold")
+        later = described(root / "new", kept)
+        (root / "b").mkdir()
+        data = load_graph(later, needs_masks=False, trains=False)
+        missing(later, root / "b" / "local", parts).make(data)
+        out_of_core(missing(later, root / "b" / "disk", parts), trains=False)
+        manifests = [
+            json.loads((root / at / "raygnn.json").read_text())["transforms"]
+            for at in ("a/disk", "a/local", "b/disk", "b/local")
+        ]
+        assert manifests[1:] == manifests[:-1]
+        training = people["fold"] == "train"
+        if split == "shares":
+            training = draw(RandomSplit(**SHARES), len(people)) == 0
+        assert close(data.nodes["customer"].data["feat"], company.by_hand(people[training], new))
+        wanted = company.calls_by_hand(called, new_calls)
+        assert close(data.edges[CALLS].data["how"], wanted)
+
+
+def test_files_are_one_table_out_of_core(tmp_path: Path) -> None:
+    """Whose rows are numbered over all of them, also of edges, of which some are dropped."""
+    people, called = company.write(tmp_path, "csv", 90, 5, splits=SHARES)
+    for at in range(3):
+        people[at * 30 : (at + 1) * 30].to_csv(tmp_path / f"customers-{at}.csv", index=False)
+        called[at * 90 : (at + 1) * 90].to_csv(tmp_path / f"calls-{at}.csv", index=False)
+    spec = company.spec("csv", splits=SHARES)
+    spec["nodes"]["customer"]["files"] = "customers-*.csv"
+    edges = spec["edges"]["customer:calls:customer"]
+    edges |= {"files": "calls-*.csv", "splits": SHARES, "undirected": True}
+    (tmp_path / "tables.yaml").write_text(yaml.safe_dump(spec))
+    graph = described(tmp_path)
+    how = load_graph(graph).edges[CALLS].data["how"][: len(called)]
+    training = draw(RandomSplit(**SHARES), len(called)) == 0
+    assert close(how, company.calls_by_hand(called[training], called))
+    assert_as_in_memory(graph, tmp_path, 2)
+
+
+# -- one transform at a time
+
+
+def feat(
+    directory: Path,
+    column: dict[str, Any],
+    values: Any,
+    train: int | None = None,
+    kind: str = "csv",
+) -> list[Any]:
+    """What becomes of users with these values, of whom the first ``train`` are for training."""
+    spec = copy.deepcopy(SPEC)
+    spec["nodes"]["user"] |= {"features": {"feat": {"column": "v", **column}}}
+    num = len(values)
+    names = [f"u{n}" for n in range(num)]
+    fold = ["train" if n < (train or num) else "test" for n in range(num)]
+    users = {"name": names, "age": None, "income": None, "v": values}
+    graph = write_shop(
+        directory,
+        kind,
+        spec,
+        users={**users, "class": ["no"] * num, "fold": fold},
+        bought={"name": names[:1] * 3},
+    )
+    rows: list[Any] = load_graph(graph).nodes["user"].data["feat"].tolist()
+    return [row[0] if len(row) == 1 else row for row in rows]
+
+
+WHEN = ["2024-02-29 23:30:00", "2024-12-31 00:00:00"]
+ONE_BY_ONE: dict[str, tuple[dict[str, Any], list[Any], int | None, list[Any]]] = {
+    "standard, of equal numbers": ({"scale": "standard"}, [0.1, 0.1, 0.1, 1.1], 3, [0, 0, 0, 1]),
+    "minmax, beyond the training's": ({"scale": "minmax"}, [2, 4, 3, 8], 2, [0, 1, 0.5, 3]),
+    "minmax, of equal numbers": ({"scale": "minmax"}, [2, 2, 3], 2, [0, 0, 1]),
+    "log of nothing": ({"scale": "log"}, [0, np.e - 1], None, [0, 1]),
+    "rank_gauss, of one number": ({"scale": "rank_gauss"}, [5], None, [0]),
+    "rank_gauss, of equal numbers": ({"scale": "rank_gauss"}, [5, 5, 5], None, [0, 0, 0]),
+    "rank_gauss": (
+        {"scale": "rank_gauss"},
+        [1, 2, 3, 9, -9, 2.5],
+        3,
+        [-0.967422, 0, 0.967422, 0.967422, -0.967422, 0.674490],
+    ),
+    "the mean of an even number": ({"impute": "median"}, [1, 2, 5, 9, None], 4, [1, 2, 5, 9, 3.5]),
+    "imputed before it is scaled": (
+        {"impute": 5, "scale": "minmax"},
+        [1, None, 3],
+        None,
+        [0, 1, 0.5],
+    ),
+    "impute alone": ({"impute": -1}, [1, None], None, [1, -1]),
+    "a bound is in the bucket above": (
+        {"bucket": [1, 2]},
+        [0, 1, 2, 3],
+        None,
+        [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]],
+    ),
+    "two quantiles": ({"bucket": 2}, [1, 2, 3, 9], 3, [[1, 0], [0, 1], [0, 1], [0, 1]]),
+    "numbers as words": ({"onehot": True}, [10, 9, 10], None, [[0, 1], [1, 0], [0, 1]]),
+    "words, and one for others": (
+        {"onehot": True, "unknown": "bucket"},
+        ["b", "a", None, "c"],
+        2,
+        [[0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 0, 0]],
+    ),
+    "a word for missing ones": (
+        {"onehot": True, "impute": "a"},
+        ["b", "a", None],
+        None,
+        [[0, 1], [1, 0], [1, 0]],
+    ),
+    "truth values": ({"scale": "minmax"}, [True, False, True], None, [1, 0, 1]),
+    "parts": (
+        {"parts": ["year", "quarter", "month", "week", "day", "weekday", "day_of_year", "hour",
+                   "minute", "second"]},
+        WHEN,
+        None,
+        [[2024, 1, 2, 9, 29, 3, 60, 23, 30, 0], [2024, 4, 12, 1, 31, 1, 366, 0, 0, 0]],
+    ),
+    "parts as words": ({"parts": "year", "onehot": True}, ["2023-01-01", "2021-01-01"], None,
+                       [[0, 1], [1, 0]]),
+    "days since": ({"since": "2024-02-28"}, WHEN, None, [1 + 23.5 / 24, 307]),
+    "days since, of a zone": ({"since": "2024-02-29T01:30:00+02:00"}, WHEN, None,
+                              [1, 306 + 1 / 48]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_one_by_one(name: str, kind: str, tmp_path: Path) -> None:
+    column, values, train, wanted = ONE_BY_ONE[name]
+    if kind == "parquet" and values is WHEN:
+        values = [pd.Timestamp(value).to_pydatetime() for value in values]
+    elif kind == "parquet" and values == ["2023-01-01", "2021-01-01"]:
+        values = [pd.Timestamp(value).date() for value in values]
+    assert close(np.array(feat(tmp_path, column, values, train, kind)), np.array(wanted))
+
+
+def test_a_hash_is_of_the_word_alone(tmp_path: Path) -> None:
+    """Whether it is stored as text or as a number, whatever words there are."""
+    many = feat(tmp_path, {"hash": 50}, list(range(30)), kind="parquet")
+    few = feat(tmp_path, {"hash": 50}, ["7", "29", "x"])
+    assert few[:2] == [many[7], many[29]]
+    assert all(sum(row) == 1 for row in many)
+    assert len({row.index(1) for row in many}) > 15
+
+
+def test_points_in_time_with_a_zone_are_of_utc(tmp_path: Path) -> None:
+    values = [pd.Timestamp("2024-01-01 01:00", tz="Europe/Berlin").to_pydatetime()]
+    assert feat(tmp_path, {"parts": ["year", "hour"]}, values, kind="parquet") == [[2024, 0]]
+    assert feat(tmp_path, {"parts": ["year", "hour"]}, ["2024-01-01T01:00:00+02:00"]) == [
+        [2023, 23]
+    ]
+
+
+def test_lists_are_as_many_features(tmp_path: Path) -> None:
+    """Each with a state of its own, also where an element is missing."""
+    values = [[1.0, 10.0], [3.0, None], [2.0, 40.0], [7.0, 20.0]]
+    column = {"impute": "mean", "scale": "minmax"}
+    wanted = [[0, 0], [1, 0.5], [0.5, 1], [3, 1 / 3]]
+    found = feat(tmp_path, column, values, 3, "parquet")
+    assert np.allclose(found, wanted, atol=1e-6)
+    ((state, other),) = [one["state"] for one in _manifest(tmp_path)["user/feat"]]
+    assert state == [[2.0], [1.0, 2.0]]
+    assert other == [[25.0], [10.0, 30.0]]
+
+
+def test_half_precision_is_scaled_in_double(tmp_path: Path) -> None:
+    half = pa.array(np.array([1, 3, 2], np.float16))
+    assert feat(tmp_path, {"scale": "minmax"}, half, kind="parquet") == [0, 1, 0.5]
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    return load_graph(TablesGraph(format="tables", path=directory / "shop.yaml")).transforms
+
+
+def test_fill_stands_in_before_scaling(tmp_path: Path) -> None:
+    """Where the column says nothing itself; the table's others are filled as ever."""
+    spec = changed("nodes user fill", 9.0)
+    spec["nodes"]["user"]["features"]["feat"] = ["age", {"column": "income", "scale": "minmax"}]
+    users = {"age": [None, 2.0, 3.0], "income": [1.0, None, 5.0], "fold": ["train"] * 3,
+             "class": ["no"] * 3}  # fmt: skip
+    found = load_graph(write_shop(tmp_path, spec=spec, users=users)).nodes["user"].data["feat"]
+    assert found.tolist() == [[9, 0], [2, 1], [3, 0.5]]
+
+
+# -- what is refused
+
+
+def test_missing_values_are_counted(tmp_path: Path) -> None:
+    """Before anything is made of the table: which column, how many, the first, what to do."""
+    ages = [1.0] * 100_000
+    ages[70_000] = ages[70_001] = ages[99_999] = None
+    users = {
+        "name": [f"u{n}" for n in range(100_000)],
+        "age": ages,
+        "income": [1.0] * 100_000,
+        "class": ["no"] * 100_000,
+        "fold": ["train"] * 100_000,
+    }
+    plain = write_shop(tmp_path, users=users, bought={"name": ["u1"] * 3})
+    text = (tmp_path / "shop.yaml").read_text()
+    for said in (text, text.replace("- age", "- {column: age, scale: log}")):
+        (tmp_path / "shop.yaml").write_text(said)
+        with pytest.raises(
+            DataError, match="there is no number; 3 of 100,000 are missing"
+        ) as caught:
+            load_graph(plain)
+        place = "users.csv, row 70001 (line 70002), column 'age'"
+        assert str(caught.value.where).endswith(place)
+        assert "{column: age, impute: median}" in str(caught.value.remedy)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[Any], str, str]] = {
+    "no word": ({"onehot": True}, ["a", None], "no value; 1 of 2", "unknown: bucket"),
+    "no word to hash": ({"hash": 3}, ["a", None], "no value; 1 of 2", "impute"),
+    "an unknown word": ({"onehot": True}, ["a", "b", "c"], "has 'b', 'c'", "unknown: bucket"),
+    "log of less": ({"scale": "log"}, [1, -1.5], "above -1, and here is -1.5", ""),
+    "no date": ({"parts": "year"}, ["2024-01-01", "soon"], "'soon'", "points in time"),
+    "whole numbers": ({"parts": "year"}, [20240101, 1], "whole numbers", "points in time"),
+    "half a word": ({"onehot": True}, [1.5, 2], "'1.5'|1.5", ""),
+    "nothing to average": ({"impute": "mean"}, [None, 1.0], "no row for training has a number", ""),
+    "text": ({"scale": "standard"}, ["a", "b"], "'a'", "onehot"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    column, values, message, remedy = REFUSED[name]
+    kind = "parquet" if name in ("half a word", "whole numbers") else "csv"
+    with pytest.raises(DataError, match=message) as caught:
+        feat(tmp_path, column, values, 1, kind)
+    assert "users" in str(caught.value.where)
+    assert "column 'v'" in str(caught.value.where)
+    assert remedy in str(caught.value.remedy)
+
+
+def test_what_is_no_point_in_time_is_a_column(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column '2024-13-01'"):
+        feat(tmp_path, {"since": "2024-13-01"}, ["2024-01-01", "2024-01-02"])
+
+
+def test_points_in_time_need_parts(tmp_path: Path) -> None:
+    when = [pd.Timestamp("2024-01-01").to_pydatetime()]
+    with pytest.raises(DataError, match="timestamp") as caught:
+        feat(tmp_path, {}, when, kind="parquet")
+    assert "parts or since" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"column": "age", "scale": "standard"}, "no row is for training"),
+        ({"column": "age", "onehot": True, "unknown": "bucket"}, "there are 0 words"),
+    ],
+)
+def test_without_rows_for_training(column: Any, message: str, tmp_path: Path) -> None:
+    spec = changed("nodes user features", {"feat": column})
+    graph = write_shop(tmp_path, spec=spec, users={"fold": ["val", "val", None]})
+    with pytest.raises(DataError, match=message) as caught:
+        load_graph(graph, needs_masks=False, trains=False)
+    assert "column 'age'" in str(caught.value.where)
+
+
+def test_too_many_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_columns, "MAX_WIDTH", 2)
+    with pytest.raises(DataError, match="there are 3 words, and may be 1 to 2") as caught:
+        feat(tmp_path, {"onehot": True}, ["a", "b", "c"])
+    assert "categories" in str(caught.value.remedy)
+
+
+DESCRIBED = {
+    "parts and since": ({"parts": "year", "since": "2024-01-01"}, "parts and since both"),
+    "two codes": ({"onehot": True, "hash": 3}, "onehot and hash both"),
+    "scaled words": ({"onehot": True, "scale": "log"}, "onehot and scale both"),
+    "a later log": ({"scale": ["standard", "log"]}, "log is of the values themselves"),
+    "unknown of what": ({"scale": "log", "unknown": "bucket"}, "unknown 'bucket' would be ignored"),
+    "count of what": ({"onehot": True, "min_count": 2}, "min_count 2 would be ignored"),
+    "mean of words": ({"hash": 3, "impute": "mean"}, "there is no mean of words"),
+    "a word for a number": ({"scale": "log", "impute": "none"}, "'none' is no number"),
+    "no such scale": ({"scale": "standart"}, "standard"),
+    "no such part": ({"parts": "decade"}, "weekday"),
+    "no such key": ({"imputed": 1}, "impute"),
+    "one bucket": ({"bucket": 1}, "from 2 to 1024"),
+    "bounds": ({"bucket": [3, 3]}, "ascending"),
+    "a number for a time": ({"since": 2024}, "since"),
+    "true in place of a number": ({"impute": True}, "mean, median, or the value itself"),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_descriptions_that_cannot_be(name: str, tmp_path: Path) -> None:
+    column, message = DESCRIBED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        feat(tmp_path, column, [1, 2])
+    assert "shop.yaml: nodes.user.features.feat" in str(caught.value)
+
+
+def test_nodes_that_edges_add_have_nothing_to_transform(tmp_path: Path) -> None:
+    spec = changed("edges user:bought:item missing", "add")
+    spec["nodes"]["user"]["fill"] = spec["nodes"]["item"]["fill"] = 0.0
+    spec["nodes"]["item"]["categories"] = {}
+    spec["nodes"]["user"]["features"]["feat"] = {"column": "age", "scale": "standard"}
+    with pytest.raises(ConfigError, match="nothing to transform"):
+        load_graph(write_shop(tmp_path, spec=spec))
+
+
+# -- the state of the training
+
+
+def trained(directory: Path, column: Any = None) -> Path:
+    directory.mkdir()
+    spec = changed("nodes user features feat", column or {"column": "age", "scale": "minmax"})
+    graph = write_shop(directory, spec=spec, users={"fold": ["train"] * 3, "class": ["no"] * 3})
+    missing(graph, directory / "p", 1).make(load_graph(graph))
+    return directory / "p" / "raygnn.json"
+
+
+def later(directory: Path, kept: Path, column: Any) -> TablesGraph:
+    directory.mkdir()
+    spec = changed("nodes user features feat", column)
+    users = {"class": ["no"] * 3, "fold": [None] * 3, "years": [31.0, 62.5, -15.0]}
+    graph = write_shop(directory, spec=spec, users=users)
+    return graph.model_copy(update={"vocabulary": kept})
+
+
+def test_the_column_may_have_another_name(tmp_path: Path) -> None:
+    """Users of 28 to 51 years were trained on."""
+    graph = later(
+        tmp_path / "new", trained(tmp_path / "old"), {"column": "years", "scale": "minmax"}
+    )
+    data = load_graph(graph, needs_masks=False, trains=False)
+    wanted = (np.array([31.0, 62.5, -15.0]) - 28) / 23
+    assert np.allclose(data.nodes["user"].data["feat"][:, 0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (None, "age"),
+        ("age", {"column": "age", "scale": "minmax"}),
+        (None, {"column": "age", "scale": "standard"}),
+        (None, {"column": "age", "scale": "minmax", "impute": 0}),
+        (None, [{"column": "age", "scale": "minmax"}, "income"]),
+    ],
+)
+@pytest.mark.parametrize("engine", ["memory", "disk"])
+def test_other_transforms_than_the_training_had(
+    engine: str, then: Any, now: Any, tmp_path: Path
+) -> None:
+    graph = later(tmp_path / "new", trained(tmp_path / "old", then), now)
+
+    def read() -> None:
+        if engine == "memory":
+            load_graph(graph, needs_masks=False, trains=False)
+        else:
+            out_of_core(missing(graph, tmp_path / "p", 1), trains=False)
+
+    with pytest.raises(DataError, match=r"and were by .* in the training") as caught:
+        read()
+    assert "user/feat" in str(caught.value)
+
+
+def test_memory_is_estimated_with_what_columns_become(tmp_path: Path) -> None:
+    rows = 30_000
+    pq.write_table(pa.table({"name": range(rows), "word": ["w"] * rows}), tmp_path / "u.parquet")
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "e.parquet")
+
+    def estimates(column: Any) -> tuple[int, int, int]:
+        (tmp_path / "tables.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "nodes": {"u": {"files": "u.parquet", "id": "name", "features": {"x": column}}},
+                    "edges": {"to": {"files": "e.parquet", "source": "a", "target": "b"}},
+                }
+            )
+        )
+        size = size_of(described(tmp_path))
+        assert size is not None
+        data = load_graph(described(tmp_path), needs_masks=False, trains=False)
+        array = data.nodes["u"].data["x"].nbytes
+        return reading_bytes(described(tmp_path)), size.node_bytes, array
+
+    for before, now in zip(estimates("name"), estimates({"column": "word", "hash": 100})):
+        assert now - before == pytest.approx(rows * 4 * 100, rel=0.02)
