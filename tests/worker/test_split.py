@@ -65,7 +65,7 @@ def slow_link(patch: pytest.MonkeyPatch) -> None:
             "waits for its next batch",
         ),
         (
-            sleep_before(Task, "checked", 1),
+            sleep_before(Task, "outputs", 1),
             {"forward": (1,), "peers": (0,)},
             "of the windows: its forward takes ",
         ),
@@ -99,7 +99,7 @@ def test_the_parts_sum_to_the_wall_time(
     prefetch: int, accumulate: int, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured apart from the clock: the records' own times."""
-    sleep_before(Task, "checked")(monkeypatch)
+    sleep_before(Task, "outputs")(monkeypatch)
     config = make_job(
         graph={"val": 0.0},
         sampling={"prefetch": prefetch, "batch_size": 8},
