@@ -140,9 +140,12 @@ def write_hashed(
 
 
 def save_tensors(value: Any, path: Path, moved: Callable[[], None] = nothing) -> Hashed:
-    """Write what torch.load reads; see `write_hashed`."""
+    """Write what torch.load reads, on any machine: all tensors as those of a CPU, wherever they
+    are; see `write_hashed`."""
     import torch
+    from lightning_utilities.core.apply_func import apply_to_collection
 
+    value = apply_to_collection(value, torch.Tensor, torch.Tensor.cpu)
     return write_hashed(path, lambda file: torch.save(value, cast(IO[bytes], file)), moved)
 
 

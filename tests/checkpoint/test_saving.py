@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.checkpoint import store, weights
+from raygnn.checkpoint import hashed_files, store, weights
 from raygnn.checkpoint.learned_rows import write_rows
 from raygnn.checkpoint.store import RowFiles
 from raygnn.checkpoint.writer import Saver
@@ -331,3 +331,46 @@ def test_a_disk_that_is_full_for_a_while(
         assert {1, 2, 12} <= steps
         assert len(steps) == counts["saved"]
         assert "No space left on device" in told(run.path / "logs")[0]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that lies, as far as torch can tell, on a GPU, and can be copied to the CPU alone."""
+
+    here: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, here: torch.Tensor) -> OnGpu:
+        made: OnGpu = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, here.shape, dtype=here.dtype, device="cuda:0"
+        )
+        made.here = here
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].here)
+        assert func is torch.ops.aten._to_copy.default
+        assert kwargs["device"] == torch.device("cpu")
+        return args[0].here.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AssertionError("a tensor of a GPU is written as it is")
+
+
+def test_files_hold_tensors_of_a_cpu(tmp_path: Path) -> None:
+    weight = torch.randn(2, 3)
+    there = OnGpu(weight)
+    assert there.is_cuda
+    model = torch.nn.Linear(3, 2, bias=False)
+    model.weight = torch.nn.Parameter(there)
+    weights.save(tmp_path, model, {"data": ""})
+    save(saver(tmp_path), tmp_path, 3, there)
+    written = torch.load(tmp_path / weights.FILE, weights_only=True)["weight"]
+    resumed = torch.load(store.state_at(tmp_path, 3), weights_only=True)["state_dict"]["w"]
+    hashed_files.save_tensors({"rows": [there]}, tmp_path / "nested.pt")
+    (nested,) = torch.load(tmp_path / "nested.pt", weights_only=True)["rows"]
+    for found in (written, resumed, nested):
+        assert type(found) is torch.Tensor
+        assert found.device.type == "cpu"
+        assert torch.equal(found, weight)
