@@ -2,7 +2,8 @@
 
 Follows DGL's ``examples/distributed/graphsage`` and, for the environment, its ``tools/launch.py``.
 Left out is ``model.join()``, which costs the example a reduction per step: here every trainer has
-the same number of batches.
+the same number of batches. With ``--epochs`` it is a whole job, evaluated after each epoch as the
+example does: all nodes exactly, layer by layer, through DGL's distributed tensors.
 
     PYTHONPATH=benchmarks python -m peers.distdgl --partition DIR [--steps 20] [--rate 1gbit]
 """
@@ -20,26 +21,28 @@ from datetime import timedelta
 from pathlib import Path
 
 from peers import BENCHMARKS
-from peers.model import BATCH, SAGE, SEED, Result, measure, sampler
+from peers.model import BATCH, SAGE, SEED, Job, Report, Result, measure, sampler, train_whole
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.layout import read_meta
 from tests.hosts import Host, hosts, missing
 
 SECONDS = 600.0
+EVALUATED = 100_000  # nodes in a batch of the evaluation, by the example's default
 _IP_CONFIG = "/tmp/ip_config.txt"  # each host has its own /tmp
 _STORE_PORT = 29500
 _LAST = 20.0  # seconds for all to end when the first has
 
 
 def run_distdgl(
-    partition: Path, group: Sequence[Host], steps: int, seconds: float = SECONDS
-) -> Result:
+    partition: Path, group: Sequence[Host], steps: int, seconds: float = SECONDS, epochs: int = 0
+) -> Result | Job:
     """Train on a partition that has one part for each host.
 
     Args:
         partition: the directory; what lies below /tmp must be shared with the hosts.
         steps: of each trainer, after the warm-up.
         seconds: for all of it, loading included.
+        epochs: of a whole job instead, whose `Job` is returned, as the first trainer has it.
 
     Raises:
         RuntimeError: a server or trainer failed or ended early, or there was not enough time;
@@ -53,7 +56,7 @@ def run_distdgl(
         write = ["sh", "-c", f'echo "$1" > {_IP_CONFIG}', "sh", addresses]
         host.run(write, timeout=30)
     what = ["--partition", str(meta.config_file), "--graph", meta.graph_name]
-    what += ["--steps", str(steps)]
+    what += ["--steps", str(steps), "--epochs", str(epochs)]
     with tempfile.TemporaryDirectory() as directory:
         running: dict[str, _Running] = {}
         try:
@@ -67,6 +70,8 @@ def run_distdgl(
                     )
             _watch(running, seconds)
             trainers = [each for name, each in running.items() if name.startswith("trainer")]
+            if epochs:
+                return Job.find(trainers[0].text())
             return Result.together([Result.find(each.text()) for each in trainers])
         finally:
             for each in running.values():
@@ -150,7 +155,7 @@ def serve() -> None:
     module.distributed.initialize(_IP_CONFIG)
 
 
-def train(graph_name: str, part_config: str, steps: int) -> Result:
+def train(graph_name: str, part_config: str, steps: int, epochs: int) -> Report:
     """One trainer, as in DGL's example."""
     import torch
     import torch.distributed as dist
@@ -173,7 +178,36 @@ def train(graph_name: str, part_config: str, steps: int) -> Result:
     def fetch(inputs: torch.Tensor, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return graph.ndata["feat"][inputs], graph.ndata["label"][seeds].long()
 
-    result = measure(loader, fetch, model, steps, dist.barrier)
+    everyone = module.distributed.node_split(
+        torch.ones(graph.num_nodes(), dtype=torch.bool), graph.get_partition_book(), force_even=True
+    )
+
+    def evaluate(last: bool) -> float:
+        h = graph.ndata["feat"]
+        net = model.module
+        whole = module.dataloading.NeighborSampler([-1])
+        for number, layer in enumerate(net.layers):
+            shape = (graph.num_nodes(), net.widths[number + 1])
+            out = module.distributed.DistTensor(shape, torch.float32, f"layer{number}")
+            for input_nodes, rows, (block,) in module.dataloading.DistNodeDataLoader(
+                graph, everyone, whole, batch_size=EVALUATED, shuffle=False, drop_last=False
+            ):
+                y = layer(block, h[input_nodes])
+                out[rows] = y.relu() if number == 0 else y
+            h = out
+            dist.barrier()
+        asked = graph.ndata["test_mask" if last else "val_mask"]
+        rows = module.distributed.node_split(asked, graph.get_partition_book(), force_even=True)
+        correct = (h[rows].argmax(1) == graph.ndata["label"][rows]).sum()
+        counts = torch.stack([correct, torch.tensor(len(rows))])
+        dist.all_reduce(counts)
+        return float(counts[0] / counts[1])
+
+    result: Report
+    if epochs:
+        result = train_whole(loader, fetch, model, epochs, evaluate)
+    else:
+        result = measure(loader, fetch, model, steps, dist.barrier)
     dist.barrier()
     dist.destroy_process_group()
     return result
@@ -183,6 +217,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--partition", type=Path, required=True, help="directory of a partition")
     parser.add_argument("--steps", type=int, default=20, help="steps that count")
+    parser.add_argument("--epochs", type=int, default=0, help="of a whole job, instead of steps")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of the whole run")
     parser.add_argument("--rate", help="of the hosts' links, such as 1gbit; unlimited if not given")
     parser.add_argument("--role", choices=["server", "trainer"], help=argparse.SUPPRESS)
@@ -191,14 +226,16 @@ def main() -> int:
     if arguments.role == "server":
         serve()
     elif arguments.role == "trainer":
-        print(train(arguments.graph, str(arguments.partition), arguments.steps).line(), flush=True)
+        counts = (arguments.steps, arguments.epochs)
+        print(train(arguments.graph, str(arguments.partition), *counts).line(), flush=True)
     elif reason := missing():
         sys.exit(reason)
     else:
         partition = arguments.partition.resolve()
         parts = read_meta(partition).num_parts
         with hosts(parts, rate=arguments.rate, share=[partition]) as group:
-            print(run_distdgl(partition, group, arguments.steps, arguments.seconds).line())
+            counts = (arguments.steps, arguments.seconds, arguments.epochs)
+            print(run_distdgl(partition, group, *counts).line())
     return 0
 
 

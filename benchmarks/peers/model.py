@@ -1,4 +1,5 @@
-"""The job that every peer does, its model in DGL's own layers, and how its steps are timed."""
+"""The job that every peer does, its model in DGL's own layers, and how it is timed: some steps of
+it (`Result`), or all of it with its evaluations (`Job`)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +25,25 @@ LEARNING_RATE = 0.003
 SEED = 0
 WARM_UP = 5  # steps before the first that counts
 
-_START = '{"seeds_per_second"'
+
+class Report:
+    """What a peer prints as one line of JSON."""
+
+    def line(self) -> str:
+        return json.dumps(asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def find(cls, output: str) -> Self:
+        """The line among all else that a program (and DGL in it) wrote."""
+        start = f'{{"{fields(cls)[0].name}"'  # type: ignore[arg-type]
+        _, found, line = output.rpartition(start)
+        if not found:
+            raise RuntimeError(f"a peer ended without a result:\n{output[-4000:]}")
+        return cls(**json.loads(found + line.partition("\n")[0]))
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Report):
     """What one run measured.
 
     Attributes:
@@ -51,18 +66,6 @@ class Result:
     threads: int
     loss: float
 
-    def line(self) -> str:
-        """As one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def find(output: str) -> Result:
-        """The line among all else that a program (and DGL in it) wrote."""
-        _, found, line = output.rpartition(_START)
-        if not found:
-            raise RuntimeError(f"a peer ended without a result:\n{output[-4000:]}")
-        return Result(**json.loads(found + line.partition("\n")[0]))
-
     @staticmethod
     def together(each: list[Result]) -> Result:
         """Of workers that step together, from what each of them measured."""
@@ -83,6 +86,23 @@ class Result:
         )
 
 
+@dataclass(frozen=True)
+class Job(Report):
+    """A whole job of some epochs, with an evaluation after each.
+
+    Attributes:
+        epoch_seconds: of the steps of each epoch.
+        evaluation_seconds: of each evaluation; the last may be the test's.
+        test: accuracy on the test nodes, of 1.
+        finished: Unix time at which it was known.
+    """
+
+    epoch_seconds: list[float]
+    evaluation_seconds: list[float]
+    test: float
+    finished: float
+
+
 class SAGE(nn.Module):
     """GraphSAGE with mean aggregation (Hamilton et al. 2017), two layers of DGL's own.
 
@@ -93,7 +113,8 @@ class SAGE(nn.Module):
     def __init__(self, features: int):
         super().__init__()
         conv = dgl().nn.SAGEConv
-        self.layers = nn.ModuleList([conv(features, HIDDEN, "mean"), conv(HIDDEN, CLASSES, "mean")])
+        self.widths = (features, HIDDEN, CLASSES)
+        self.layers = nn.ModuleList([conv(a, b, "mean") for a, b in pairwise(self.widths)])
 
     def forward(self, blocks: list[Any], x: Tensor) -> Tensor:
         return self.layers[1](blocks[1], F.relu(self.layers[0](blocks[0], x)))
@@ -163,3 +184,39 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
             yield batch
         if empty:
             raise RuntimeError(f"there are fewer than {BATCH} training nodes for a worker")
+
+
+def train_whole(
+    loader: Iterable[Any],
+    fetch: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    model: nn.Module,
+    epochs: int,
+    evaluate: Callable[[bool], float],
+) -> Job:
+    """Train for some epochs.
+
+    Args:
+        loader: gives (input nodes, seeds, blocks) of one epoch.
+        fetch: input nodes and seeds → their features and labels.
+        evaluate: called after each epoch, True for the last; returns an accuracy, of the test nodes
+            at the last.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    steps, evaluations = [], []
+    accuracy = 0.0
+    for epoch in range(epochs):
+        started = time.perf_counter()
+        model.train()
+        for input_nodes, seeds, blocks in loader:
+            x, label = fetch(input_nodes, seeds)
+            loss = F.cross_entropy(model(blocks, x), label)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        trained = time.perf_counter()
+        model.eval()
+        with torch.no_grad():
+            accuracy = evaluate(epoch == epochs - 1)
+        steps.append(trained - started)
+        evaluations.append(time.perf_counter() - trained)
+    return Job(steps, evaluations, accuracy, time.time())
