@@ -334,7 +334,7 @@ def test_a_disk_that_is_full_for_a_while(
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that lies, as far as torch can tell, on a GPU, and can be copied to the CPU alone."""
+    """A tensor that lies, as far as torch can tell, on a GPU, and can only be copied to the CPU."""
 
     here: torch.Tensor
 
