@@ -9,9 +9,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-# Set before torch, numba or ray is imported by any test, and inherited by their processes.
+# Set before torch, numba, triton or ray is imported by any test, and inherited by their processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels of a GPU run on tensors of the CPU
 
 # A shell's background job is started with Ctrl-C ignored, and so would be all that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

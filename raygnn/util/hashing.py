@@ -17,11 +17,11 @@ import numpy as np
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _PIECE = 1 << 20  # bytes
 # as numpy's words they are constants to numba, too, and cost it nothing to compile
-_ADD, _BY, _AND_BY, _30, _27, _31 = np.array([_GOLDEN, _FIRST, _SECOND, 30, 27, 31], np.uint64)
+_ADD, _BY, _AND_BY, _30, _27, _31 = np.array([GOLDEN, FIRST, SECOND, 30, 27, 31], np.uint64)
 
 
 def mix(value: Words) -> Words:
@@ -42,9 +42,9 @@ def uniform(value: Words) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def mix_int(value: int) -> int:
     """`mix` of one Python integer below 2⁶⁴; an array of one would cost ten times as much."""
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    value = (value + GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * SECOND) & _MASK
     return value ^ (value >> 31)
 
 

@@ -168,6 +168,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="tests at the same time")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "CI": "1"}
+    os.environ["TRITON_INTERPRET"] = "1"  # before torch loads it
     os.environ.setdefault("RAYGNN_DATA", str(CHECKOUT.parent / "shared" / "data"))
     for name in ("hypothesis", "pytest", "lightning.pytorch", "pandas", "pyarrow.parquet", "scipy"):
         importlib.import_module(name)

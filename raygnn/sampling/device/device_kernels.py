@@ -1,0 +1,268 @@
+"""The kernels of sampling on a GPU (Triton), which give the same integers as the CPU's.
+
+See `raygnn.sampling.drawing.sample_rows` and `raygnn.sampling.kernels.relabel`. What is read may
+lie in the GPU's memory or in page-locked memory of the host, which a GPU reads by the same
+addresses; everything else lies on the GPU. Nothing here waits for it. With ``TRITON_INTERPRET=1``,
+set before Triton is first imported, the same code runs on tensors of a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raygnn.sampling.drawing import ALL
+from raygnn.util import hashing
+
+MOST_DRAWN = 1024  # a fanout that is drawn here: every entry is compared with all before it
+
+_GOLDEN = tl.constexpr(hashing.GOLDEN)
+_FIRST = tl.constexpr(hashing.FIRST)
+_SECOND = tl.constexpr(hashing.SECOND)
+_TILE = 1024  # numbers that a program works on at once
+
+
+@triton.jit
+def _mix(value):  # type: ignore[no-untyped-def]
+    """`raygnn.util.hashing.mix`, of uint64 numbers."""
+    value = value + _GOLDEN
+    value = (value ^ (value >> 30)) * _FIRST
+    value = (value ^ (value >> 27)) * _SECOND
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def _below(random, bound):  # type: ignore[no-untyped-def]
+    """`raygnn.sampling.kernels.below`, as int64."""
+    return (((random >> 32) * bound.to(tl.uint64)) >> 32).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _spans(  # type: ignore[no-untyped-def]
+    indptr,
+    rows,
+    start,
+    take,
+    count,
+    FANOUT: tl.constexpr,
+    REPLACE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    row = tl.load(rows + at, mask=at < count, other=-1)
+    held = row >= 0
+    first = tl.load(indptr + row, mask=held, other=0)
+    degree = tl.load(indptr + row + 1, mask=held, other=0) - first
+    taken = degree
+    if FANOUT >= 0:
+        taken = tl.minimum(degree, FANOUT)
+        if REPLACE:
+            taken = tl.where(degree > 0, FANOUT, 0).to(tl.int64)
+    tl.store(start + at, first, mask=at < count)
+    tl.store(take + at, taken, mask=at < count)
+
+
+@triton.jit(do_not_specialize=["count", "key"])
+def _draw(  # type: ignore[no-untyped-def]
+    indptr,
+    src,
+    keys,
+    rows,
+    out_indptr,
+    out,
+    count,
+    key,
+    FANOUT: tl.constexpr,
+    REPLACE: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """A row of the tile is a row of the graph, and a lane one of the entries that it draws."""
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.load(rows + at, mask=at < count, other=-1)
+    held = row >= 0
+    start = tl.load(indptr + row, mask=held, other=0)
+    degree = tl.load(indptr + row + 1, mask=held, other=0) - start
+    own = tl.load(keys + row, mask=held, other=0).to(tl.int64).to(tl.uint64)
+    state = _mix(key.to(tl.int64).to(tl.uint64) ^ _mix(own))
+    lane = tl.arange(0, LANES)[None, :]
+    if REPLACE:
+        picks = _below(_mix(state[:, None] + lane.to(tl.uint64)), degree[:, None])
+        taken = degree[:, None] > 0
+    else:
+        whole = (degree <= FANOUT)[:, None]
+        picks = tl.where(whole, lane, -1).to(tl.int64)
+        for j in range(FANOUT):  # Floyd's method, as `raygnn.sampling.drawing.floyd`
+            last = degree - FANOUT + j
+            pick = _below(_mix(state + j), last + 1)
+            seen = tl.max((picks == pick[:, None]).to(tl.int32), axis=1) > 0
+            pick = tl.where(seen, last, pick)
+            picks = tl.where((lane == j) & (degree > FANOUT)[:, None], pick[:, None], picks)
+        taken = lane < degree[:, None]
+    taken = taken & (lane < FANOUT)
+    drawn = tl.load(src + start[:, None] + picks, mask=taken, other=0).to(tl.int64)
+    first = tl.load(out_indptr + at, mask=at < count, other=0)
+    tl.store(out + first[:, None] + lane, drawn, mask=taken)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gather(  # type: ignore[no-untyped-def]
+    table,
+    near,
+    slots,
+    index,
+    out,
+    count,
+    WIDTH: tl.constexpr,
+    SOME_NEAR: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.load(index + at, mask=at < count, other=0)
+    lane = (tl.program_id(1) * LANES + tl.arange(0, LANES))[None, :]
+    inside = (at < count)[:, None] & (lane < WIDTH)
+    if SOME_NEAR:
+        slot = tl.load(slots + row, mask=at < count, other=0).to(tl.int64)
+        is_near = (slot >= 0)[:, None]
+        close = tl.load(near + slot[:, None] * WIDTH + lane, mask=inside & is_near, other=0)
+        away = tl.load(
+            table + row[:, None] * WIDTH + lane, mask=inside & (slot < 0)[:, None], other=0
+        )
+        values = tl.where(is_near, close, away)
+    else:
+        values = tl.load(table + row[:, None] * WIDTH + lane, mask=inside, other=0)
+    tl.store(out + at[:, None] * WIDTH + lane, values.to(out.dtype.element_ty), mask=inside)
+
+
+def spans(indptr: Tensor, rows: Tensor, fanout: int, replace: bool) -> tuple[Tensor, Tensor]:
+    """Where the lists of ``rows`` (int64 ``[B]``, negative = without edges) start, and where what
+    each draws is to go: int64 ``[B]`` and ``[B+1]``."""
+    start, out_indptr = torch.empty_like(rows), rows.new_zeros(len(rows) + 1)
+    if count := len(rows):
+        take = torch.empty_like(rows)
+        _spans[(triton.cdiv(count, _TILE),)](
+            indptr, rows, start, take, count, FANOUT=fanout, REPLACE=replace, TILE=_TILE
+        )
+        torch.cumsum(take, 0, out=out_indptr[1:])
+    return start, out_indptr
+
+
+def draw_rows(
+    indptr: Tensor,
+    src: Tensor,
+    keys: Tensor,
+    rows: Tensor,
+    out_indptr: Tensor,
+    fanout: int,
+    replace: bool,
+    key: int,
+) -> Tensor:
+    """What each row draws, keyed: see `raygnn.sampling.drawing.sample_rows`.
+
+    Args:
+        indptr: int64 ``[R+1]``; src: int32 or int64 ``[E]``; keys: int32 or int64 ``[R]``.
+        rows: int64 ``[B]``; out_indptr: of `spans`.
+        fanout: from 0 to `MOST_DRAWN`.
+        key: 64 bits.
+
+    Returns:
+        int64 ``[B · fanout]``: source ids, row after row, then -1: how many there are is known on
+        the GPU alone.
+    """
+    assert 0 <= fanout <= MOST_DRAWN
+    count = len(rows)
+    out = rows.new_full((count * fanout,), -1)
+    if len(out):
+        lanes = triton.next_power_of_2(fanout)
+        tile = max(1, _TILE // lanes)
+        _draw[(triton.cdiv(count, tile),)](
+            indptr,
+            src,
+            keys,
+            rows,
+            out_indptr,
+            out,
+            count,
+            key - (1 << 64) if key >> 63 else key,  # always compiled for int64
+            FANOUT=fanout,
+            REPLACE=replace,
+            ROWS=tile,
+            LANES=lanes,
+        )
+    return out
+
+
+def all_of(src: Tensor, start: Tensor, out_indptr: Tensor, total: int) -> Tensor:
+    """The whole lists of rows, one after the other: int64 ``[total]``; ``start`` and
+    ``out_indptr`` of `spans` with a fanout of all."""
+    shift = start - out_indptr[:-1]
+    places = torch.arange(total, device=start.device)
+    row = torch.repeat_interleave(out_indptr.diff(), output_size=total)
+    return gather(src, places + shift[row], torch.int64)
+
+
+def gather(
+    table: Tensor,
+    index: Tensor,
+    dtype: torch.dtype,
+    near: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """``table[index]`` in another dtype.
+
+    Args:
+        table: ``[N, …]``, contiguous.
+        index: int64 ``[n]``.
+        near: rows of the table that lie nearer, and are read in its place.
+        slots: ``[N]`` whole numbers, where in ``near`` each row is; below 0 = not there.
+    """
+    out = torch.empty((len(index), *table.shape[1:]), dtype=dtype, device=index.device)
+    if out.numel():
+        width = out[0].numel()
+        lanes = min(triton.next_power_of_2(width), _TILE // 4)
+        rows = _TILE // lanes
+        _gather[(triton.cdiv(len(index), rows), triton.cdiv(width, lanes))](
+            table,
+            table if near is None else near,
+            index if slots is None else slots,
+            index,
+            out,
+            len(index),
+            WIDTH=width,
+            SOME_NEAR=near is not None,
+            ROWS=rows,
+            LANES=lanes,
+        )
+    return out
+
+
+def relabel(known: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Number ``ids`` compactly, after ``known``: see `raygnn.sampling.kernels.relabel`.
+
+    By a stable sort, after which the first of equal ids is where it appears first.
+
+    Args:
+        known: int64 ``[K]``, distinct; ids: int64 ``[M]``, -1 = none.
+
+    Returns:
+        ``(nodes [K+M+1], local [M], count)``: of ``nodes`` the first ``count`` are meant; what
+        ``local`` has where there is no id means nothing.
+    """
+    joined = torch.cat([known, ids])
+    size = len(joined)
+    ordered, place = joined.sort(stable=True)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
+    positions = torch.arange(size, device=joined.device)
+    of_group = torch.where(begins, positions, 0).cummax(0).values
+    new = torch.empty_like(begins).scatter_(0, place, begins & (ordered >= 0))
+    number = new.cumsum(0) - 1
+    local = torch.empty_like(joined).scatter_(0, place, number[place[of_group]])
+    nodes = joined.new_empty(size + 1).scatter_(0, torch.where(new, number, size), joined)
+    return nodes, local[len(known) :], new.sum()
+
+
+__all__ = ["ALL", "MOST_DRAWN", "all_of", "draw_rows", "gather", "relabel", "spans"]
