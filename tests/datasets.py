@@ -295,6 +295,15 @@ class Coloured(RandomGraphs):
         return graph, label
 
 
+class Numbered(RandomGraphs):
+    """What is predicted is above 0."""
+
+    num_classes = None
+
+    def __getitem__(self, number: int):  # type: ignore[no-untyped-def]
+        return super().__getitem__(number)[0], float(number + 1)
+
+
 class TwoLabels(RandomGraphs):
     """The class twice: of every third graph (``missing``) the second one is not known, of every
     ninth neither; graph 5 may have an odd one."""

@@ -215,7 +215,7 @@ def test_examples_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 parts in" in done.stdout
     assert "val/accuracy" in done.stdout
-    for name in ("from-python", "own-model", "pyg-model", "own-step"):
+    for name in ("from-python", "own-model", "pyg-model", "own-step", "own-loss", "own-metric"):
         run = tmp_path / "runs" / name
         assert yaml.safe_load((run / "summary.json").read_text())["status"] == "done"
 
@@ -231,7 +231,7 @@ from raygnn.driver.ray_cluster import RayCluster
 with RayCluster(raygnn.load_config("own_model.yaml", cluster={"num_cpus": 4})) as cluster:
     cluster.wait()
     runpy.run_path("python_api.py")
-    for name in ("own_model", "pyg_model", "own_step"):
+    for name in ("own_model", "pyg_model", "own_step", "own_loss", "own_metric"):
         if code := main(["train", f"{name}.yaml", "--set", "train.max_steps=4"]):
             sys.exit(code)
 """

@@ -47,6 +47,7 @@ class About(BaseModel):
         transforms: see `raygnn.graph.data.GraphData`.
         like: see `raygnn.graph.graph_sample.Sample.described`; None where it was not trained on
             many graphs, too.
+        class_weights: name of each task → what its classes count for, as in ``task.class_weights``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +59,7 @@ class About(BaseModel):
     words: dict[str, list[Any]] | None = None
     transforms: dict[str, Any] | None = None
     like: dict[str, Any] | None = None
+    class_weights: dict[str, list[float]] | None = None
 
 
 class Weights(About):

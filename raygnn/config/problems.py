@@ -174,7 +174,9 @@ def _for_value(detail: ErrorDetails, field: FieldInfo | None) -> str:
         return "write false"
     if field is None:
         return "correct the value"
-    if close := nearest(value, _choices(field.annotation) * (kind == "literal_error")):
+    if close := nearest(
+        value, _choices(field.annotation) * (kind in ("literal_error", "expected"))
+    ):
         return f"did you mean {close}?"
     if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
         return f"correct it: {field.description}"

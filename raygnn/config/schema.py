@@ -483,9 +483,11 @@ class Config(Section):
 
     @property
     def own_steps(self) -> list[str]:
-        """Classes of the user's that take part in training steps."""
+        """Classes and functions of the user's that take part in training steps, or in metrics."""
         kinds = self.model.kind, self.task.kind
-        return [*(kind for kind in kinds if ":" in kind), *self.train.callbacks]
+        classes = [*(kind for kind in kinds if ":" in kind), *self.train.callbacks]
+        functions = [spec for one in self.by_task.values() for spec in one.task.own.values()]
+        return [*classes, *dict.fromkeys(functions)]
 
     @property
     def needs_masks(self) -> bool:

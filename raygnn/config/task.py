@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter
+from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, WithJsonSchema
 
 from raygnn.config.model import DecoderKind
 from raygnn.config.problems import Problem, dotted
@@ -20,10 +21,14 @@ from raygnn.config.values import (
     TaskName,
     Text,
     UserClass,
+    UserFunction,
     by_kind,
+    class_problems,
     classes_of,
     in_utc,
+    must,
     or_say,
+    to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
 
@@ -31,8 +36,36 @@ COMPLEX = ("complex", "rotate")  # decoders whose vectors are of complex numbers
 DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
 RELATIONAL = ("mlp", "distmult", "complex", "rotate", "transe")  # that read relations
 
-ClassMetric: TypeAlias = Literal["accuracy", "f1", "roc_auc", "average_precision"]
+ClassMetric: TypeAlias = Literal["accuracy", "f1", "mcc", "roc_auc", "average_precision"]
 NumberMetric: TypeAlias = Literal["mae", "rmse", "r2"]
+RecallAt: TypeAlias = Annotated[
+    str,
+    must(re.compile("recall@[1-9][0-9]{0,8}").fullmatch, "recall@K"),
+    WithJsonSchema({"type": "string", "pattern": "^recall@[1-9][0-9]*$"}),
+]
+_OWN = "package.module:function"
+_ClassMetric: TypeAlias = Annotated[
+    ClassMetric | RecallAt | UserFunction,
+    or_say(f"{', '.join(get_args(ClassMetric))}, recall@K or {_OWN}"),
+]
+_ClassLoss: TypeAlias = Annotated[
+    Literal["cross_entropy", "focal"] | UserFunction, or_say(f"cross_entropy, focal or {_OWN}")
+]
+_NumberMetric: TypeAlias = Annotated[
+    NumberMetric | UserFunction, or_say(f"{', '.join(get_args(NumberMetric))} or {_OWN}")
+]
+_NumberLoss: TypeAlias = Annotated[
+    Literal["mse", "l1"] | UserFunction, or_say(f"mse, l1 or {_OWN}")
+]
+_ClassWeights: TypeAlias = Annotated[
+    Literal["balanced"]
+    | Annotated[
+        tuple[Annotated[float, Field(gt=0, le=10**6)], ...],
+        Field(min_length=1),
+        BeforeValidator(to_tuple),
+    ],
+    or_say("balanced, or a list of numbers above 0, one for each class"),
+]
 RankMetric: TypeAlias = Literal[
     "mrr", "hits@1", "hits@3", "hits@10", "hits@20", "hits@50", "hits@100", "average_precision"
 ]
@@ -150,6 +183,9 @@ class RankingConfig(Section):
             yield Problem((*at, "candidates"), message, f"remove it, or {dotted(at)}.file")
 
 
+LOWER_IS_BETTER = ("mae", "rmse", "loss")
+
+
 class _Task(Section):
     kind: str = Field(description=_KIND)
     like: str = Field(description=_LIKE)
@@ -196,21 +232,56 @@ class _Task(Section):
 
     @property
     def chosen_metric(self) -> str:
-        """The metric that selects the best weights."""
-        return self.metric or self.metrics[0]
+        """The metric that selects the best weights, as records call it: of the user's own the
+        name of its function."""
+        return (self.metric or self.metrics[0]).rpartition(":")[2]
+
+    @property
+    def own(self) -> dict[str, str]:
+        """``loss`` and ``metric`` → the function, where it is one of the user's own."""
+        named = {key: getattr(self, key, None) for key in ("loss", "metric")}
+        return {key: name for key, name in named.items() if name and ":" in name}
+
+    def _own_problems(self, at: KeyPath) -> Iterator[Problem]:
+        for key, spec in self.own.items():
+            yield from class_problems(spec, (*at, key), "function")
+            if key == "metric" and self.chosen_metric in (*self.metrics, *LOWER_IS_BETTER):
+                message = f"{self.chosen_metric} is the name of another metric"
+                yield Problem((*at, key), message, "give your function another name")
 
 
-class _Classes(_Task):
+class ClassTask(_Task):
+    """Classes, or several labels."""
+
     target: Text = Field("label", description="Name of the array that holds the labels.")
     labels: Literal["one", "several"] = Field(
         "one",
         description="one = a class number for each; several = a row of labels for each, of which "
         "each is 0, 1, or -1 or NaN where it is not known.",
     )
-    metric: ClassMetric | None = Field(
+    metric: _ClassMetric | None = Field(
         None,
         description="Metric that selects the best weights; null = accuracy, of several labels "
-        "roc_auc. accuracy and f1 are of one label, average_precision is of several.",
+        "roc_auc. accuracy and f1 are of one label alone; recall@K: of the seeds of a class the "
+        "share among the K of the highest score; package.module:function is your own.",
+    )
+    loss: _ClassLoss | None = Field(
+        None,
+        description="cross_entropy, of several labels binary; focal (Lin et al. 2017); or your own "
+        "package.module:function; null = cross_entropy.",
+    )
+    gamma: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None,
+        description="How much less a seed counts the better it is predicted (focal); null = 2.",
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Share of a target that is spread evenly over all classes."
+    )
+    class_weights: _ClassWeights | None = Field(
+        None,
+        description="What a class counts for in the loss, by its number, or balanced = in inverse "
+        "proportion to its training seeds; of several labels what a label that holds counts for, "
+        "against one that does not.",
     )
 
     metrics = get_args(ClassMetric)
@@ -221,21 +292,31 @@ class _Classes(_Task):
 
     @property
     def chosen_metric(self) -> str:
-        return self.metric or ("roc_auc" if self.several_labels else "accuracy")
+        return super().chosen_metric if self.metric or not self.several_labels else "roc_auc"
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
-        fitting = self.metrics[2:] if self.several_labels else self.metrics[:3]
-        if self.chosen_metric not in fitting:
+        if self.several_labels and self.metric in self.metrics[:2]:
             message = f"there is no {self.metric} where task.labels is {self.labels}"
-            yield Problem((*at, "metric"), message, f"set it to {' or '.join(fitting)}")
+            fitting = " or ".join(self.metrics[2:])
+            yield Problem((*at, "metric"), message, f"set it to {fitting}")
+        why = f"{dotted((*at, 'loss'))} is {self.loss or 'cross_entropy'}"
+        if "loss" in self.own:
+            yield from self.unused(at, "class_weights", "label_smoothing", why=why)
+        if self.loss != "focal":
+            yield from self.unused(at, "gamma", why=why, instead="set it to focal")
+        yield from self._own_problems(at)
 
 
 class _Numbers(_Task):
     target: Text = Field("label", description="Name of the array that holds the labels.")
-    metric: NumberMetric | None = Field(
-        None, description="Metric that selects the best weights; null = mae."
+    metric: _NumberMetric | None = Field(
+        None,
+        description="Metric that selects the best weights, or your own package.module:function; "
+        "null = mae.",
     )
-    loss: Literal["mse", "l1"] | None = Field(None, description="mse or l1; null = mse.")
+    loss: _NumberLoss | None = Field(
+        None, description="mse, l1, or your own package.module:function; null = mse."
+    )
 
     metrics = get_args(NumberMetric)
 
@@ -243,6 +324,9 @@ class _Numbers(_Task):
     def chosen_loss(self) -> str:
         """The loss."""
         return self.loss or "mse"
+
+    def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
+        return self._own_problems(at)
 
 
 class _Nodes(_Task):
@@ -276,7 +360,7 @@ class _Edges(_Task):
     )
 
 
-class NodeClassification(_Classes, _Nodes):
+class NodeClassification(ClassTask, _Nodes):
     """Classes of nodes."""
 
     kind: Literal["node_classification"] | UserClass = Field(
@@ -292,7 +376,7 @@ class NodeRegression(_Numbers, _Nodes):
     like: Literal["node_regression"] = Field("node_regression", description=_LIKE)
 
 
-class EdgeClassification(_Classes, _Edges):
+class EdgeClassification(ClassTask, _Edges):
     """Classes of edges."""
 
     kind: Literal["edge_classification"] | UserClass = Field(description=_KIND)
@@ -352,7 +436,7 @@ class _Graphs(_Task):
     unit = "graph"
 
 
-class GraphClassification(_Classes, _Graphs):
+class GraphClassification(ClassTask, _Graphs):
     """Classes of whole graphs."""
 
     kind: Literal["graph_classification"] | UserClass = Field(description=_KIND)

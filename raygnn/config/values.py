@@ -478,6 +478,11 @@ UserClass: TypeAlias = Annotated[
     must(_CLASS.fullmatch, "package.module:Class"),
     WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
 ]
+UserFunction: TypeAlias = Annotated[
+    str,
+    must(_CLASS.fullmatch, "package.module:function"),
+    WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
+]
 Address: TypeAlias = Annotated[
     str, must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]
@@ -503,8 +508,9 @@ Environment: TypeAlias = dict[
 ]
 
 
-def class_problems(spec: str, at: KeyPath) -> Iterator[Problem]:
-    """What is wrong with ``package.module:Class``, which stands at ``at``, if anything is.
+def class_problems(spec: str, at: KeyPath, kind: str = "class") -> Iterator[Problem]:
+    """What is wrong with ``package.module:Class``, or of another ``kind`` than a class, which
+    stands at ``at``, if anything is.
 
     The module is looked up on the Python path with the current directory first, as Python does
     for a script there. Its source is parsed, not run. A module without source, or with a star
@@ -528,7 +534,7 @@ def class_problems(spec: str, at: KeyPath) -> Iterator[Problem]:
             return
         if names.isdisjoint((name, "*", "__getattr__")):
             close = nearest(name, names)
-            remedy = f"did you mean {module}:{close}?" if close else f"define class {name} there"
+            remedy = f"did you mean {module}:{close}?" if close else f"define {kind} {name} there"
             yield Problem(at, f"{show(spec)}: {source.origin} has no {name}", remedy)
 
 

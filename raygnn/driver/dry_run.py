@@ -50,6 +50,8 @@ def request_of(
         if task.classifies and isinstance(given, PartitionInput) and kind is not None:
             count = _classes(given, kind, task.target)
             classes |= {} if count is None else {name: count}
+        elif task.several_labels:
+            classes[name] = 2
     collection = given.place if config.task.of_graphs else None
     end = math.ceil(2 * LIMIT)
     return DryRunRequest(config, facts, goals, classes, collection, tuple(sys.path), end)

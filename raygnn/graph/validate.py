@@ -75,8 +75,9 @@ def _trains(frame: NodeFrame | EdgeFrame) -> bool:
 
 
 def _check_finite(data: GraphData, key: str, array: Any) -> None:
-    """Matrices of floats are features; a single column may be anything and is left alone."""
-    if array.ndim < 2 and not key.endswith("/feat"):
+    """Matrices of floats are features, but of labels; a single column may be anything and is left
+    alone."""
+    if (array.ndim < 2 and not key.endswith("/feat")) or key.endswith("/label"):
         return
     if key.endswith("/feat") and tuple(array.shape[1:]) == (0,):
         message = f"its shape is {tuple(array.shape)}: no features"
@@ -108,15 +109,16 @@ def _check_labels(data: GraphData, ntype: str) -> None:
     if label is None:
         return
     key = f"{ntype}/label"
+    rows = label.reshape(len(label), -1)
     if label.dtype == np.float32:
-        infinite = _first(np.isinf(label))
+        infinite = _first(np.isinf(rows).any(1))
         if infinite is not None:
             message = f"the label is {label[infinite]}"
             raise _error(data, key, message, "Labels are finite; NaN means unknown.", row=infinite)
         return
     # words of other tables may be more than there are nodes here
     classes = max(frame.num, len(data.names.get(key, ())), 1)
-    bad = _first((label < -1) | (label >= classes))
+    bad = _first(((rows < -1) | (rows >= classes)).any(1))
     if bad is not None:
         raise _error(
             data,

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -209,18 +209,35 @@ def load_class(spec: str, base: type[C], name_of_base: str, where: str) -> type[
     Raises:
         ClassError: no such module or class, or not derived from ``base``.
     """
-    module, _, name = spec.partition(":")
-    if (cwd := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, cwd)
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        what, remedy = f"{spec} could not be imported: {error}", "make it importable on every node"
-        raise ClassError(what, where=where, remedy=remedy) from error
+    cls = _load(spec, where)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         remedy = f"derive the class from {name_of_base}"
         raise ClassError(f"{spec} is not a {name_of_base}", where=where, remedy=remedy)
     return cls
+
+
+def load_function(spec: str, where: str) -> Callable[..., Any]:
+    """Import ``"package.module:function"``, which the key ``where`` names, likewise.
+
+    Raises:
+        ClassError: no such module or function.
+    """
+    function = _load(spec, where)
+    if not callable(function) or isinstance(function, type):
+        found = type(function).__name__
+        raise ClassError(f"{spec} is a {found}", where=where, remedy="name a function")
+    return cast("Callable[..., Any]", function)
+
+
+def _load(spec: str, where: str) -> object:
+    module, _, name = spec.partition(":")
+    if (cwd := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, cwd)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        what, remedy = f"{spec} could not be imported: {error}", "make it importable on every node"
+        raise ClassError(what, where=where, remedy=remedy) from error
 
 
 def construct(cls: Callable[..., C], where: str, given: str, /, *first: Any, **args: Any) -> C:

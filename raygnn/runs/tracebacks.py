@@ -70,11 +70,12 @@ def whose_path(file: str, own: Sequence[str] = ()) -> str:
 
 
 def own_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """``/package/module.py`` of each class of the user's that a configuration names."""
+    """``/package/module.py`` of each class or function of the user's that a configuration names."""
     files = []
     train = config.get("train")
     callbacks = train.get("callbacks") if isinstance(train, Mapping) else None
-    for section in (*(config.get(name) for name in ("model", "graph", "task")), callbacks):
+    sections = [config.get(name) for name in ("model", "graph", "task")]
+    for section in (*sections, callbacks, *(config.get("tasks") or {}).values()):
         for value in (*section, *section.values()) if isinstance(section, Mapping) else ():
             if isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value):
                 files.append("/" + value.partition(":")[0].replace(".", "/") + ".py")

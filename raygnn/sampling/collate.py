@@ -100,7 +100,8 @@ class Collate:
             _check_range(number, "the target", y.clamp(min=0) if self.asked else y, self.classes)
 
     def padding(self) -> Sample:
-        """A graph to fill a batch with: one node of each type, no edges, zeros."""
+        """A graph to fill a batch with: one node of each type, no edges, zeros; its target is a
+        real one, for losses that zeros are no targets for."""
 
         def zeros(arrays: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
             return {n: array.new_zeros((rows, *array.shape[1:])) for n, array in arrays.items()}
@@ -111,7 +112,7 @@ class Collate:
             edges=dict.fromkeys(pattern.edges, (nothing, nothing)),
             node_data={t: zeros(arrays, 1) for t, arrays in pattern.node_data.items()},
             edge_data={e: zeros(arrays, 0) for e, arrays in pattern.edge_data.items()},
-            y=torch.zeros_like(_target(pattern)),
+            y=_target(pattern),
         )
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:

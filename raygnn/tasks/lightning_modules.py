@@ -18,6 +18,7 @@ from raygnn.models.heads import LinkScores, MultitaskModel
 from raygnn.sampling.batch import Batch, Part, Share
 from raygnn.tasks.clock import StepClock
 from raygnn.tasks.embeddings import Embeddings
+from raygnn.tasks.losses import ClassLoss
 from raygnn.tasks.optimizer import Construct, make_optimizer, plain, with_schedules
 from raygnn.util.hashing import derive_key
 
@@ -197,6 +198,25 @@ class Task(pl.LightningModule):
         # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
         return share * (self.world * self.config.accumulate)
 
+    @property
+    def class_losses(self) -> dict[str, ClassLoss]:
+        """Name of each task, "" of the only one → its loss, where that has weights of classes."""
+        loss = self.loss
+        return {"": loss} if isinstance(loss, ClassLoss) and loss.weights else {}
+
+    @property
+    def class_weights(self) -> dict[str, list[float]]:
+        """The same, of the weights alone."""
+        return {name: list(loss.weights or ()) for name, loss in self.class_losses.items()}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["class_weights"] = self.class_weights
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get("class_weights", {})  # not by a class that does without this
+        for name, loss in self.class_losses.items():
+            loss.weights = tuple(saved.get(name, loss.weights))
+
     def on_train_start(self) -> None:
         if self.embeddings is not None:
             self.embeddings.begin()
@@ -333,6 +353,12 @@ class MultitaskTask(Task):
         assert isinstance(self.model, MultitaskModel)
         task: Task = compat.with_model(self._tasks[name], self.model.of(name))
         return task
+
+    @property
+    def class_losses(self) -> dict[str, ClassLoss]:
+        """See `Task`."""
+        losses = {name: task.class_losses for name, task in self._tasks.items()}
+        return {name: loss[""] for name, loss in losses.items() if loss}
 
     @_step
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:

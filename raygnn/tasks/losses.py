@@ -7,48 +7,204 @@ Each gives ``[B]``; both ends count alike.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raygnn.config.task import (
-    EdgeRegression,
-    GraphRegression,
-    LinkPrediction,
-    NodeRegression,
-    TaskConfig,
-)
+from raygnn.config.task import ClassTask, LinkPrediction, TaskConfig
+from raygnn.errors import ConfigError, TrainingError
+from raygnn.models.user import load_function
+from raygnn.sampling.exchange import Exchange
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-
-def make_loss(config: TaskConfig) -> Loss:
-    """The loss of a task: cross entropy for classes, else of numbers what ``task.loss`` says."""
-    if config.several_labels:
-        return label_entropy
-    if isinstance(config, (NodeRegression, EdgeRegression, GraphRegression)):
-        return absolute if config.loss == "l1" else squared
-    return cross_entropy
+_GAMMA = 2.0  # of Lin et al.
+_TINY = 1e-12
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """``outputs [B, C]``, classes ``y``, whole numbers of any dtype ``[B]`` or ``[B, 1]``."""
-    return F.cross_entropy(outputs, y.long().flatten(), reduction="none")
+def make_loss(config: TaskConfig, weights: Sequence[float] | None = None) -> Loss:
+    """The loss of a task, as ``task.loss`` says; ``weights``: see `balance`."""
+    if "loss" in config.own:
+        return OwnLoss(config)
+    if isinstance(config, ClassTask):
+        gamma = _GAMMA if config.gamma is None else config.gamma
+        return ClassLoss(
+            label_entropy if config.several_labels else class_entropy,
+            gamma if config.loss == "focal" else 0.0,
+            config.label_smoothing,
+            None if weights is None else tuple(weights),
+        )
+    return absolute if getattr(config, "loss", None) == "l1" else squared
 
 
-def label_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+@dataclass
+class ClassLoss:
+    """`class_entropy` or `label_entropy` of ``outputs`` and targets.
+
+    Attributes:
+        weights: of the classes, or of labels that hold; None = 1.
+    """
+
+    entropy: Callable[..., Tensor]
+    gamma: float
+    smoothing: float
+    weights: tuple[float, ...] | None
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        weights = None if self.weights is None else outputs.new_tensor(self.weights)
+        return self.entropy(outputs, y, weights, smoothing=self.smoothing, gamma=self.gamma)
+
+
+def class_entropy(
+    outputs: Tensor,
+    y: Tensor,
+    weights: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+    gamma: float = 0.0,
+) -> Tensor:
+    """Cross entropy of ``outputs [B, C]`` and classes ``y``, whole numbers of any dtype ``[B]`` or
+    ``[B, 1]``.
+
+    Args:
+        weights: ``[C]``, of the classes.
+        smoothing: share of each target that is spread over all classes (Szegedy et al., 2016).
+        gamma: a class of probability p counts (1 - p)^gamma (Lin et al., "Focal loss for dense
+            object detection", ICCV 2017).
+    """
+    y = y.long().flatten()
+    if not gamma:
+        return F.cross_entropy(outputs, y, weights, reduction="none", label_smoothing=smoothing)
+    logs = outputs.log_softmax(1)
+    losses = -logs * (-logs.expm1()).clamp_min(_TINY) ** gamma
+    losses = losses if weights is None else losses * weights
+    of_class = losses.gather(1, y.unsqueeze(1)).squeeze(1)
+    return (1 - smoothing) * of_class + smoothing * losses.mean(1)
+
+
+def label_entropy(
+    outputs: Tensor,
+    y: Tensor,
+    weights: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
+    gamma: float = 0.0,
+) -> Tensor:
     """Binary cross entropy of ``outputs [B, K]`` and labels ``y [B]`` or ``[B, K]``, of which those
     that are neither 0 nor 1 (-1, NaN) are not known: the sum over the known ones, divided by K.
 
     So each known label counts the same, whatever else is known of its seed.
+
+    Args:
+        weights: ``[K]``, of the labels where they hold, against 1 where they do not.
+        smoothing, gamma: see `class_entropy`, of the two classes of each label.
     """
     rows = y.float().view_as(outputs)
     known = rows >= 0
-    losses = F.softplus(outputs) - outputs * rows.masked_fill(~known, 0)
+    rows = rows.masked_fill(~known, 0) * (1 - smoothing) + smoothing / 2
+    if_one, if_zero = F.softplus(-outputs), F.softplus(outputs)  # minus the log. of probabilities
+    ones, zeros = rows * if_one, (1 - rows) * if_zero
+    if gamma:
+        ones, zeros = ones * (-gamma * if_zero).exp(), zeros * (-gamma * if_one).exp()
+    losses = (ones if weights is None else ones * weights) + zeros
     return losses.masked_fill(~known, 0).mean(1)
+
+
+def balance(config: ClassTask, labels: Tensor, num: int, exchange: Exchange) -> list[float]:
+    """What ``task.class_weights`` makes of the training seeds of all ranks. Collective.
+
+    Those of classes are scaled to a mean of 1 over the training seeds, so that the sum of losses
+    divided by the number of seeds is the weighted mean. Those of labels are taken as they are.
+
+    Args:
+        labels: of this rank's training seeds, int64 ``[n]`` or ``[n, K]``.
+        num: of classes or labels.
+
+    Returns:
+        ``num`` numbers, the same on all ranks.
+
+    Raises:
+        ConfigError: there is not one for each.
+    """
+    given, several = config.class_weights, config.several_labels
+    if isinstance(given, tuple) and len(given) != num:
+        raise ConfigError(
+            f"there are {len(given)} weights, and {num} {'labels' if several else 'classes'}",
+            where="task.class_weights",
+            remedy="give one for each, in the order of their numbers, or balanced",
+        )
+    if several:
+        rows = labels.reshape(-1, num)
+        ones, zeros = exchange.sum(torch.stack([(rows == v).sum(0) for v in (1, 0)])).double()
+        weights = torch.where((ones > 0) & (zeros > 0), zeros / ones, 1.0)
+    else:
+        ones = exchange.sum(torch.bincount(labels.flatten(), minlength=num)).double()
+        weights = torch.where(ones > 0, 1 / ones, 0.0)
+    if isinstance(given, tuple):
+        weights = torch.tensor(given).double()
+    if not several:
+        weights *= ones.sum() / (weights * ones).sum()
+    return weights.tolist()
+
+
+class OwnLoss:
+    """A function of the user's: called with ``outputs [B, …]`` and `plain_targets`, it returns a
+    loss of each seed, ``[B]``."""
+
+    def __init__(self, config: TaskConfig):
+        self._config, self._spec = config, config.own["loss"]
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """Imported when it is first called: predictions need none."""
+        return load_function(self._spec, "task.loss")
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if not len(outputs):
+            return outputs.new_zeros(0)
+        losses = self.function(outputs, plain_targets(self._config, outputs, y))
+        if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
+            found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise TrainingError(
+                f"{self._spec} gave {found}, expected [{len(outputs)}]: a loss of each seed",
+                where="task.loss",
+                remedy="return the losses of single seeds; their mean over all workers is taken "
+                "of them",
+            )
+        if outputs.requires_grad and not losses.requires_grad:
+            raise TrainingError(
+                f"what {self._spec} gave has no gradient",
+                where="task.loss",
+                remedy="compute it from the outputs by torch's functions, without detach",
+            )
+        return losses.float()
+
+
+def plain_targets(config: TaskConfig, outputs: Tensor, y: Tensor) -> Tensor:
+    """Targets as a function of the user's gets them: classes int64 ``[B]``; labels int64
+    ``[B, K]``, -1 where not known; numbers float32 ``[B, K]``."""
+    if config.classifies:
+        return y.long().flatten()
+    rows = y.view_as(outputs)
+    return rows.nan_to_num(-1).long() if config.several_labels else rows.float()
+
+
+def own_sources(config: TaskConfig) -> dict[str, str]:
+    """Keys of the task → a hash of the user's function that it names, for ranks to compare."""
+    found = {}
+    for key, spec in config.own.items():
+        function = load_function(spec, f"task.{key}")
+        # of what is not of Python there is no text
+        text = inspect.getsource(function) if inspect.isfunction(function) else repr(type(function))
+        found[f"{key} source"] = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return found
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:

@@ -4,42 +4,73 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    binary_average_precision,
-    multiclass_auroc,
-)
+from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from raygnn.config.task import TaskConfig
+from raygnn.errors import TrainingError
+from raygnn.models.user import load_function
 from raygnn.sampling.exchange import Exchange
-from raygnn.tasks.losses import Loss, label_entropy, make_loss
+from raygnn.tasks.losses import Loss, plain_targets
 
-LOWER_IS_BETTER = ("mae", "rmse", "loss")
-_LABEL_METRICS = {"roc_auc": binary_auroc, "average_precision": binary_average_precision}
+_Metric: TypeAlias = Callable[[Tensor, Tensor], Any]
+_CURVES: dict[str, _Metric] = {
+    "roc_auc": binary_auroc,
+    "average_precision": binary_average_precision,
+}
+_RECALL = "recall@"
 
 
 def measure(
-    outputs: Tensor, targets: Tensor, config: TaskConfig, exchange: Exchange
+    outputs: Tensor, targets: Tensor, config: TaskConfig, loss: Loss, exchange: Exchange
 ) -> dict[str, float]:
     """The metrics of a task; see `classification_metrics`, `label_metrics` and
-    `regression_metrics`. Collective."""
+    `regression_metrics`; ``"loss"``, the mean over the seeds; and the user's own. Collective."""
+    chosen = config.chosen_metric
     if config.several_labels:
-        return label_metrics(outputs, targets, exchange)
-    if config.classifies:
-        return classification_metrics(outputs, targets, config.chosen_metric, exchange)
-    return regression_metrics(outputs, targets, make_loss(config), exchange)
+        values = label_metrics(outputs, targets, chosen, exchange)
+    elif config.classifies:
+        values = classification_metrics(outputs, targets, chosen, exchange)
+    else:
+        values = regression_metrics(outputs, targets, exchange)
+    sums = torch.stack([loss(outputs, targets).double().sum(), torch.tensor(float(len(targets)))])
+    lost, seeds = exchange.sum(sums.double()).tolist()
+    values["loss"] = lost / seeds
+    if "metric" in config.own:
+        everyone = exchange.gather_rows(outputs), exchange.gather_rows(targets)
+        # rank 0 alone computes it, so that ranks cannot come to different values
+        value = own_metric(config, *everyone) if exchange.world.rank == 0 else 0.0
+        values[chosen] = float(exchange.sum(torch.tensor(value).double()))
+    return values
 
 
-def regression_metrics(
-    outputs: Tensor, targets: Tensor, loss: Loss, exchange: Exchange
-) -> dict[str, float]:
+def own_metric(config: TaskConfig, outputs: Tensor, targets: Tensor) -> float:
+    """What a function of the user's, ``task.metric``, makes of all outputs, float32 ``[n, …]``,
+    and their `plain_targets`.
+
+    Raises:
+        TrainingError: it is no number.
+    """
+    function = load_function(config.own["metric"], "task.metric")
+    value = function(outputs, plain_targets(config, outputs, targets))
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TrainingError(
+            f"{config.own['metric']} gave {type(value).__name__}, expected one number",
+            where="task.metric",
+            remedy="return a float, of which the highest is the best",
+        ) from None
+
+
+def regression_metrics(outputs: Tensor, targets: Tensor, exchange: Exchange) -> dict[str, float]:
     """Metrics over the numbers of all ranks. Collective.
 
     Args:
@@ -47,22 +78,20 @@ def regression_metrics(
         targets: ``[n]`` or ``[n, K]``.
 
     Returns:
-        ``"mae"``, ``"rmse"`` and ``"r2"`` over all ``n · K`` numbers, and ``"loss"``, the mean
-        loss of a seed. ``"r2"`` is NaN where there are fewer than two, or all are alike.
+        ``"mae"``, ``"rmse"`` and ``"r2"`` over all ``n · K`` numbers. ``"r2"`` is NaN where there
+        are fewer than two, or all are alike.
     """
     truth = targets.double().reshape(outputs.shape)
     error = outputs.double() - truth
-    own = [error.abs().sum(), error.square().sum(), truth.sum(), loss(outputs, targets).sum()]
-    counts = [torch.tensor(float(truth.numel())), torch.tensor(float(len(truth)))]
-    sums = exchange.sum(torch.stack([value.double() for value in (*own, *counts)]))
-    absolute, squares, total, lost, numbers, seeds = sums.tolist()
+    own = [error.abs().sum(), error.square().sum(), truth.sum(), torch.tensor(truth.numel())]
+    sums = exchange.sum(torch.stack([value.double() for value in own]))
+    absolute, squares, total, numbers = sums.tolist()
     spread = float(exchange.sum((truth - total / numbers).square().sum()))
     r2 = 1 - squares / spread if numbers > 1 and spread > 0 else math.nan
     return {
         "mae": absolute / numbers,
         "rmse": math.sqrt(squares / numbers),
         "r2": r2,
-        "loss": lost / seeds,
     }
 
 
@@ -74,16 +103,16 @@ def classification_metrics(
     Args:
         outputs: float32 ``[n, C]`` logits of this rank's nodes; n may be 0.
         labels: int64 ``[n]``.
-        wanted: "accuracy", "f1" (macro average) or "roc_auc" (of class 1 for two classes, else
-            the macro average of one class against the rest). The first two are always given;
-            the area under the curve, for which all ranks need all scores, where it is wanted or
-            the task is binary.
+        wanted: the metric that is asked for.
 
     Returns:
-        name → value in 0 … 1, and ``"loss"``, the mean cross entropy.
+        ``"accuracy"``, ``"f1"`` (macro average) and ``"mcc"``; and, for which all ranks need all
+        scores, ``"roc_auc"`` and ``"average_precision"`` where one of them is wanted or there are
+        two classes, and ``"recall@K"`` where that is wanted: of class 1 of two, else the mean over
+        the classes that are there, each against the rest.
     """
     classes = outputs.shape[1]
-    scores = outputs.softmax(1)
+    scores = outputs.double().softmax(1)
     common: dict[str, Any] = {"process_group": exchange.group, "validate_args": False}
     metrics: dict[str, Metric] = {
         "accuracy": MulticlassAccuracy(classes, average="micro", **common),
@@ -96,43 +125,83 @@ def classification_metrics(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")
             values[name] = float(metric.compute())
-    if classes == 2 or wanted == "roc_auc":
-        everyone = exchange.gather_rows(scores[:, 1:] if classes == 2 else scores)
+    pairs = torch.bincount(labels * classes + outputs.argmax(1), minlength=classes**2)
+    values["mcc"] = correlation(exchange.sum(pairs).reshape(classes, classes))
+    if classes == 2 or wanted in _CURVES or wanted.startswith(_RECALL):
+        first = 1 if classes == 2 else 0
+        everyone = exchange.gather_rows(scores[:, first:])
         truth = exchange.gather_rows(labels)
-        values["roc_auc"] = float(
-            binary_auroc(everyone[:, 0], truth)
-            if classes == 2
-            else multiclass_auroc(everyone, truth, classes)
-        )
-    loss = F.cross_entropy(outputs, labels, reduction="sum").double()
-    total = exchange.sum(torch.stack([loss, torch.tensor(float(len(labels))).double()]))
-    values["loss"] = float(total[0] / total[1])
+        columns = [(scored, (truth == c).long()) for c, scored in enumerate(everyone.T, first)]
+        values |= {name: mean for name, (mean, _) in _over(columns, _CURVES, wanted).items()}
     return values
 
 
-def label_metrics(outputs: Tensor, labels: Tensor, exchange: Exchange) -> dict[str, float]:
+def label_metrics(
+    outputs: Tensor, labels: Tensor, wanted: str, exchange: Exchange
+) -> dict[str, float]:
     """Metrics of several labels over the seeds of all ranks. Collective.
 
     Args:
         outputs: float32 ``[n, K]`` logits of this rank's seeds; n may be 0.
         labels: int64 ``[n]`` or ``[n, K]``, see `as_labels`; -1 is left out.
+        wanted: the metric that is asked for.
 
     Returns:
-        ``"roc_auc"`` and ``"average_precision"``, the means over the labels of which both 0 and 1
-        are known, NaN where there are none; of label ``k``, if K is above 1, ``"roc_auc_k"`` and
-        so on; and ``"loss"``, the mean of `label_entropy`.
+        ``"roc_auc"``, ``"average_precision"``, ``"mcc"``, and ``"recall@K"`` where it is wanted,
+        the means over the labels of which both 0 and 1 are known, NaN where there are none; and of
+        label ``k``, if there are several, ``"roc_auc_k"`` and so on.
     """
     # in float64, in which hardly any two logits become one probability
     scores = exchange.gather_rows(outputs.double()).sigmoid()
     truth = exchange.gather_rows(labels.reshape(outputs.shape))
-    lost = float(exchange.sum(label_entropy(outputs, labels).double().sum()))
-    values = {"loss": lost / len(truth)}
-    for name, metric in _LABEL_METRICS.items():
-        of_label = {}
-        for k, (column, holds) in enumerate(zip(scores.T, truth.T)):
-            known = holds >= 0
-            if len(holds[known].unique()) == 2:
-                of_label[f"{name}_{k}"] = float(metric(column[known], holds[known]))
-        values[name] = sum(of_label.values()) / len(of_label) if of_label else math.nan
-        values |= of_label if len(scores.T) > 1 else {}
+    columns, values = [], dict[str, float]()
+    for column, holds in zip(scores.T, truth.T):
+        known = holds >= 0
+        columns.append((column[known], holds[known]))
+    metrics = {**_CURVES, "mcc": _label_correlation}
+    for name, (mean, of_label) in _over(columns, metrics, wanted).items():
+        values[name] = mean
+        if len(columns) > 1:
+            values |= {f"{name}_{k}": value for k, value in of_label.items()}
     return values
+
+
+def _over(
+    columns: Sequence[tuple[Tensor, Tensor]], metrics: Mapping[str, _Metric], wanted: str
+) -> dict[str, tuple[float, dict[int, float]]]:
+    """Each metric's mean over those columns, scores and 0 or 1, in which there are both, NaN
+    without any, and its values by their numbers."""
+    if wanted.startswith(_RECALL):
+        metrics = {**metrics, wanted: partial(recall_at, int(wanted[len(_RECALL) :]))}
+    both = {k: pair for k, pair in enumerate(columns) if len(pair[1].unique()) == 2}
+    found = {}
+    for name, metric in metrics.items():
+        values = {k: float(metric(*pair)) for k, pair in both.items()}
+        found[name] = sum(values.values()) / len(values) if values else math.nan, values
+    return found
+
+
+def correlation(pairs: Tensor) -> float:
+    """Matthews' coefficient (Gorodkin 2004) of how many seeds of each class, ``[C, C]``, are
+    predicted as each; 0 where all have or are predicted as one class, of which torchmetrics takes
+    a limit."""
+    pairs = pairs.double()
+    num, of_class, guessed = pairs.sum(), pairs.sum(1), pairs.sum(0)
+    spread = (num**2 - of_class @ of_class) * (num**2 - guessed @ guessed)
+    return float((num * pairs.trace() - of_class @ guessed) / spread.sqrt()) if spread else 0.0
+
+
+def _label_correlation(scores: Tensor, truth: Tensor) -> float:
+    return correlation(torch.bincount(2 * truth + (scores > 0.5), minlength=4).reshape(2, 2))
+
+
+def recall_at(k: int, scores: Tensor, truth: Tensor) -> Tensor:
+    """Of the rows that are 1 the share among the k of the highest scores.
+
+    Rows that tie for the last places count in part, the mean over all orders of them: torchmetrics
+    takes them in the order that they come in, which the ranks decide.
+    """
+    last = scores.topk(min(k, len(scores))).values[-1]
+    above, tied = scores > last, scores == last
+    share = (min(k, len(scores)) - above.sum()) / tied.sum()
+    return (truth[above].sum() + share * truth[tied].sum()) / truth.sum()

@@ -21,13 +21,13 @@ from raygnn.checkpoint import store
 from raygnn.checkpoint.learned_rows import RowState
 from raygnn.checkpoint.writer import Saver
 from raygnn.config.schema import TrainConfig
+from raygnn.config.task import LOWER_IS_BETTER
 from raygnn.config.values import Duration
 from raygnn.models.user import construct, load_class
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchLoader
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.metrics import LOWER_IS_BETTER
 from raygnn.worker import blackbox
 from raygnn.worker.comm.sharding import whole
 from raygnn.worker.guard.fingerprint import tensors

@@ -25,8 +25,8 @@ from raygnn.graph.partition.make import partition_graph
 from raygnn.preflight.facts import Column
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.tracebacks import frames, own_modules
-from raygnn.sampling.batch import Batch
 from raygnn.sampling.exchange import World
+from raygnn.tasks.metrics import own_metric
 from raygnn.util.files import write_atomic
 from raygnn.worker.callbacks import user_hooks
 from raygnn.worker.comm.process_groups import Ranks
@@ -44,6 +44,10 @@ _OWN = ("model.", "task.", "train.callbacks")  # keys that name the user's own c
 _REMEDY = (
     "correct the model there: forward is given the features and as many DGL blocks as "
     "sampling.fanout has numbers, with no data in them but the arrays of model.edge_features"
+)
+_FUNCTION_REMEDY = (
+    "correct the function there: it is called as function(outputs, targets), with tensors of a row "
+    "for each seed"
 )
 _GRAPH_REMEDY = "correct the model there: forward is given a batched DGL graph and its features"
 
@@ -97,10 +101,9 @@ class Trial:
         if hooks := user_hooks(config.train):  # Lightning prints what nobody asked for
             check_callbacks(hooks)
         plane = open_plane(job, ranks)
-        task = plane.task().train()
-        batch = plane.batches(task)(0, 0)
+        task: Any = plane.task().train()
+        batch: Any = plane.batches(task)(0, 0)
         if task.embeddings is not None:
-            assert isinstance(batch, Batch)
             batch = task.embeddings.join(batch, ranks.device)
         mixed = PRECISIONS[config.precision].autocast == "bf16-mixed"
         self.stepping = True
@@ -109,6 +112,11 @@ class Trial:
             loss = task.training_step(batch, 0)
         task.on_before_backward(loss)
         loss.backward()
+        for name, one in config.by_task.items():
+            if "metric" in one.task.own:
+                y = batch.parts[name].y if name else batch.y
+                out = task.of(name).out_features if name else task.out_features
+                own_metric(one.task, torch.zeros(len(y), out), y)
 
     def _job(self) -> Job:
         request, directory = self._request, self._directory
@@ -240,6 +248,8 @@ def describe(error: BaseException, config: Config, *, sure: bool) -> dict[str, A
     remedy = _GRAPH_REMEDY if config.task.of_graphs else _REMEDY
     if not config.model.takes_dgl:
         remedy = "correct it there: docs/models.md says what your own classes are given"
+    if not any(":" in kind for kind in (config.model.kind, config.task.kind)):
+        remedy = _FUNCTION_REMEDY
     ours = error if isinstance(error, RaygnnError) else None
     return {
         "what": error_text(error) if ours is None else plain_text(ours.what),

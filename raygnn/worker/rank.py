@@ -129,6 +129,7 @@ class Rank(RankSetup):
                 files = rows.write(weights.rows_draft(self.directory))
         if self.ranks.first:
             facts = {"data": plane.identity, **vocabulary.training_facts(job, plane.sizes)}
+            facts["class_weights"] = task.class_weights
             self._retry(lambda: weights.save(self.directory, task.model, facts, files))
             if self.place is not None:
                 self._retry(partial(self.place.put_weights, self.directory))

@@ -18,6 +18,7 @@ from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
 from raygnn.sampling.loader import BatchLoader, Maker
+from raygnn.tasks.losses import own_sources
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import Reduction
@@ -128,6 +129,11 @@ class RankSetup:
                 f"{name}.{key}": value
                 for name, section in sections.items()
                 for key, value in section.model_dump().items()
+            },
+            **{
+                f"{name or 'task'}.{key}": digest
+                for name, one in config.by_task.items()
+                for key, digest in own_sources(one.task).items()
             },
         }
 

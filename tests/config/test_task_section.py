@@ -16,6 +16,7 @@ JOB: dict[str, Any] = {
     "graph": {"format": "planted", "nodes": 100, "degree": 5, "classes": 3, "train": 0.5},
     "model": {"kind": "sage"},
 }
+OWN = "tests.own_losses"
 LINKS: dict[str, Any] = {"kind": "link_prediction"}
 
 
@@ -31,7 +32,24 @@ LINKS: dict[str, Any] = {"kind": "link_prediction"}
         ({**LINKS, "target": "x"}, {}, "task.target"),
         ({**LINKS, "metric": "accuracy"}, {}, "task.metric"),
         ({"kind": "edge_regression", "metric": "mrr"}, {}, "task.metric"),
-        ({"kind": "node_classification", "metric": "average_precision"}, {}, "task.metric"),
+        ({"kind": "node_classification", "metric": "recall@0"}, {}, "task.metric"),
+        ({"kind": "node_classification", "metric": "averageprecision"}, {}, "did you mean average"),
+        ({"kind": "node_classification", "metric": "nowhere:fn"}, {}, "no module nowhere"),
+        ({"kind": "node_regression", "metric": f"{OWN}:nothing"}, {}, "define function nothing"),
+        ({"kind": "node_regression", "metric": f"{OWN}:mae"}, {}, "task.metric"),
+        ({"kind": "node_classification", "metric": f"{OWN}:loss"}, {}, "another name"),
+        ({"kind": "edge_classification", "loss": f"{OWN}:nothing"}, {}, "task.loss"),
+        ({"kind": "node_classification", "gamma": 1.0}, {}, "task.gamma"),
+        ({"kind": "node_classification", "loss": "focal", "gamma": -1.0}, {}, "task.gamma"),
+        ({"kind": "node_classification", "label_smoothing": 1.0}, {}, "task.label_smoothing"),
+        ({"kind": "node_classification", "class_weights": [1, 0]}, {}, "task.class_weights"),
+        ({"kind": "node_classification", "class_weights": "even"}, {}, "task.class_weights"),
+        ({"kind": "node_regression", "class_weights": "balanced"}, {}, "task.class_weights"),
+        (
+            {"kind": "edge_classification", "loss": f"{OWN}:plain", "class_weights": [1, 2]},
+            {},
+            "task.class_weights",
+        ),
         ({"kind": "node_classification", "labels": "several", "metric": "f1"}, {}, "task.metric"),
         ({"kind": "node_classification", "loss": "mse"}, {}, "task.loss"),
         ({"kind": "edge_regression", "loss": "softmax"}, {}, "task.loss"),
@@ -91,6 +109,9 @@ def test_splits_in_time_begin_in_their_order(val: Any, test: Any, message: str |
         ({"kind": "edge_classification"}, "accuracy", ""),
         ({"kind": "edge_regression", "loss": "l1", "metric": "r2"}, "r2", "l1"),
         ({"kind": "node_classification", "labels": "several"}, "roc_auc", ""),
+        ({"kind": "node_classification", "metric": "recall@100"}, "recall@100", ""),
+        ({"kind": "node_classification", "metric": f"{OWN}:profit"}, "profit", ""),
+        ({"kind": "node_regression", "loss": f"{OWN}:plain"}, "mae", f"{OWN}:plain"),
         (LINKS, "mrr", "softmax"),
         ({**LINKS, "metric": "hits@3", "loss": "margin", "margin": 2.0}, "hits@3", "margin"),
     ],

@@ -61,7 +61,7 @@ def test_one_task_is_its_own() -> None:
         ({"tasks": {"a": {**LINKS, "weight": 0}}}, "tasks.a.weight"),
         ({"tasks": {"a": {**LINKS, "batch_factor": -1}}}, "tasks.a.batch_factor"),
         ({"tasks": {"a": {"kind": "graph_classification"}}}, "tasks.a.kind"),
-        ({"tasks": {"a": {**KIND, "loss": "mse"}}}, "remove tasks.a.loss"),
+        ({"tasks": {"a": {**KIND, "loss": "mse"}}}, "tasks.a.loss: expected cross_entropy"),
         ({"tasks": {"a": {**KIND, "decoder": "dot"}}}, "remove tasks.a.decoder"),
         ({"tasks": {"a": {**KIND, "etype": "e"}}}, "tasks.a.etype"),
         ({"tasks": {"a": {**KIND, "metric": "mrr"}}}, "tasks.a.metric"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import raygnn
@@ -20,12 +21,13 @@ from raygnn.runs.display import NullDisplay
 from raygnn.worker.dry_run_process import Trial, describe, small_graph
 from raygnn.worker.job import DryRunRequest
 from tests.small_jobs import JobFactory, job
-from tests.worker.test_edge_tasks import LIKES
+from tests.worker.test_edge_tasks import LIKES, config_of, shop
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graphs_of
 from tests.worker.test_multitask import several
 
 UNFIT = "tests.unfit"
+OWN = "tests.own_losses"
 LINKS = {"kind": "link_prediction", "negatives": {"number": 50}}
 
 
@@ -73,6 +75,50 @@ def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) 
     if function is not None:
         assert "tests/unfit.py:" in said["where"]
         assert said["where"].endswith(f"in {function}")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "words"),
+    [
+        ("loss", "mean", "own_losses:mean gave [], expected [8]: a loss of each seed"),
+        ("loss", "detached", "has no gradient"),
+        ("loss", "raising", "ArithmeticError: no loss today"),
+        ("metric", "words", "gave str, expected one number"),
+        ("metric", "raising", "ArithmeticError: no loss today"),
+    ],
+)
+def test_what_an_own_function_fails_of(
+    key: str, name: str, words: str, make_job: JobFactory, tmp_path: Path
+) -> None:
+    said = outcome(make_job(task={key: f"{OWN}:{name}"}), tmp_path)
+    assert said is not None
+    assert said["sure"]
+    assert words in said["what"]
+    assert said["remedy"]
+    if name == "raising":
+        assert "tests/own_losses.py:" in said["where"]
+        assert "the function there" in said["remedy"]
+
+
+def test_own_functions_that_work(make_job: JobFactory, tmp_path: Path) -> None:
+    own = {"loss": f"{OWN}:plain", "metric": f"{OWN}:profit"}
+    assert outcome(make_job(task=own), tmp_path) is None
+    (tmp_path / "tasks").mkdir()
+    tasks = {"kind": {"kind": "node_classification", **own}, "links": LINKS}
+    assert outcome(make_job(tasks=tasks), tmp_path / "tasks") is None
+    (tmp_path / "graphs").mkdir()
+    task = {"kind": "graph_classification", **own}
+    assert outcome(graphs_of(tmp_path, graph=dataset(), task=task), tmp_path / "graphs") is None
+
+
+def test_labels_of_a_small_graph_are_some(tmp_path: Path) -> None:
+    """Of 0 and 1, also where they are stored as fractions for the sake of NaN."""
+    data = shop()
+    things = data.nodes["thing"].data
+    things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
+    task = {"kind": "node_classification", "target": "holds", "labels": "several"}
+    config = config_of(tmp_path, "labels", data=data, task={**task, "loss": f"{OWN}:plain"})
+    assert outcome(config, tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -200,6 +246,17 @@ def test_the_command_refuses(make_job: JobFactory) -> None:
     assert "KeyError: 'weight', at " in error.what
     allowed = config.cluster.model_copy(update={"allow": ["model_runs"]})
     assert raygnn.check(config.model_copy(update={"cluster": allowed}), display=False).ok
+
+
+@pytest.mark.system
+def test_the_command_refuses_a_loss(make_job: JobFactory) -> None:
+    config = make_job(task={"loss": f"{OWN}:mean"})
+    report = raygnn.check(config, display=False)
+    (error,) = [finding for finding in report.findings if finding.severity == "error"]
+    assert error.what.startswith(f"{OWN}:mean fails on a batch: {OWN}:mean gave [], expected [8]")
+    assert "single seeds" in error.remedy
+    with pytest.raises(ConfigError, match=r"task\.metric: tests\.own_losses:Any is a "):
+        raygnn.check(make_job(task={"metric": f"{OWN}:Any"}), display=False)
 
 
 @pytest.mark.system

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables_builder import SPEC, changed, write_shop, write_table
 
 from raygnn.config.graph import TablesGraph, TriplesGraph
-from raygnn.errors import DataError
+from raygnn.errors import ConfigError, DataError
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.make import partition_graph
 from raygnn.graph.partition.read import read_ids
@@ -290,6 +291,87 @@ def test_numbers_to_predict(kind: str, tmp_path: Path) -> None:
     assert data["label"].dtype == np.float32
     np.testing.assert_array_equal(data["label"], np.float32([-1.5, 2, np.nan]))
     assert data["train_mask"].tolist() == [True, False, False]
+
+
+LISTED = {"class": [[1.0, -1.0], None, [np.nan, 0.0]], "fold": [None, None, None]}
+SEVERAL = {"class": [1, None, None], "other": [-1, np.nan, 0], "fold": [None, None, None]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "columns"),
+    [
+        ("csv", ["class", "other"], SEVERAL),
+        ("parquet", ["class", "other"], SEVERAL),
+        ("parquet", "class", LISTED),
+    ],
+)
+@pytest.mark.parametrize("of", ["several", "number"])
+def test_several_labels(
+    of: str, kind: str, label: Any, columns: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of columns or of lists; null, NaN and -1 are unknown, as is a list that is not there."""
+    spec = changed("nodes user label_kind", of)
+    user = spec["nodes"]["user"]
+    user |= {"label": label, "splits": {"train": 1.0}, "split": None}
+    data = load_graph(write_shop(tmp_path, kind, spec, users=columns)).nodes["user"].data
+    if of == "several":
+        assert data["label"].dtype == np.int8
+        assert data["label"].tolist() == [[1, -1], [-1, -1], [-1, 0]]
+    else:
+        expected = np.float32([[1, -1], [np.nan, np.nan], [np.nan, 0]])
+        np.testing.assert_array_equal(data["label"], expected)
+    # one label that is known is enough, of numbers all must be
+    assert data["train_mask"].tolist() == [True, False, of == "several"]
+
+
+@pytest.mark.parametrize("of", ["several", "number"])
+def test_lists_that_come_late(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long they are is not known of the first chunks."""
+    monkeypatch.setattr(reader, "ROWS", 1)
+    monkeypatch.setattr(reader, "_BYTES", 1)
+    spec = changed("nodes user label_kind", of)
+    spec["nodes"]["user"]["split"] = None
+    spec["nodes"]["item"]["splits"] = {"train": 1.0}
+    columns = {"class": [None, None, [1, 0, None]]}
+    file = write_shop(tmp_path, "parquet", spec, users=columns)
+    pq.write_table(
+        pq.read_table(tmp_path / "users.parquet"), tmp_path / "users.parquet", row_group_size=1
+    )
+    label = load_graph(file).nodes["user"].data["label"]
+    unknown = -1 if of == "several" else np.nan
+    expected = [[unknown] * 3, [unknown] * 3, [1, 0, unknown]]
+    np.testing.assert_array_equal(label, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "columns", "said"),
+    [
+        (
+            "csv",
+            ["class", "other"],
+            {"class": [1, 0, 1], "other": [0, 2, 1]},
+            "'other': the label is 2",
+        ),
+        ("parquet", "class", {"class": [[1, 0], None, [0.5, 1]]}, "'class': the label is 0.5"),
+        ("parquet", "class", {"class": [[1, 0], None, [1]]}, "the list has 1 numbers, expected 2"),
+        ("parquet", ["class", "other"], {"class": [[1], None, [1]], "other": [0, 0, 0]}, "list<"),
+        ("csv", "class", {"class": ["yes", "no", "no"]}, "yes"),
+    ],
+)
+def test_what_is_no_label(
+    kind: str, label: Any, columns: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    spec = changed("nodes user label_kind", "several")
+    spec["nodes"]["user"] |= {"label": label, "split": None}
+    with pytest.raises(DataError) as caught:
+        load_graph(write_shop(tmp_path, kind, spec, users=columns))
+    assert said in str(caught.value)
+
+
+def test_several_columns_are_no_class(tmp_path: Path) -> None:
+    spec = changed("nodes user label", ["class", "age"])
+    with pytest.raises(ConfigError, match="a class is in one column"):
+        load_graph(write_shop(tmp_path, "csv", spec))
 
 
 STARS = {"stars": [5, 1, None], "half": [0.5, None, -1.0], "part": ["train", "test", None]}

@@ -1,13 +1,19 @@
-"""Metrics over several ranks equal scikit-learn's definitions over all nodes at once."""
+"""Metrics over several ranks equal their definitions over all nodes at once."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from raygnn.config.task import read_task
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.tasks.metrics import classification_metrics
+from raygnn.tasks import metrics
+from raygnn.tasks.losses import make_loss
 from tests.ranks import run_ranks
 
 
@@ -15,7 +21,8 @@ def measure(
     exchange: Exchange, outputs: torch.Tensor, labels: torch.Tensor, cuts: list[int], wanted: str
 ) -> dict[str, float]:
     mine = slice(cuts[exchange.world.rank], cuts[exchange.world.rank + 1])
-    return classification_metrics(outputs[mine], labels[mine], wanted, exchange)
+    task = read_task(kind="node_classification", metric=wanted)
+    return metrics.measure(outputs[mine], labels[mine], task, make_loss(task), exchange)
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -35,18 +42,60 @@ def test_exact_however_the_nodes_are_spread(classes: int, cuts: list[int]) -> No
         positive, negative = scores[truth == c, c], scores[truth != c, c]
         return float(np.mean(positive[:, None] > negative[None, :]))
 
+    def precision(c: int) -> float:
+        holds = (truth == c)[np.argsort(-scores[:, c])]
+        return float(np.mean((np.cumsum(holds) / np.arange(1, 201))[holds]))
+
+    def recall(c: int) -> float:
+        first = np.argsort(-scores[:, c])[:30]
+        return float(np.sum(truth[first] == c) / np.sum(truth == c))
+
+    def mcc() -> float:
+        """The correlation of the guesses' and the truth's indicator vectors."""
+        one, other = np.eye(classes)[guess], np.eye(classes)[truth]
+        covariances = [np.sum((a - a.mean(0)) * (b - b.mean(0))) for a, b in (
+            (one, other), (one, one), (other, other)
+        )]  # fmt: skip
+        return float(covariances[0] / np.sqrt(covariances[1] * covariances[2]))
+
+    ones = [1] if classes == 2 else range(classes)
     expected = {
         "accuracy": np.mean(guess == truth),
         "f1": np.mean([f1(c) for c in range(classes)]),
-        "roc_auc": auc(1) if classes == 2 else np.mean([auc(c) for c in range(classes)]),
+        "mcc": mcc(),
+        "roc_auc": np.mean([auc(c) for c in ones]),
+        "average_precision": np.mean([precision(c) for c in ones]),
+        "recall@30": np.mean([recall(c) for c in ones]),
         "loss": -np.mean(np.log(scores[np.arange(200), truth])),
     }
-    for found in run_ranks(len(cuts) - 1, measure, outputs, labels, cuts, "roc_auc"):
+    for found in run_ranks(len(cuts) - 1, measure, outputs, labels, cuts, "recall@30"):
         assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_area_is_left_out_where_nobody_asks() -> None:
     outputs, labels = torch.randn(20, 3), torch.randint(0, 3, (20,))
-    assert set(classification_metrics(outputs, labels, "accuracy", Exchange(World(0, 1)))) == {
-        "accuracy", "f1", "loss",
-    }  # fmt: skip
+    found = metrics.classification_metrics(outputs, labels, "accuracy", Exchange(World(0, 1)))
+    assert set(found) == {"accuracy", "f1", "mcc"}
+
+
+def test_a_class_that_is_not_there_has_no_curve() -> None:
+    outputs, labels = torch.randn(20, 3), torch.arange(20) % 2
+    found = measure(Exchange(World(0, 1)), outputs, labels, [0, 20], "average_precision")
+    curves = [
+        metrics.binary_average_precision(outputs.softmax(1)[:, c], labels == c) for c in (0, 1)
+    ]
+    assert found["average_precision"] == pytest.approx(float(sum(curves)) / 2, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(num=st.integers(2, 7), k=st.integers(1, 9), seed=st.integers(0, 10_000))
+def test_recall_is_the_mean_over_all_orders_of_what_ties(num: int, k: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    scores, truth = draw.integers(0, 3, num), draw.integers(0, 2, num)
+    truth[0] = 1
+    recalls = []
+    for order in itertools.permutations(range(num)):
+        first = sorted(order, key=lambda i: -scores[i])[:k]  # which keeps the order of ties
+        recalls.append(truth[first].sum() / truth.sum())
+    found = metrics.recall_at(k, torch.from_numpy(scores), torch.from_numpy(truth))
+    assert float(found) == pytest.approx(np.mean(recalls))

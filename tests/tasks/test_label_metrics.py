@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from raygnn.config.task import read_task
 from raygnn.errors import DataError
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.seeds import as_labels, known
-from raygnn.tasks.losses import label_entropy
-from raygnn.tasks.metrics import label_metrics
+from raygnn.tasks.losses import label_entropy, make_loss
+from raygnn.tasks.metrics import measure, recall_at
 from tests.ranks import run_ranks
 
 
@@ -42,6 +43,11 @@ def precision(scores: np.ndarray, truth: np.ndarray) -> float:
     return total
 
 
+def correlation(guess: np.ndarray, truth: np.ndarray) -> float:
+    """Of two rows of 0 and 1; 0 where the guesses are all alike."""
+    return float(np.corrcoef(guess, truth)[0, 1]) if len(set(guess)) == 2 else 0.0
+
+
 def expected(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     found: dict[str, float] = {}
     lost, shape = 0.0, outputs.shape
@@ -52,11 +58,15 @@ def expected(outputs: Tensor, labels: Tensor) -> dict[str, float]:
         if 0 < truth.sum() < len(truth):
             found[f"roc_auc_{k}"] = area(scores, truth)
             found[f"average_precision_{k}"] = precision(scores, truth)
-    for name in ("roc_auc", "average_precision"):
+            found[f"mcc_{k}"] = correlation(scores > 0, truth)
+            found[f"recall@4_{k}"] = float(
+                recall_at(4, torch.from_numpy(scores), torch.from_numpy(truth))
+            )
+    for name in ("roc_auc", "average_precision", "mcc", "recall@4"):
         each = [value for key, value in found.items() if key.startswith(name)]
         found[name] = float(np.mean(each)) if each else math.nan
     if shape[1] == 1:
-        found = {name: value for name, value in found.items() if not name[-1].isdigit()}
+        found = {name: value for name, value in found.items() if "_0" not in name}
     return {**found, "loss": lost / (shape[0] * shape[1])}
 
 
@@ -64,7 +74,7 @@ def expected(outputs: Tensor, labels: Tensor) -> dict[str, float]:
 @given(num=st.integers(1, 12), labels=st.integers(1, 4), seed=st.integers(0, 10_000))
 def test_loss_and_metrics_are_those_of_the_known_entries(num: int, labels: int, seed: int) -> None:
     outputs, truth = entries(num, labels, seed)
-    found = label_metrics(outputs, truth, Exchange(World(0, 1)))
+    found = spread(Exchange(World(0, 1)), outputs, truth, [0, num])
     assert found == pytest.approx(expected(outputs, truth), abs=1e-5, nan_ok=True)
     outputs.requires_grad_()
     label_entropy(outputs, truth).sum().backward()
@@ -79,7 +89,8 @@ def spread(
     exchange: Exchange, outputs: Tensor, labels: Tensor, cuts: list[int]
 ) -> dict[str, float]:
     mine = slice(cuts[exchange.world.rank], cuts[exchange.world.rank + 1])
-    return label_metrics(outputs[mine], labels[mine], exchange)
+    task = read_task(kind="node_classification", labels="several", metric="recall@4")
+    return measure(outputs[mine], labels[mine], task, make_loss(task), exchange)
 
 
 @pytest.mark.parametrize("cuts", [[0, 25, 60], [0, 0, 1, 60]])

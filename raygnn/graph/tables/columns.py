@@ -250,6 +250,25 @@ def flat(chunk: Chunk, column: str, width: int | None) -> tuple[pa.Array, int]:
             raise chunk.error(0, column, message, "give all files columns of one kind")
         return chunk.columns[column], 1
     array = refuse_nulls(chunk, column, "give a list in every row")
+    return _flat(chunk, column, array, width)
+
+
+def rows_or_nan(chunk: Chunk, column: str, width: int | None) -> Array:
+    """As `matrix`, but NaN where there is no number or no list; ``[n, 0]`` where there is no list
+    and the width is not known."""
+    array = chunk.columns[column]
+    if not _is_list(array.type):
+        return numbers_or_nan(chunk, column).reshape(-1, 1)
+    longest = width or pc.max(pc.list_value_length(array)).as_py()
+    if longest is None:
+        return np.empty((chunk.num, 0), np.float32)
+    nothing = pa.scalar([None] * longest, array.type)
+    values, expected = _flat(chunk, column, pc.coalesce(array, nothing), width)
+    return numbers_or_nan(chunk, column, values, expected).reshape(-1, expected)
+
+
+def _flat(chunk: Chunk, column: str, array: pa.Array, width: int | None) -> tuple[pa.Array, int]:
+    """What lists of one length have, one after the other, and the length; raises as `matrix`."""
     lengths = to_numpy(pc.list_value_length(array))
     expected = int(lengths[0]) if width is None else width
     if (lengths != expected).any():

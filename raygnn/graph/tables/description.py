@@ -167,11 +167,15 @@ class Table(Section):
         None, description="Column of whole numbers, or of points in time: array time."
     )
     fill: float | None = Field(None, description="Number in place of missing features.")
-    label: Text | None = Field(
-        None, description="Column of what is to be predicted: classes or numbers; empty = unknown."
+    label: Names | None = Field(
+        None,
+        description="Column of what is to be predicted: classes or numbers; empty = unknown. Of "
+        "numbers and several labels it may be columns, or one of lists.",
     )
-    label_kind: Literal["class", "number"] = Field(
-        "class", description="What a label is: a class, a word or whole number; or a number."
+    label_kind: Literal["class", "number", "several"] = Field(
+        "class",
+        description="What a label is: a class, a word or whole number; a number; or several "
+        "labels, of which each is 0 or 1, or unknown: -1, NaN or empty.",
     )
     split: Text | None = Field(None, description="Column with train, val, test, or nothing.")
     split_words: dict[str, Split] = Field(
@@ -289,6 +293,9 @@ def _table_problems(key: KeyPath, table: Table) -> Iterator[Problem]:
     if table.label is None and table.label_kind != "class":
         message = f"label_kind {table.label_kind} would be ignored: there is no label"
         yield Problem((*key, "label_kind"), message, "name its column with label")
+    if isinstance(table.label, tuple) and table.label_kind == "class":
+        message = f"a class is in one column, and {show(table.label)} are several"
+        yield Problem((*key, "label"), message, "set label_kind to several, or to number")
     for name, columns in table.features.items():
         for at, column in enumerate(columns):
             yield from _feature_problems((*key, "features", name, at), column)

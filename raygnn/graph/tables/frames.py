@@ -21,6 +21,7 @@ from raygnn.graph.tables.columns import (
     nan_to_null,
     numbers,
     numbers_or_nan,
+    rows_or_nan,
     to_numpy,
 )
 from raygnn.graph.tables.description import EdgeTable, NodeTable, RandomSplit, Table
@@ -52,20 +53,23 @@ class Targets:
         self.names: dict[str, list[Any]] = {}
         masks = table.masks
         self._mask_columns = [masks.train, masks.val, masks.test] if masks else []
-        columns = [table.label, table.split, *self._mask_columns]
+        self._labels = [table.label] if isinstance(table.label, str) else list(table.label or ())
+        columns = [*self._labels, table.split, *self._mask_columns]
         self.columns = [column for column in columns if column is not None]
         self._classes: codes.Codes | None = None
-        if table.label is not None and table.label_kind == "class":
-            self._classes = codes.classes(table.label, vocabulary)
-        self._numbers = Growing(np.float32)
+        if self._labels and table.label_kind == "class":
+            self._classes = codes.classes(self._labels[0], vocabulary)
+        self._several = table.label_kind == "several"
+        self._numbers: Growing | None = None
+        self._before = 0  # rows that have no label, before the first whose lists say how many
         self._splits = Growing(np.int8)
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk's rows; raises DataError naming file, row and column."""
         if self._classes is not None:
             self._classes.add(chunk)
-        elif self.table.label is not None:
-            self._numbers.append(numbers_or_nan(chunk, self.table.label))
+        elif self._labels:
+            self._add_numbers(chunk)
         if self.table.split is not None:
             words = self.table.split_words
             self._splits.append(codes.splits(chunk, self.table.split, words))
@@ -75,18 +79,25 @@ class Targets:
     def take(self, num: int, reader: Reader) -> dict[str, Array]:
         """``label``, and the masks bool ``[N]``, as far as the table gives them.
 
-        Classes are int64 ``[N]``, -1 = unknown; numbers float32 ``[N]``, NaN = unknown. Rows that
-        were never added, up to ``num``, have no label and are in no split.
+        Classes are int64 ``[N]``, -1 = unknown; numbers float32 ``[N]`` or ``[N, K]``, NaN =
+        unknown; several labels int8 ``[N, K]``, -1 = unknown. Rows that were never added, up to
+        ``num``, have no label and are in no split.
         """
         data: dict[str, Array] = {}
         unknown: Array | None = None
         if self._classes is not None:
             data["label"], self.names["label"] = self._classes.take(reader, num)
             unknown = data["label"] < 0
-        elif self.table.label is not None:
-            self._numbers.pad(num, np.nan)
-            data["label"] = self._numbers.take()
-            unknown = np.isnan(data["label"])
+        elif self._labels:
+            rows = self._rows(len(self._labels))
+            rows.pad(num, self._unknown)
+            numbers = rows.take()
+            if self._several:
+                unknown = (numbers < 0).all(1)
+            else:
+                unknown = np.isnan(numbers).any(1)
+                numbers = numbers[:, 0] if numbers.shape[1] == 1 else numbers
+            data["label"] = numbers
         if self.table.splits is not None:
             split = draw(self.table.splits, num)
             if unknown is not None:
@@ -99,6 +110,37 @@ class Targets:
         else:
             return data
         return data | {mask: split == code for code, mask in enumerate(MASKS)}
+
+    @property
+    def _unknown(self) -> float:
+        return -1 if self._several else np.nan
+
+    def _rows(self, width: int) -> Growing:
+        """The labels so far, of rows so wide if there are none yet."""
+        if self._numbers is None:
+            self._numbers = Growing(np.int8 if self._several else np.float32, width)
+            self._numbers.pad(self._before, self._unknown)
+        return self._numbers
+
+    def _add_numbers(self, chunk: Chunk) -> None:
+        if len(self._labels) > 1:
+            rows = np.stack([numbers_or_nan(chunk, column) for column in self._labels], 1)
+        else:
+            width = None if self._numbers is None else self._numbers.width
+            rows = rows_or_nan(chunk, self._labels[0], width)
+        if not rows.shape[1]:
+            self._before += chunk.num
+            return
+        if self._several:
+            bad = ~np.isin(rows, (-1, 0, 1)) & ~np.isnan(rows)
+            if bad.any():
+                row, place = np.argwhere(bad)[0]
+                column = self._labels[place if len(self._labels) > 1 else 0]
+                remedy = "give 0 or 1, and where it is not known -1 or nothing"
+                message = f"the label is {rows[row, place]:g}"
+                raise chunk.error(int(row), column, message, remedy)
+            rows = np.nan_to_num(rows, nan=-1)
+        self._rows(rows.shape[1]).append(rows)
 
     def _masked(self, chunk: Chunk) -> Array:
         """Which split each row is in: int8 ``[n]``, -1 = none."""
@@ -118,13 +160,11 @@ class Targets:
     def _require_labels(self, split: Array, unknown: Array, reader: Reader) -> None:
         bad = (split >= 0) & unknown
         if bad.any():
-            assert self.table.label is not None
             row = int(np.argmax(bad))
             name = SPLITS[split[row]]
             message = f"the {self.of} is in {name} and has no label"
-            raise reader.error(
-                row, self.table.label, message, f"give one, or take it out of {name}"
-            )
+            remedy = f"give one, or take it out of {name}"
+            raise reader.error(row, self._labels[0], message, remedy)
 
 
 def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +30,12 @@ from raygnn.sampling.negatives import (
 from raygnn.sampling.seeds import JOINED, Edges, EdgeSeeds, TaskSeeds, in_order, known
 from raygnn.tasks.inference import NodeRows
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.losses import make_link_loss, make_loss
+from raygnn.tasks.losses import make_link_loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import Candidates, Ranking
 from raygnn.worker.job import SPLITS, Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import PRECISIONS, build, make_task, map_shard
+from raygnn.worker.planes.plane import PRECISIONS, build, loss_of, make_task, map_shard
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     EdgePredictions,
@@ -132,11 +133,18 @@ class EdgePlane(PartitionPlane):
 
     def task_of(self, model: nn.Module | None) -> Task:
         """The task with a model."""
-        task, loss = self.config.task, None
+        task = self.config.task
+        loss: Any = None
         if isinstance(task, LinkPrediction):
             loss = make_link_loss(task, distance=self.decoder in DISTANCES)
         given = model or nn.Identity()
-        return make_task(self.job, self.ranks, given, loss or make_loss(task), self.out_features)
+        if loss is None:
+            loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
+        return make_task(self.job, self.ranks, given, loss, self.out_features)
+
+    def _trained(self) -> Tensor:
+        """Labels of the own edges to train on."""
+        return self.labels[self._chosen("train")]
 
     @cached_property
     def out_features(self) -> int:
@@ -259,9 +267,9 @@ class EdgePlane(PartitionPlane):
             message = f"the dataset has no candidates for the split {split!r}"
             raise others.error(message, "choose val or test, or name others with ranking.file")
         if self.time is not None:
-            if self.config.task.of_links:
-                return self._timed.metrics(model, own, listed or self._evaluation)
-            return self._timed.metrics(model, own, self.labels[torch.from_numpy(own)])
+            links = self.config.task.of_links
+            drawn = listed or self._evaluation if links else self.labels[torch.from_numpy(own)]
+            return self._timed.metrics(model, own, drawn, task.loss)
         nodes = self.read(split)
         rows = self.inference.represent(model.encoder, nodes, again=self.validates(split))
         if self.config.task.of_links:
@@ -279,7 +287,8 @@ class EdgePlane(PartitionPlane):
                 self._candidates(own, listed, lists),
             )
         outputs = self._outputs(model, rows, own)
-        return measure(outputs, self.labels[torch.from_numpy(own)], self.config.task, self.control)
+        labels = self.labels[torch.from_numpy(own)]
+        return measure(outputs, labels, self.config.task, task.loss, self.control)
 
     @cached_property
     def _evaluation(self) -> Negatives | None:

@@ -27,12 +27,11 @@ from raygnn.sampling.features import Inputs, choose_edge_inputs, choose_inputs
 from raygnn.sampling.seeds import as_labels, known
 from raygnn.tasks.inference import graph_outputs
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import SPLITS, Job, Request, Sizes
-from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, make_task, seed_plan
+from raygnn.worker.planes.plane import PRECISIONS, Traffic, build, loss_of, make_task, seed_plan
 from raygnn.worker.planes.prediction_rows import (
     NO_SPLIT,
     Embedded,
@@ -110,7 +109,8 @@ class GraphPlane:
         config = self.config
         schema = self.schema
         model = build(config, lambda: build_graph_model(config.model, schema))
-        task = make_task(self.job, self.ranks, model, make_loss(config.task), schema.out_features)
+        loss = loss_of(self.job, self.ranks, self._trained, schema.out_features)
+        task = make_task(self.job, self.ranks, model, loss, schema.out_features)
         self.ranks.synchronise(task)
         return task
 
@@ -164,7 +164,7 @@ class GraphPlane:
                     where=self._where,
                     remedy="see what the model says of them with raygnn predict",
                 )
-        values = measure(outputs, y, config.task, self.ranks.control)
+        values = measure(outputs, y, config.task, task.loss, self.ranks.control)
         return {**values, "left_out": float(left_out)} if left_out else values
 
     def predict(self, task: Task, request: Request) -> Iterator[Predictions]:
@@ -284,6 +284,14 @@ class GraphPlane:
             most_skipped=config.guard.bad_samples,
             note=blackbox.note,
         )
+
+    def _trained(self) -> Tensor:
+        """Targets of this rank's share of the graphs to train on."""
+        world, size = self.ranks.world, 1024
+        mine = self.samples.splits["train"][world.rank :: world.size]
+        starts = range(0, max(1, len(mine)), size)
+        batches = [self._maker.join(mine[start : start + size]) for start in starts]
+        return torch.cat([batch.y[batch.weight > 0] for batch in batches])
 
     def _collate(self) -> Collate:
         """What joins graphs to what the model reads. Collective."""

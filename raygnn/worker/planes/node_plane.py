@@ -18,11 +18,10 @@ from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.seeds import TaskSeeds, gather_seeds, owned_nodes
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.losses import make_loss
 from raygnn.tasks.metrics import measure
 from raygnn.worker.job import Request
 from raygnn.worker.planes.partition_plane import PartitionPlane
-from raygnn.worker.planes.plane import build, make_task
+from raygnn.worker.planes.plane import build, loss_of, make_task
 from raygnn.worker.planes.prediction_rows import (
     Embedded,
     Predictions,
@@ -56,8 +55,12 @@ class NodePlane(PartitionPlane):
 
     def task_of(self, model: nn.Module | None) -> Task:
         """The task with a model."""
-        loss = make_loss(self.config.task)
+        loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
         return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
+
+    def _trained(self) -> Tensor:
+        """Labels of the own nodes to train on."""
+        return self.labels[owned_nodes(self.shard, self.ntype, "train", self.labels)]
 
     @cached_property
     def out_features(self) -> int:
@@ -84,7 +87,7 @@ class NodePlane(PartitionPlane):
             task.model, self.ntype, owned, times=self._times(owned), again=again
         )
         targets = self.labels[torch.from_numpy(owned - self.shard.first(self.ntype))]
-        return measure(outputs, targets, self.config.task, self.control)
+        return measure(outputs, targets, self.config.task, task.loss, self.control)
 
     def read(self, split: str) -> dict[str, np.ndarray]:
         """Node type → global ids of the nodes whose rows an evaluation reads."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raygnn.config.schema import Config
+from raygnn.config.task import ClassTask
 from raygnn.graph.dgl import dgl
 from raygnn.graph.partition.layout import read_meta
 from raygnn.graph.staging.node_cache import Stage
@@ -19,6 +20,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.loader import Maker
 from raygnn.sampling.plan import SeedPlan
 from raygnn.tasks.lightning_modules import Task
+from raygnn.tasks.losses import Loss, balance, make_loss
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job, Request, Sizes
 from raygnn.worker.planes.prediction_rows import Embedded, Predictions
@@ -136,6 +138,21 @@ def make_task(job: Job, ranks: Ranks, model: nn.Module, loss: Any, out_features:
     torch.manual_seed(config.train.seed)
     task = construct(cls, "task.args", "*given, **task.args", *given, **config.task.args)
     return task.to(PRECISIONS[config.precision].dtype)
+
+
+def loss_of(job: Job, ranks: Ranks, labels: Callable[[], Tensor], num: int) -> Loss:
+    """The loss of the task, with weights of its classes if it has some: those of the training
+    where that is over. Collective.
+
+    Args:
+        labels, num: see `balance`.
+    """
+    task, weights = job.config.task, None
+    if job.request is not None:
+        weights = (job.request.weights.class_weights or {}).get(job.task)
+    elif isinstance(task, ClassTask) and task.class_weights is not None:
+        weights = balance(task, labels(), num, ranks.control)
+    return make_loss(task, weights)
 
 
 def seed_plan(job: Job, num_seeds: int) -> SeedPlan:

@@ -21,6 +21,7 @@ from raygnn.sampling.batch import Part
 from raygnn.sampling.negatives import ListedNegatives, Negatives
 from raygnn.sampling.seeds import Edges, EdgeSeeds, SeedSlice
 from raygnn.tasks.inference import Inference
+from raygnn.tasks.losses import Loss
 from raygnn.tasks.metrics import measure
 from raygnn.tasks.ranking import ranked_among_drawn
 
@@ -48,14 +49,18 @@ class TimedEdges:
         return torch.cat(chunks)
 
     def metrics(
-        self, model: EdgeModel, own: np.ndarray, given: Tensor | Negatives | ListedNegatives | None
+        self,
+        model: EdgeModel,
+        own: np.ndarray,
+        given: Tensor | Negatives | ListedNegatives | None,
+        loss: Loss,
     ) -> dict[str, float]:
         """Links are ranked among nodes that are drawn, or listed, for each; of all others ``given``
         are their labels."""
         task, control = self.config.task, self.edges.exchange
         if not isinstance(task, LinkPrediction):
             assert isinstance(given, Tensor)
-            return measure(self.outputs(model, own), given, task, control)
+            return measure(self.outputs(model, own), given, task, loss, control)
         draws = (None, given) if isinstance(given, ListedNegatives) else (given,)
         there, absent, counts = zip(*self._decoded(model, own, *draws))
         both = [[torch.cat(some) for some in zip(*pieces)] for pieces in (absent, counts)]
