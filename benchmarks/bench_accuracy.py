@@ -9,8 +9,8 @@ by. Exit code 1 if a threshold is missed.
     python benchmarks/bench_accuracy.py [--only cora-gcn] [--only workers] [--seeds 5]
     python -m benchmarks.bench_accuracy --only scaling --only compression --seeds 3 --forked
 
-With ``--forked`` those two, and ``norm``, have forked processes for workers, as tests do, in place
-of Ray's.
+With ``--forked`` those two, ``norm`` and ``rare`` have forked processes for workers, as tests do,
+in place of Ray's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORKERS = (1, 2, 4)
 MUTAG = 86.0  # % over ten folds, at the epoch with the best mean
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 CLOSE = 1.0  # points between the means of fp32 and of others
-SPREAD = ("scaling", "compression", "norm")  # see accuracy_spread.py
+SPREAD = ("scaling", "compression", "norm", "rare")  # see accuracy_spread.py
 AGREEMENT = 1.5  # points between the means of 1, 2 and 4 workers
 
 
@@ -174,7 +174,9 @@ def main() -> int:
     names = [*(case.job for case in CASES), "workers", "precision", "mutag-gin", *SPREAD]
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds, or splits (5, 3, 10)")
-    parser.add_argument("--forked", action="store_true", help="no Ray (scaling, compression, norm)")
+    parser.add_argument(
+        "--forked", action="store_true", help="no Ray (scaling, compression, norm, rare)"
+    )
     args = parser.parse_args()
     chosen = args.only or names
 
