@@ -53,7 +53,7 @@ class Targets:
         self.names: dict[str, list[Any]] = {}
         masks = table.masks
         self._mask_columns = [masks.train, masks.val, masks.test] if masks else []
-        self._labels = [table.label] if isinstance(table.label, str) else list(table.label or ())
+        self._labels = label_columns(table)
         columns = [*self._labels, table.split, *self._mask_columns]
         self.columns = [column for column in columns if column is not None]
         self._classes: codes.Codes | None = None
@@ -123,11 +123,8 @@ class Targets:
         return self._numbers
 
     def _add_numbers(self, chunk: Chunk) -> None:
-        if len(self._labels) > 1:
-            rows = np.stack([numbers_or_nan(chunk, column) for column in self._labels], 1)
-        else:
-            width = None if self._numbers is None else self._numbers.width
-            rows = rows_or_nan(chunk, self._labels[0], width)
+        width = None if self._numbers is None else self._numbers.width
+        rows = label_rows(self.table, chunk, width)
         if not rows.shape[1]:
             self._before += chunk.num
             return
@@ -185,6 +182,19 @@ def draw(shares: RandomSplit, num: int, first: int = 0) -> Array:
     return split
 
 
+def label_columns(table: Table) -> list[str]:
+    """The columns that hold labels, if there are any."""
+    return [table.label] if isinstance(table.label, str) else list(table.label or ())
+
+
+def label_rows(table: Table, chunk: Chunk, width: int | None = None) -> Array:
+    """Labels that are numbers, float32 ``[n, L]``, NaN where there is none; as `rows_or_nan`."""
+    first, *more = label_columns(table)
+    if not more:
+        return rows_or_nan(chunk, first, width)
+    return np.stack([numbers_or_nan(chunk, column) for column in (first, *more)], 1)
+
+
 def training_rows(table: Table, chunk: Chunk) -> Array:
     """Which rows are for training, bool ``[n]``: all, where the table has no split."""
     if table.split is not None:
@@ -194,8 +204,13 @@ def training_rows(table: Table, chunk: Chunk) -> Array:
     if table.splits is None:
         return np.ones(chunk.num, bool)
     drawn = draw(table.splits, chunk.num, chunk.first) == 0
-    if table.label is not None:  # those without one are in no split
-        drawn &= to_numpy(pc.is_valid(nan_to_null(chunk.columns[table.label])))
+    # those without a label are in no split
+    if table.label is not None and table.label_kind == "class":
+        drawn &= to_numpy(pc.is_valid(nan_to_null(chunk.columns[label_columns(table)[0]])))
+    elif table.label is not None:
+        rows = label_rows(table, chunk)
+        several = table.label_kind == "several"
+        drawn &= (rows >= 0).any(1) if several else ~np.isnan(rows).any(1) & (rows.shape[1] > 0)
     return drawn
 
 
@@ -226,7 +241,7 @@ def settle(
             matrix.replay(trained.get(f"{kind}/{name}"), f"{kind}/{name}")
     elif fitted := [one for matrix in features.values() for one in matrix.fitted]:
         masks = table.masks.train if table.masks else None
-        others = (c for c in (table.split, masks, table.label) if c is not None)
+        others = (c for c in (table.split, masks, *label_columns(table)) if c is not None)
         columns = [*(column for one in fitted for column in one.columns), *others]
         for chunk in Reader(files, columns, table.delimiter).chunks():
             training = training_rows(table, chunk)
