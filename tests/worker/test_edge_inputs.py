@@ -139,7 +139,7 @@ def test_any_ranks_draw_and_compute_the_same(name: str, tmp_path: Path) -> None:
     assert len(found[0][0]) > 6
     for other, metrics in found[1:]:
         assert np.abs(other - found[0][0]).max() < 1e-4
-        assert metrics == pytest.approx(found[0][1], abs=1e-3)
+        assert metrics == pytest.approx(found[0][1], abs=2e-3)
     assert (found[1][0] == found[2][0]).all()  # the same with either topology, to the bit
     expected = exact(runs[-1], config, payments())
     for workers in (1, 2):

@@ -110,7 +110,7 @@ def test_each_task_is_learnt_and_predicted(tmp_path: Path) -> None:
         wanted = {name: value for name, value in metrics.items() if name.startswith("test/")}
         assert again == pytest.approx(wanted, abs=2e-3)
     one = ask(run, config, 2, split="test", rows=False, task="kind")
-    assert set(one) == {"test/kind/accuracy", "test/kind/f1", "test/kind/loss"}
+    assert set(one) == {f"test/kind/{name}" for name in ("accuracy", "f1", "mcc", "loss")}
     prices = ask(run, config, 2, task="price").to_pandas()
     assert prices["node"].tolist() == list(range(data.nodes["thing"].num))
     test = prices[prices["split"] == "test"]
