@@ -23,7 +23,7 @@ from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import Exchange
 from raygnn.sampling.loader import BatchMaker
 from raygnn.tasks.lightning_modules import Task
-from raygnn.tasks.losses import cross_entropy
+from raygnn.tasks.losses import class_entropy
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.job import Job
 from raygnn.worker.planes import open_plane
@@ -194,7 +194,7 @@ def test_dropout_is_a_function_of_seed_epoch_step_and_rank(
 
     def drawn(seed: int, epoch: int, step: int, rank: int) -> tuple[float, ...]:
         monkeypatch.setattr(Task, "global_rank", rank)
-        task = Task(nn.Identity(), cross_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
+        task = Task(nn.Identity(), class_entropy, TrainConfig(seed=seed), 4, 3, 4.0)
         batch: Any = SimpleNamespace(epoch=epoch, step=step, seconds={}, window=1, total=1)
         task.on_train_batch_start(batch, 0)
         return tuple(torch.rand(3).tolist())
