@@ -8,6 +8,8 @@ TORCH_ARGS ?=
 OLDEST_PYTHON ?= python3.10
 OLDEST_TORCH ?= 2.4.0
 NEWEST_PYTHON ?= python3.12
+# A Python for which there is no DGL.
+NODGL_PYTHON ?= python3.13
 NEWEST_TORCH ?= $(TORCH)
 
 BIN := .venv/bin
@@ -37,21 +39,27 @@ define test_instructions
 	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(ARITHMETIC)
 endef
 
+# What could need DGL without anybody's noticing.
+NODGL := $(addprefix tests/graph/test_,$(addsuffix .py,without_dgl metis partition layout)) \
+    $(addprefix tests/models/test_,$(addsuffix .py,batch_norm edge_features gin message_passing typed_families)) \
+    tests/preflight/test_preflight_checks.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-all mutants lint docs bench test-matrix test-oldest test-newest test-instructions clean
+.PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
 	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
 	@echo "make test         the fast tests"
 	@echo "make test-system  those of whole commands and clusters"
+	@echo "make test-nodgl   some of the fast tests in an environment without DGL"
 	@echo "make test-all     all tests"
 	@echo "make mutants      plants mistakes, and sees that the tests find each"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
-	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, and those of"
-	@echo "                  arithmetic with the instructions of older processors"
+	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, some on Python"
+	@echo "                  3.13, which has no DGL, and those of arithmetic with the instructions of older processors"
 
 setup: .venv/.done
 
@@ -73,6 +81,17 @@ endef
 .venv-newest/.done: pyproject.toml
 	$(call install,.venv-newest,$(NEWEST_PYTHON),$(NEWEST_TORCH),--upgrade --upgrade-strategy eager torch==$(NEWEST_TORCH))
 
+.venv-3.13/.done: pyproject.toml
+	$(call install,.venv-3.13,$(NODGL_PYTHON),$(NEWEST_TORCH))
+
+# The same as .venv but for DGL, made of links.
+.venv-nodgl/.done: .venv/.done
+	rm -rf .venv-nodgl
+	$(BIN)/python -m venv --without-pip .venv-nodgl
+	find $(CURDIR)/.venv/lib/python3*/site-packages -mindepth 1 -maxdepth 1 ! -name "dgl*" \
+	    -exec ln -s -t .venv-nodgl/lib/python3*/site-packages {} +
+	@touch $@
+
 train: setup
 	$(BIN)/raygnn train jobs/products-100k.yaml --overwrite
 
@@ -84,6 +103,9 @@ test-system: setup
 
 test-all: setup
 	$(call tests,.venv)
+
+test-nodgl: .venv-nodgl/.done
+	.venv-nodgl/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(NODGL)
 
 # ONLY=sampler takes those whose name or file has that in it.
 mutants: setup
@@ -105,7 +127,7 @@ bench: setup
 	status=0; for name in $(BENCHMARKS); do \
 	    SCALE=$(SCALE) $(BIN)/python benchmarks/bench_$$name.py || status=1; done; exit $$status
 
-test-matrix: test-oldest test-newest test-instructions
+test-matrix: test-oldest test-newest test-python313 test-instructions
 
 test-oldest: .venv-oldest/.done
 	$(call tests,.venv-oldest,not slow and)
@@ -113,9 +135,12 @@ test-oldest: .venv-oldest/.done
 test-newest: .venv-newest/.done
 	$(call tests,.venv-newest,not slow and)
 
+test-python313: .venv-3.13/.done
+	.venv-3.13/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(NODGL)
+
 test-instructions: setup
 	$(call test_instructions,avx2,AVX2,AVX2)
 	$(call test_instructions,default,SSE41,SSE4_2)
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-3.13 .venv-nodgl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,8 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
 import pytest
 from hypothesis import settings
 
+from raygnn.graph import dgl
+
 # no deadlines: the first example of a test may compile a kernel, and machines are shared
 settings.register_profile("raygnn", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("raygnn")
@@ -48,6 +50,25 @@ MAY_SKIP = re.compile(
         )
     )
 )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without DGL, tests that need it are none."""
+    if not dgl.installed():
+        needing = [
+            item
+            for item in items
+            if item.get_closest_marker("dgl")
+            or (isinstance(item, pytest.Function) and "dgl" in _parameters(item))
+        ]
+        config.hook.pytest_deselected(items=needing)
+        items[:] = [item for item in items if item not in needing]
+
+
+def _parameters(item: pytest.Function) -> list[Any]:
+    """Those that are words, such as the choice of kernels."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [value for value in values if isinstance(value, str)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,6 @@
-"""The one door to DGL: a working DGL 2.1 on any torch, and what it can and cannot do here.
+"""The one door to DGL: a working DGL 2.1 to 2.4 on any torch, and what it can and cannot do here.
+
+DGL need not be there: there is none for Python 3.13. Without it :func:`dgl` says so.
 
 DGL's core library does not depend on the torch version, but three of its native add-ons do:
 GraphBolt, dgl.sparse and tensoradapter exist only for the torch versions that DGL was built
@@ -13,7 +15,6 @@ A model of the user's own may say ``import dgl.nn`` as always, once :func:`dgl` 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib
 import importlib.util
@@ -24,7 +25,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -63,12 +63,15 @@ _SERVICES = ("_distributed_access", "_distributed_edge_access", "_distributed_ge
 # "[12:34:56] /opt/dgl/src/graph/transform/metis_partition_hetero.cc:89: Partition a graph …"
 _LOG_LINE = re.compile(rb"^\[\d\d:\d\d:\d\d\] \S+\.(cc|h|cu):\d+: ")
 
-_M_PERTURB = -6  # of glibc's malloc.h
-
 _lock = threading.RLock()
 _stderr_lock = threading.Lock()
 _module: ModuleType | None = None
 _reasons: dict[str, str] = {}
+
+
+def installed() -> bool:
+    """Whether there is a DGL; imports nothing."""
+    return importlib.util.find_spec("dgl") is not None
 
 
 def dgl() -> ModuleType:
@@ -103,15 +106,8 @@ def require(capability: str) -> None:
         raise _unavailable(capability, f"DGL's {capability}")
 
 
-def metis(
-    indptr: IntArray,
-    indices: IntArray,
-    parts: int,
-    weights: IntArray,
-    *,
-    repeatable: bool = False,
-) -> IntArray:
-    """METIS with the edge cut as its objective (Karypis & Kumar 1998).
+def metis(indptr: IntArray, indices: IntArray, parts: int, weights: IntArray) -> IntArray:
+    """METIS with the edge cut as its objective (Karypis & Kumar 1998), DGL's.
 
     METIS seeds itself with a constant, and with one constraint the same input gives the same
     parts. With several it reads memory that it has not written, and the parts depend on what was
@@ -122,8 +118,6 @@ def metis(
             of node v are ``indices[indptr[v]:indptr[v+1]]``.
         parts: fewer than there are nodes.
         weights: int64 ``[nodes, constraints]``; each column is divided evenly.
-        repeatable: have memory filled with a constant meanwhile, where the C library is glibc,
-            so that the same input gives the same parts. That takes time and memory.
 
     Returns:
         int64 ``[nodes]``, each node's part.
@@ -144,9 +138,8 @@ def metis(
     try:
         # not metis_partition_assignment: that copies the graph once more, and prints
         function = module.partition._CAPI_DGLMetisPartition_Hetero
-        given = graph.formats("csc")._graph, parts, to_dgl(tensors[2]), mode, True
         with quiet():
-            result = _in_filled_memory(function, *given) if repeatable else function(*given)
+            result = function(graph.formats("csc")._graph, parts, to_dgl(tensors[2]), mode, True)
     except module.DGLError as error:
         raise RuntimeError(str(error).splitlines()[0]) from error
     finally:
@@ -157,22 +150,6 @@ def metis(
         raise RuntimeError("it returned no parts; out of memory?")
     assigned: IntArray = module.backend.zerocopy_from_dgl_ndarray(result).numpy()
     return assigned
-
-
-def _in_filled_memory(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function while malloc of glibc fills what it gives out, to the whole process.
-
-    In a new thread: small pieces that a thread has freed are given to it again as they are.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        library.mallopt(_M_PERTURB, 0xA5)
-    try:
-        with ThreadPoolExecutor(1, "metis") as pool:
-            return pool.submit(function, *given).result()
-    finally:
-        if hasattr(library, "mallopt"):
-            library.mallopt(_M_PERTURB, 0)
 
 
 @contextlib.contextmanager
@@ -206,28 +183,31 @@ def _unavailable(capability: str, what: str) -> CapabilityError:
 
 def _load() -> ModuleType:
     already = sys.modules.get("dgl")
-    if already is None:
-        already = _import()
-    elif not hasattr(already, "DGLGraph"):
+    if already is not None and not hasattr(already, "DGLGraph"):
         raise CapabilityError(
             "a module named 'dgl' is loaded already, and it is not DGL",
             where=str(getattr(already, "__file__", "dgl")),
             remedy="rename the file or package that hides the installed DGL",
         )
-    if "device_api.cuda" not in already.list_global_func_names():
+    module = _import()
+    if "device_api.cuda" not in module.list_global_func_names():
         _reasons["cuda"] = "this is a CPU build of DGL"
     for name in _LIBRARIES:
-        if name not in _reasons and (reason := _no_library(Path(already.__path__[0]), name)):
+        if name not in _reasons and (reason := _no_library(Path(module.__path__[0]), name)):
             _reasons[name] = reason
-    _accept_any_device(already)
-    return already
+    _accept_any_device(module.distributed)
+    return module
 
 
 def _import() -> ModuleType:
     """Import DGL, with placeholders where its native add-ons do not fit this torch."""
     spec = importlib.util.find_spec("dgl")
     if spec is None or not spec.submodule_search_locations:
-        raise CapabilityError("DGL is not installed", remedy="pip install dgl==2.1.0")
+        raise CapabilityError(
+            "DGL is not installed",
+            remedy="pip install dgl, with Python 3.12 or older, as there is none for newer ones; "
+            "built-in models, formats of files and ways to partition need none",
+        )
     root = Path(spec.submodule_search_locations[0])
     # Otherwise DGL announces its backend on the terminal and writes ~/.dgl/config.json.
     os.environ["DGLBACKEND"] = "pytorch"
@@ -253,7 +233,8 @@ def _import_quietly() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of torch that DGL 2.1 triggers
         module = importlib.import_module("dgl")
-        importlib.import_module("dgl.nn")
+        for part in ("nn", "distributed"):  # which DGL 2.4 does not import by itself
+            importlib.import_module(f"dgl.{part}")
     for name in _PLACEHOLDERS:
         if name in _reasons:
             setattr(module, name, sys.modules[f"dgl.{name}"])
@@ -270,8 +251,9 @@ def _broken(root: Path, error: Exception) -> CapabilityError:
 
 
 def _forget() -> None:
-    for name in [name for name in sys.modules if name == "dgl" or name.startswith("dgl.")]:
-        del sys.modules[name]
+    if "dgl" not in sys.modules:
+        for name in [name for name in sys.modules if name.startswith("dgl.")]:
+            del sys.modules[name]
 
 
 def _no_library(root: Path, name: str) -> str | None:
@@ -325,7 +307,7 @@ class _Placeholder(ModuleType):
         return made
 
 
-def _accept_any_device(module: ModuleType) -> None:
+def _accept_any_device(distributed: ModuleType) -> None:
     """Let every look-up of ``dgl.distributed`` take ids of any device.
 
     DGL 2.1 looks ids up with NumPy, on the CPU, and crashes on those of a CUDA tensor
@@ -334,7 +316,6 @@ def _accept_any_device(module: ModuleType) -> None:
     which part owns a node or edge and what it is called there; for DistTensor and DistEmbedding;
     and for sampling, subgraphs, ends and degrees of a DistGraph. Graphs stay on the CPU.
     """
-    distributed = module.distributed
     stores = distributed.kvstore.KVClient, distributed.standalone_kvstore.KVClient
     for place, names in (
         (distributed.graph_partition_book.RangePartitionBook, _LOOK_UPS),

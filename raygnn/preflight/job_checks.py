@@ -101,6 +101,13 @@ def devices_suit(job: Job) -> Iterator[Finding]:
 def _dgl_suits(job: Job) -> Iterator[Finding]:
     """A class of the user's may be built of dgl.nn, which goes only where DGL's kernels go."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
+    if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
+        yield error(
+            f"{config.model.kind} is given DGL's graphs, and DGL is not installed",
+            "pip install dgl there, with Python 3.12 or older, or take a built-in model.kind",
+            without,
+        )
+        return
     on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
     if gpus and on_cpus:
         yield warn(

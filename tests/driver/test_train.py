@@ -169,6 +169,7 @@ def test_check_writes_nothing(make_job: JobFactory, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.dgl
 def test_a_partition_that_dgl_wrote(make_job: JobFactory, tmp_path: Path) -> None:
     data = random_graph(nodes=300)
     ((_, nodes),) = data.nodes.items()

@@ -36,6 +36,8 @@ from raygnn.graph.graph_sample import Samples
 from raygnn.graph.partition.manifest import file_facts
 from tests.graphs import ensure_collection
 
+pytestmark = pytest.mark.dgl
+
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 DTYPES = (*FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 

@@ -21,6 +21,8 @@ from tests.hosts import hosts, needs_hosts
 from tests.pages import blocks
 from tests.unreadable import unreadable
 
+pytestmark = pytest.mark.dgl
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 CLIENT = Path(__file__).with_name("dgl_client.py")
 LIMIT = 90  # seconds for a process

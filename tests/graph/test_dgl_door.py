@@ -15,7 +15,9 @@ import torch
 from raygnn.errors import CapabilityError
 from raygnn.graph import dgl as door
 
-DGL = door.dgl()
+pytestmark = pytest.mark.dgl
+
+DGL = door.dgl() if door.installed() else None
 
 
 def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:

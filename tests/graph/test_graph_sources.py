@@ -130,6 +130,7 @@ def save(path: Path, graphs: list[Any], labels: dict[str, Any] | None = None) ->
     return path
 
 
+@pytest.mark.dgl
 def test_labels_are_read(tmp_path: Path) -> None:
     graph = dgl().graph((torch.tensor([0, 1]), torch.tensor([1, 0])))
     labels = {
@@ -147,6 +148,7 @@ def test_labels_are_read(tmp_path: Path) -> None:
         assert file.labels == {}
 
 
+@pytest.mark.dgl
 def test_labels_that_end_elsewhere(tmp_path: Path) -> None:
     graph = dgl().graph((torch.tensor([0]), torch.tensor([1])))
     path = save(tmp_path / "g.bin", [graph], {"y": torch.tensor([3])})
@@ -157,6 +159,7 @@ def test_labels_that_end_elsewhere(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("label", [torch.tensor([1]), torch.tensor(1), torch.zeros(3, 2)])
 def test_labels_of_another_number(label: torch.Tensor, tmp_path: Path) -> None:
     graph = dgl().graph((torch.tensor([0]), torch.tensor([1])))
@@ -168,6 +171,7 @@ def test_labels_of_another_number(label: torch.Tensor, tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.dgl
 def test_damaged_shards_are_refused_or_harmless(tmp_path: Path) -> None:
     graph = dgl().graph((torch.tensor([0, 1]), torch.tensor([1, 0])))
     graph.ndata["feat"] = torch.rand(2, 3)

@@ -376,6 +376,7 @@ def test_contents_that_contradict_the_json(meta: PartitionMeta) -> None:
     assert "part1" in error.value.where
 
 
+@pytest.mark.dgl
 def test_a_graph_file_that_is_no_part(meta: PartitionMeta, tmp_path: Path) -> None:
     bare = replace(meta, manifest=None)
     path = str(meta.files[0].graph)
@@ -393,6 +394,7 @@ def test_a_graph_file_that_is_no_part(meta: PartitionMeta, tmp_path: Path) -> No
 # --- DGL's formats -------------------------------------------------------------------------------
 
 
+@pytest.mark.dgl
 def test_we_write_what_dgl_writes(tmp_path: Path) -> None:
     src, dst = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 1, 0, 2])
     ndata = {"x": torch.randn(4, 2).bfloat16()}
@@ -444,6 +446,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_of_every_kind_come_back(name: str, tmp_path: Path) -> None:
     array = ARRAYS[name]

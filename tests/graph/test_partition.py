@@ -153,6 +153,7 @@ def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
 # --- DGL agrees ----------------------------------------------------------------------------------
 
 
+@pytest.mark.dgl
 def test_dgl_loads_and_verifies_what_we_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +280,7 @@ def test_a_partition_says_how_it_was_made(tmp_path: Path) -> None:
     assert meta.digest != ensure_partition(job(tmp_path), 2).digest
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("make_graph", [random_graph, typed_graph])
 def test_the_same_assignment_gives_what_dgl_would_write(
     make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,6 +301,7 @@ def test_the_same_assignment_gives_what_dgl_would_write(
         assert in_original_ids(meta.config_file, part, *ours) == expected
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("formats", [None, "csc", "csr", ["coo", "csr", "csc"]])
 def test_what_dgl_wrote_is_read(
@@ -525,6 +528,7 @@ def test_a_path_where_none_can_be_made(
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
+@pytest.mark.dgl
 def test_foreign_partitions_are_taken_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,6 +549,7 @@ def test_foreign_partitions_are_taken_as_they_are(
     assert not (tmp_path / "partitions").exists()
 
 
+@pytest.mark.dgl
 def test_another_digest_for_another_foreign_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,6 +223,7 @@ def typed_graphs(draw: st.DrawFn) -> tuple[dict, dict, list[str]]:
     return counts, edges, formats
 
 
+@pytest.mark.dgl
 @settings(deadline=None, max_examples=40)
 @given(typed_graphs(), st.booleans())
 def test_dgl_file_agrees_with_dgl(

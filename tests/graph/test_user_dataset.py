@@ -17,6 +17,8 @@ from raygnn.graph.collection import open_samples, split_graphs
 from raygnn.graph.collection.user_dataset import UserSamples
 from raygnn.graph.dgl import dgl, missing
 
+pytestmark = pytest.mark.dgl
+
 MODULE = '''
 import dgl
 import numpy as np

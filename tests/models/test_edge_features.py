@@ -104,6 +104,7 @@ def test_gatv2_is_pygs(kernels: Choice, loops: bool, h: Tensor) -> None:
     same(conv(adj, h, h), expected, {"h": h, "rows": adj.rows, **leaves})
 
 
+@pytest.mark.dgl
 @KERNELS
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("out", [EDGE - 1, EDGE + 1])  # features are transformed first, and last
@@ -325,6 +326,7 @@ def test_rows_of_edges_are_combined_by_destination(
     torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("etypes", [[("_N", "_E", "_N")], ETYPES])
 def test_arrays_of_edges_in_dgls_blocks(etypes: list[EdgeType]) -> None:
     """Each edge has its own, in the shapes and dtypes that they came in."""
@@ -433,6 +435,7 @@ def with_edges(block: Block) -> Block:
 
 
 class TestBlocks:
+    @pytest.mark.dgl
     @EVERY
     def test_kernels_give_the_same_network(self, family: dict[str, Any]) -> None:
         blocks = [with_edges(block) for block in sampled.random_blocks(SCHEMA, 2)]

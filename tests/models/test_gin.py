@@ -89,6 +89,7 @@ class _MLP(nn.Module):
         return self.then(self.first(x))
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 @pytest.mark.parametrize("hidden", [HIDDEN, 11])  # narrower and wider than the input
 def test_is_dgls(kernels: Choice, norm: str, hidden: int) -> None:

@@ -378,6 +378,7 @@ def graph_of(schema: GraphSchema) -> Any:
 
 
 class TestDGL:
+    @pytest.mark.dgl
     @pytest.mark.parametrize("schema", [PLAIN, TYPED], ids=["one type", "typed"])
     def test_a_batch_is_dgls(self, schema: GraphSchema) -> None:
         samples = samples_of(schema)
@@ -432,6 +433,7 @@ class TypedMolecules(nn.Module):
 
 
 class TestUsersClass:
+    @pytest.mark.dgl
     @pytest.mark.parametrize("name", ["Molecules", "TypedMolecules"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_is_given_the_batched_graph(self, name: str, dtype: torch.dtype) -> None:

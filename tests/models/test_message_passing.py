@@ -50,6 +50,7 @@ def test_self_loops_come_last(adj: Adjacency) -> None:
         assert own == [*adj.src[adj.indptr[node] : adj.indptr[node + 1]].tolist(), node]
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.mark.parametrize("width", [5, 11])  # narrower and wider than the input
 def test_sage_is_dgls(adj: Adjacency, kernels: Choice, reduce: str, width: int) -> None:
@@ -67,6 +68,7 @@ def test_sage_is_dgls(adj: Adjacency, kernels: Choice, reduce: str, width: int) 
     same(ours(adj, x, x[:DST]) + own(x[:DST]), expected, x)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("mean_heads", [False, True])
 def test_gat_is_dgls(adj: Adjacency, kernels: Choice, dynamic: bool, mean_heads: bool) -> None:
@@ -96,6 +98,7 @@ def test_gat_is_dgls(adj: Adjacency, kernels: Choice, dynamic: bool, mean_heads:
     same(ours(adj, x, x[:DST]), out.mean(1) if mean_heads else out.flatten(1), x)
 
 
+@pytest.mark.dgl
 def test_gcn_is_dgls_on_a_whole_graph(kernels: Choice) -> None:
     """On a block that is the whole undirected graph, with self loops added for DGL."""
     torch.manual_seed(0)

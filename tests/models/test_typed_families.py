@@ -85,6 +85,7 @@ def same(ours: dict[str, Tensor], theirs: Tensor, leaves: dict[str, Tensor]) -> 
         assert left.any(), name
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kernels", ["torch", "dgl"])
 @pytest.mark.parametrize("regularizer", ["basis", "block", "none"])
 @pytest.mark.parametrize("mean_over", ["relation", "all"])
@@ -132,6 +133,7 @@ def test_a_relations_weights_are_shared_and_few() -> None:
     assert all(c.shape == (100, 4) for c in layer.coefficients.values())
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kernels", ["torch", "dgl"])
 def test_hgt_is_dgls(kernels: Choice) -> None:
     block, h = random_block(ETYPES, SIZES, 0), features(SIZES)
@@ -200,6 +202,7 @@ def gat(kernels: Choice, etype: EdgeType, spec: LayerSpec) -> GATConv:
     )
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kernels", ["torch", "dgl"])
 def test_han_is_dgls_attention_of_each_type_weighted_for_each_node(kernels: Choice) -> None:
     torch.manual_seed(7)

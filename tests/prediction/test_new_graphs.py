@@ -78,6 +78,7 @@ def before(from_files: Run) -> pandas.DataFrame:
     return frame
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("workers", [1, 2])
 def test_files_without_targets(
     workers: int, from_files: Run, before: pandas.DataFrame, tmp_path: Path
@@ -105,6 +106,7 @@ def test_files_without_targets(
         answer(from_files, workers, where, rows=False)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_target_that_is_known_of_some(workers: int, from_files: Run, tmp_path: Path) -> None:
     """One class alone, and -1 where it is not known."""
@@ -162,6 +164,7 @@ def test_splits_of_a_class(from_class: Run) -> None:
     assert answer(from_class, 2, "graph.args.num=9", split="test", rows=False) == {}
 
 
+@pytest.mark.dgl
 def test_numbers(tmp_path: Path) -> None:
     """A regression whose targets are known of some."""
     task = {"kind": "graph_regression", "metric": "mae"}
@@ -180,6 +183,7 @@ def test_numbers(tmp_path: Path) -> None:
     assert answer(run, 2, *other, rows=False)["all/mae"] == pytest.approx(error, abs=1e-5)
 
 
+@pytest.mark.dgl
 def test_edges_tell(tmp_path: Path) -> None:
     """Features and categories of edges; of new graphs as of those of the training."""
     model = {"kind": "gin", "edge_features": "amount", "edge_categories": {"kind": 2}}
@@ -251,6 +255,7 @@ def test_tags_and_labels_that_it_does_not_know(
     assert f"{new}: graph {len(graphs) - 1}" in str(caught.value)
 
 
+@pytest.mark.dgl
 def test_a_file_of_dgl_after_text(from_text: Run, tmp_path: Path) -> None:
     """The user has to say that it is numbered as the text was."""
     graph = dgl().graph(([0, 1], [1, 0]))
@@ -313,6 +318,7 @@ def test_one_unlike_those_of_the_training(args: dict[str, str], what: str, from_
     assert frame["graph"].tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
+@pytest.mark.dgl
 def test_all_unlike_those_of_the_training(from_files: Run, tmp_path: Path) -> None:
     """They are all alike: only what was trained on tells."""
     graphs = [dgl().rand_graph(4, 6) for _ in range(3)]
@@ -332,6 +338,7 @@ def test_all_unlike_those_of_the_training(from_files: Run, tmp_path: Path) -> No
             answer(from_files, 2, wide, "guard.on_bad_sample=skip", rows=rows)
 
 
+@pytest.mark.dgl
 def test_more_classes_than_it_knows(from_files: Run, from_class: Run, tmp_path: Path) -> None:
     where = save(tmp_path / "new.bin", [0, 1], label=torch.tensor([0, 4]))
     with pytest.raises(RuntimeError, match="5 classes, and the model was trained for 2"):
@@ -356,6 +363,7 @@ def test_categories(tmp_path: Path) -> None:
         answer(run, 1, "graph.args={num: 12, colours: 9}")
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(
     ("overrides", "split", "what"),
     [

@@ -47,6 +47,7 @@ def values(frame: pandas.DataFrame, kind: str) -> np.ndarray:
     return np.stack(frame["scores"].tolist())
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize("strategy", ["uniform", "latest"])
 def test_what_comes_after_changes_nothing(kind: str, strategy: str, tmp_path: Path) -> None:
@@ -109,6 +110,7 @@ def test_a_run_without_times(tmp_path: Path) -> None:
         at_time(made, AT)
 
 
+@pytest.mark.dgl
 def test_new_data_that_do_not_say_when(tmp_path: Path) -> None:
     """They are refused before anything starts, and asked about at one time."""
     made, config = trained(tmp_path, "node_classification")

@@ -145,7 +145,7 @@ SPEAKS = {
         nodes=one(versions=versions(lightning=None)),
     ),
     "a new python": speaks(
-        "error versions_supported: python is 3.13.0", nodes=one(python="3.13.0")
+        "error versions_supported: python is 3.14.0", nodes=one(python="3.14.0")
     ),
     "nodes that differ": speaks(
         "error versions_uniform: differ in torch | 2.13.0+cpu on a | 2.12.0 on b",
@@ -789,6 +789,18 @@ def test_supported(version: str | None, fits: bool) -> None:
     assert supported(version, "2.4", "3") is fits
 
 
+def test_a_model_that_needs_dgl() -> None:
+    nodes = one(versions=versions(dgl=None))
+    assert check(make_job(nodes=nodes)) == check(make_job())
+    (finding,) = check(make_job(make_config(model={"kind": "tests.own_models:DglSage"}), nodes))
+    assert finding.check == "devices_suit"
+    assert finding.severity == "error"
+    assert (
+        finding.what == "tests.own_models:DglSage is given DGL's graphs, and DGL is not installed"
+    )
+    assert "pip install dgl" in finding.remedy
+
+
 def test_the_ranges_are_those_of_the_package() -> None:
     if sys.version_info < (3, 11):
         pytest.skip("tomllib came with Python 3.11")
@@ -799,7 +811,7 @@ def test_the_ranges_are_those_of_the_package() -> None:
     ranges = {"python": stated["requires-python"]}
     for line in stated["dependencies"]:
         name, _, rest = re.fullmatch(r"([\w-]+)(\[.*?\])?(.*)", line).groups()  # type: ignore[union-attr]
-        ranges[name] = rest
+        ranges[name] = rest.partition(";")[0]  # DGL is not for every Python
     for name, (oldest, limit) in SUPPORTED.items():
         assert ranges[name] == f">={oldest}" + (f",<{limit}" if limit else ""), name
 

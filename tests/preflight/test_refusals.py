@@ -118,6 +118,7 @@ def test_two_hosts_that_are_alike_are_ready(cluster: Cluster, shared: Path) -> N
     assert not [f for f in report["findings"] if f["severity"] == "error"]
 
 
+@pytest.mark.dgl
 def test_a_part_of_another_dtype_or_shape(cluster: Cluster, shared: Path) -> None:
     tensors = dgl().data.utils
     for name, kind in (("halves", "dtype"), ("wider", "shape")):

@@ -235,6 +235,7 @@ class OwnEdges(nn.Module):
             return self.linear(block.dstdata["m"])
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_your_own_model_is_given_the_arrays(precision: str, tmp_path: Path) -> None:
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[precision]

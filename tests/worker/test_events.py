@@ -75,6 +75,7 @@ def run(place: Path, file: Path, kind: str, **sections: Any) -> Run:
     return train_on_ranks(load_config(values), replicated=values.get("name") != "partitioned")
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kind", METRICS)
 @pytest.mark.parametrize(
     ("model", "time"),
@@ -101,6 +102,7 @@ def test_the_future_changes_nothing(
     assert tests[0] != tests[1]
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kind", METRICS)
 def test_any_workers_and_topology_train_the_same(kind: str, tmp_path: Path) -> None:
     file, curves = tmp_path / "graph.dgl", []
@@ -113,6 +115,7 @@ def test_any_workers_and_topology_train_the_same(kind: str, tmp_path: Path) -> N
         np.testing.assert_allclose(curves[0], other, atol=2e-5)
 
 
+@pytest.mark.dgl
 def test_edges_that_are_predicted_later_than_they_are_do_not_see_themselves(tmp_path: Path) -> None:
     """Nor does what comes with them tell what they are."""
     file = tmp_path / "graph.dgl"
@@ -159,6 +162,7 @@ def test_negatives_are_seen_at_the_time_of_their_edge() -> None:
         assert (times[edge[0]][instead[end]] == when[:, None]).all()
 
 
+@pytest.mark.dgl
 def test_what_the_order_in_time_tells(tmp_path: Path) -> None:
     """A node is of the class of the last one that it heard of before it is asked. Who looks at the
     latest knows; of all edges there are as many of each class, and later ones tell the plain
@@ -202,6 +206,7 @@ def test_what_the_order_in_time_tells(tmp_path: Path) -> None:
     assert accuracy("plain", fanout=[-1]) > 0.8  # it knows the future
 
 
+@pytest.mark.dgl
 def test_arrays_that_are_no_times(tmp_path: Path) -> None:
     file = tmp_path / "graph.dgl"
     events(file)

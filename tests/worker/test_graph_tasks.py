@@ -119,6 +119,7 @@ def test_as_many_ranks_as_you_like(workers: int, norm: str, tmp_path: Path) -> N
     assert np.allclose(*curves, atol=1e-5)
 
 
+@pytest.mark.dgl
 def test_your_own_model_and_a_regression(tmp_path: Path) -> None:
     config = make(
         tmp_path,
@@ -310,6 +311,7 @@ def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
         train_on_ranks(make(tmp_path, name="none", graph=graph, guard=guard))
 
 
+@pytest.mark.dgl
 def test_whole_numbers_of_two_widths_are_refused_for_own_models(tmp_path: Path) -> None:
     own = {"kind": "tests.worker.test_graph_tasks:OwnGin"}
     graph = {**dataset("Tagged", num=8), "val": 0.0, "test": 0.0}

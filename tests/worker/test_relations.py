@@ -55,6 +55,7 @@ def config(tmp_path: Path, **sections: Any) -> Config:
     return load_config(values)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(
     "regularizer",
     [{"bases": 4}, {"regularizer": "block", "bases": 2}, {"regularizer": "none"}],
@@ -80,6 +81,7 @@ def test_any_workers_and_topology_learn_what_relations_tell(
         assert np.allclose(curves[0], curve, atol=1e-4), curves
 
 
+@pytest.mark.dgl
 def test_relations_tell_what_nothing_else_does(tmp_path: Path) -> None:
     full = {"fanout": [-1], "batch_size": 64}
     told = train_on_ranks(config(tmp_path, sampling=full)).summary["metrics"]["test/accuracy"]
@@ -90,6 +92,7 @@ def test_relations_tell_what_nothing_else_does(tmp_path: Path) -> None:
     assert untold < 0.7
 
 
+@pytest.mark.dgl
 def test_an_array_that_is_not_there(tmp_path: Path) -> None:
     wrong = config(tmp_path, model={"relation": "sort"})
     with pytest.raises(ConfigError, match="no edge type has an array 'sort'; there are: kind") as e:
@@ -97,6 +100,7 @@ def test_an_array_that_is_not_there(tmp_path: Path) -> None:
     assert e.value.where == "model.relation"
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("values", [torch.full((NODES * 6,), -1), torch.rand(NODES * 6)])
 def test_an_array_that_is_no_relation(values: torch.Tensor, tmp_path: Path) -> None:
     write_graph(tmp_path / "graph.dgl", values)

@@ -23,6 +23,7 @@ from raygnn.graph import sources
 from raygnn.graph.data import GraphData
 from raygnn.graph.partition.layout import PartitionMeta, read_meta
 from raygnn.graph.partition.manifest import LAYOUT_VERSION, MANIFEST, Manifest, Source
+from raygnn.graph.partition.metis_library import BY_PYMETIS, made_by
 from raygnn.storage.remote import AnyPath, RemotePath, any_path
 from raygnn.storage.replica import upload_directory
 from raygnn.util.files import is_vacant, new_directory, publish, remove_stale, storage_errors
@@ -100,7 +101,8 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
     It lies at ``partition.path``, or else at ``<storage>/partitions/<digest>``, where the digest
     stands for the input files' contents and everything that decides the result. What is there
     is reused without reading the graph. At ``partition.path``, a partition that others wrote is
-    taken as it is, and with ``partition.parts: auto`` so is ours whatever its number of parts.
+    taken as it is, ours whichever METIS made it, and with ``partition.parts: auto`` also whatever
+    its number of parts.
 
     Args:
         parts: how many to make where ``partition.parts`` is ``auto``.
@@ -132,13 +134,14 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
     elif meta is not None:
         parts = meta.num_parts
     method = config.partition.used_method
-    made_from = {
+    base = {
         "graph": sources.digest(graph),
         "parts": parts,
         "method": method,
         "seed": _SEED,
         "layout": LAYOUT_VERSION,
     }
+    made_from = base | made_by(method)
     source = {"options": graph.model_dump(mode="json"), "made_from": made_from}
     digest = _digest(made_from)
     draft = config.local_storage / "partitions" / digest[:16]
@@ -157,11 +160,13 @@ def find_partition(config: Config, parts: int) -> PartitionMeta | Missing:
                 remedy="name a directory that can be made and written",
             )
         return Missing(place, graph, parts, method, digest, source, draft)
-    # which is taken in METIS's place where the graph does not fit into memory
-    stands_in = _digest({**made_from, "method": "stream"}) if method == "metis" else digest
-    if config.partition.engine == "local":
-        stands_in = digest
-    if meta.digest not in (digest, stands_in):
+    # what is there may be of the other METIS, or of what is taken in METIS's place where the graph
+    # does not fit into memory
+    methods = {method}
+    if method == "metis" and config.partition.engine != "local":
+        methods.add("stream")
+    taken = ({**base, "method": one, **by} for one in methods for by in ({}, BY_PYMETIS))
+    if meta.digest not in map(_digest, taken):
         raise ConfigError(
             f"{place} holds another partition: {_differences(meta, source)}",
             where=key,

@@ -1,4 +1,4 @@
-"""Which part each node goes to: METIS (through DGL), by streaming, or at random."""
+"""Which part each node goes to: METIS, by streaming, or at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raygnn.errors import DataError
 from raygnn.graph import dgl
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.data import GraphData
-from raygnn.graph.partition import edge_kernels
+from raygnn.graph.partition import edge_kernels, metis_library
 from raygnn.graph.partition.stream import Passes, assign_by_streaming, balance_groups
 
 # With fewer training nodes than this for each part, METIS gives up the balance of all nodes
@@ -90,12 +90,13 @@ def _stream(
 def _metis(data: GraphData, parts: int) -> IntArray:
     indptr, ids = undirected(data)
     weights = constraints(data, parts)
+    metis = dgl.metis if dgl.installed() else metis_library.metis
     try:
-        assigned = dgl.metis(indptr, ids, parts, weights)
+        assigned = metis(indptr, ids, parts, weights)
         edges = _in_degrees(data)
         if _uneven(assigned, edges, parts):
             weights = np.concatenate([weights, edges[:, None]], axis=1)
-            assigned = dgl.metis(indptr, ids, parts, weights)
+            assigned = metis(indptr, ids, parts, weights)
     except RuntimeError as error:
         raise DataError(
             f"METIS could not divide the graph into {parts} parts: {error}",

@@ -30,9 +30,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 
 from raygnn.errors import DataError
-from raygnn.graph import dgl
 from raygnn.graph.arrays import Array, IntArray, index_type
 from raygnn.graph.partition import edge_kernels, stream_kernels
+from raygnn.graph.partition.metis_library import metis
 
 # Gives the edges as chunks of (source ids, destination ids), the same ones at each call.
 Passes = Callable[[], Iterable[tuple[Array, Array]]]
@@ -308,11 +308,11 @@ def _divide(indptr: IntArray, ids: IntArray, clusters: Array, balance: Balance) 
     weights = np.zeros((count, len(balance.means)), np.int64)
     np.add.at(weights, (clusters, balance.groups), 1)
     try:
-        assigned = dgl.metis(indptr, ids, parts, weights, repeatable=True)
+        assigned = metis(indptr, ids, parts, weights)
         held = np.bincount(assigned, loads, parts)
         if held.max() > _EDGE_IMBALANCE * held.mean():
             weights = np.concatenate([weights, loads[:, None]], axis=1)
-            assigned = dgl.metis(indptr, ids, parts, weights, repeatable=True)
+            assigned = metis(indptr, ids, parts, weights)
     except RuntimeError as error:
         raise DataError(
             f"METIS could not divide {count} clusters of nodes into {parts} parts: {error}",

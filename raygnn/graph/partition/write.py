@@ -164,7 +164,11 @@ def write_description(
         transforms=data.transforms,
         parts=[part.facts for part in written],
         files=files,
-        versions={name: metadata.version(name) for name in ("dgl", "torch", "numpy")},
+        versions={
+            name: metadata.version(name)
+            for name in ("dgl", "pymetis", "torch", "numpy")
+            if any(metadata.distributions(name=name))  # DGL need not be there
+        },
         digest="",
         source=Source(),
     )

@@ -1,0 +1,115 @@
+"""Where there is no DGL: what needs none works, and what needs it says so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raygnn.config.load import load_config
+from raygnn.errors import CapabilityError, ConfigError
+from raygnn.graph import dgl as door
+from raygnn.graph.collection.user_dataset import UserSamples
+from raygnn.graph.data import DEFAULT_NTYPE
+from raygnn.graph.partition import metis, metis_library
+from raygnn.graph.partition.layout import read_meta
+from raygnn.graph.partition.make import Missing, find_partition, partition_graph
+from raygnn.graph.sources import load_graph
+from raygnn.models.kernels import message_passing
+
+
+def hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dgl", None)  # as if it were not installed
+    monkeypatch.setattr(door, "_module", None)
+    message_passing._why_no_dgl.cache_clear()
+    monkeypatch.setattr(message_passing, "_why_no_dgl", message_passing._why_no_dgl.__wrapped__)
+
+
+@pytest.fixture
+def no_dgl(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch)
+
+
+def config(storage: Path, method: str, **partition: Any) -> Any:
+    graph = {"format": "planted", "nodes": 2000, "degree": 8, "train": 0.5}
+    sections = {"partition": {"method": method, **partition}, "storage": str(storage)}
+    return load_config({"name": "a", "graph": graph, "model": {"kind": "sage"}, **sections})
+
+
+def made(storage: Path, method: str, **partition: Any) -> Missing:
+    """What is to be made, and made."""
+    asked = config(storage, method, **partition)
+    missing = find_partition(asked, 2)
+    assert isinstance(missing, Missing)
+    partition_graph(
+        load_graph(asked.graph), missing.draft, parts=2, method=method, digest=missing.digest,
+        source=missing.source,
+    )  # fmt: skip
+    return missing
+
+
+@pytest.mark.usefixtures("no_dgl")
+def test_what_needs_dgl_says_so(tmp_path: Path) -> None:
+    assert not door.installed()
+    for use in (door.dgl, door.missing, lambda: door.require("cuda")):
+        with pytest.raises(CapabilityError, match="DGL is not installed") as error:
+            use()
+        assert "pip install dgl, with Python 3.12 or older" in (error.value.remedy or "")
+    with pytest.raises(CapabilityError, match="DGL is not installed"):
+        UserSamples("molecules:Molecules", {}, None)
+    import torch
+
+    x = torch.ones(2, 2)
+    assert message_passing.select("auto", x, "max") is message_passing.NATIVE
+    with pytest.raises(ConfigError, match=r"model\.kernels: DGL's kernels can not run here: DGL"):
+        message_passing.select("dgl", x)
+
+
+@pytest.mark.usefixtures("no_dgl")
+@pytest.mark.parametrize("method", ["metis", "stream"])
+def test_a_partition_is_made(method: str, tmp_path: Path) -> None:
+    meta = read_meta(made(tmp_path, method).draft)
+    assert meta.manifest is not None
+    assert "pymetis" in meta.manifest.versions
+    found = find_partition(config(tmp_path, method), 2)
+    assert not isinstance(found, Missing)
+    assert found.digest == meta.digest
+
+
+@pytest.mark.dgl
+def test_a_partition_of_the_other_metis_goes_by_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_dgl = made(tmp_path, "metis")
+    at = str(tmp_path / "parts")
+    made(tmp_path, "metis", path=at)
+    streamed, random = (find_partition(config(tmp_path, m), 2) for m in ("stream", "random"))
+    hide(monkeypatch)
+    missing = find_partition(config(tmp_path, "metis"), 2)
+    assert isinstance(missing, Missing)
+    assert missing.digest != by_dgl.digest
+    # one that is named is taken
+    assert not isinstance(find_partition(config(tmp_path, "metis", path=at), 2), Missing)
+    with pytest.raises(ConfigError, match=r"partition\.method is 'metis' there and 'random' here"):
+        find_partition(config(tmp_path, "random", path=at), 2)
+    # these are the same without DGL, and so are their names
+    assert find_partition(config(tmp_path, "stream"), 2) == streamed
+    assert find_partition(config(tmp_path, "random"), 2) == random
+
+
+@pytest.mark.dgl
+def test_metis_of_dgl_divides_whole_graphs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = load_graph(config(tmp_path, "metis").graph)
+    monkeypatch.setattr(metis_library, "metis", None)  # is not asked
+    assert np.bincount(metis.assign(data, 12, "metis", 0)[DEFAULT_NTYPE]).min() > 100
+
+
+def test_pymetis_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    metis_library._library.cache_clear()
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    indptr, ids = np.array([0, 1, 2]), np.array([1, 0])
+    with pytest.raises(CapabilityError, match=r"METIS is not available(.|\n)*pip install pymetis"):
+        metis_library.metis(indptr, ids, 2, np.ones((2, 1), np.int64))
