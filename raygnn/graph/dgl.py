@@ -71,7 +71,7 @@ _reasons: dict[str, str] = {}
 
 def installed() -> bool:
     """Whether there is a DGL; imports nothing."""
-    return importlib.util.find_spec("dgl") is not None
+    return _root() is not None
 
 
 def dgl() -> ModuleType:
@@ -199,16 +199,23 @@ def _load() -> ModuleType:
     return module
 
 
+def _root() -> Path | None:
+    """Where DGL is installed; None also for a file or a plain directory of that name."""
+    spec = importlib.util.find_spec("dgl")
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
 def _import() -> ModuleType:
     """Import DGL, with placeholders where its native add-ons do not fit this torch."""
-    spec = importlib.util.find_spec("dgl")
-    if spec is None or not spec.submodule_search_locations:
+    root = _root()
+    if root is None:
         raise CapabilityError(
             "DGL is not installed",
             remedy="pip install dgl, with Python 3.12 or older, as there is none for newer ones; "
             "built-in models, formats of files and ways to partition need none",
         )
-    root = Path(spec.submodule_search_locations[0])
     # Otherwise DGL announces its backend on the terminal and writes ~/.dgl/config.json.
     os.environ["DGLBACKEND"] = "pytorch"
     _forget()  # an import that failed before us leaves half of the submodules behind

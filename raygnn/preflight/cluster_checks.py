@@ -20,7 +20,7 @@ from raygnn.preflight.links import Link
 SUPPORTED: dict[str, tuple[str, str | None]] = {
     "python": ("3.10", "3.14"),
     "torch": ("2.4", None),
-    "dgl": ("2.1", None),
+    "dgl": ("2.1", "2.5"),
     "ray": ("2.51", "2.61"),
     "lightning": ("2.4", "3"),
     "torchmetrics": ("1.4", "2"),

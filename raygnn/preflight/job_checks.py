@@ -104,7 +104,8 @@ def _dgl_suits(job: Job) -> Iterator[Finding]:
     if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
         yield error(
             f"{config.model.kind} is given DGL's graphs, and DGL is not installed",
-            "pip install dgl there, with Python 3.12 or older, or take a built-in model.kind",
+            "pip install dgl there, with Python 3.12 or older, or set model.interface to pyg, or "
+            "take a built-in model.kind",
             without,
         )
         return

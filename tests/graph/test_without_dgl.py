@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ def test_what_needs_dgl_says_so(tmp_path: Path) -> None:
     assert message_passing.select("auto", x, "max") is message_passing.NATIVE
     with pytest.raises(ConfigError, match=r"model\.kernels: DGL's kernels can not run here: DGL"):
         message_passing.select("dgl", x)
+
+
+def test_a_directory_of_that_name_is_no_dgl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dgl").mkdir()
+    monkeypatch.delitem(sys.modules, "dgl", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert find_spec("dgl") is not None
+    assert not door.installed()
 
 
 @pytest.mark.usefixtures("no_dgl")

@@ -814,6 +814,11 @@ def test_the_ranges_are_those_of_the_package() -> None:
         ranges[name] = rest.partition(";")[0]  # DGL is not for every Python
     for name, (oldest, limit) in SUPPORTED.items():
         assert ranges[name] == f">={oldest}" + (f",<{limit}" if limit else ""), name
+    readme = project.with_name("README.md").read_text().lower()
+    for name in ("python", "dgl"):
+        oldest, limit = SUPPORTED[name]
+        major, minor = str(limit).split(".")
+        assert f"{name} {oldest} to {major}.{int(minor) - 1}" in readme
 
 
 def test_sizes() -> None:
