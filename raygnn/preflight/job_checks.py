@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 
+from raygnn.config.graph import ManyGraphs
 from raygnn.config.model import NO_LAYERS
 from raygnn.config.places import size
 from raygnn.config.schema import Config
@@ -94,21 +95,31 @@ def devices_suit(job: Job) -> Iterator[Finding]:
             "install a newer torch there, or set comm.shard to optimizer",
             old,
         )
-    if config.model.takes_dgl:
+    if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
+        for use, instead in _uses_of_dgl(config):
+            yield error(
+                f"{use}, and DGL is not installed",
+                f"pip install dgl there, with Python 3.12 or older, or {instead}",
+                without,
+            )
+    elif config.model.takes_dgl:
         yield from _dgl_suits(job)
+
+
+def _uses_of_dgl(config: Config) -> Iterator[tuple[str, str]]:
+    """What cannot go without DGL, and what can in its place."""
+    if config.model.takes_dgl:
+        instead = "set model.interface to pyg, or take a built-in model.kind"
+        yield f"{config.model.kind} is given DGL's graphs", instead
+    if getattr(config.model, "kernels", None) == "dgl":
+        yield "model.kernels is dgl", "set it to auto"
+    if isinstance(config.graph, ManyGraphs) and config.graph.dataset is not None:
+        yield f"{config.graph.dataset} gives DGL's graphs", "name files of graphs (graph.path)"
 
 
 def _dgl_suits(job: Job) -> Iterator[Finding]:
     """A class of the user's may be built of dgl.nn, which goes only where DGL's kernels go."""
     config, gpus = job.config, job.config.cluster.gpus_per_worker
-    if without := [node.node for node in job.holding if not node.versions.get("dgl")]:
-        yield error(
-            f"{config.model.kind} is given DGL's graphs, and DGL is not installed",
-            "pip install dgl there, with Python 3.12 or older, or set model.interface to pyg, or "
-            "take a built-in model.kind",
-            without,
-        )
-        return
     on_cpus = [n.node for n in job.holding if "+cu" not in (n.versions.get("dgl") or "")]
     if gpus and on_cpus:
         yield warn(

@@ -789,16 +789,36 @@ def test_supported(version: str | None, fits: bool) -> None:
     assert supported(version, "2.4", "3") is fits
 
 
-def test_a_model_that_needs_dgl() -> None:
+@pytest.mark.parametrize(
+    ("sections", "use", "instead"),
+    [
+        (
+            {"model": {"kind": "tests.own_models:DglSage"}},
+            "tests.own_models:DglSage is given DGL's graphs",
+            "model.interface to pyg",
+        ),
+        ({"model": {"kind": "sage", "kernels": "dgl"}}, "model.kernels is dgl", "auto"),
+        (
+            {
+                "graph": {"format": "graphs", "dataset": "tests.datasets:RandomGraphs"},
+                "model": {"kind": "gin"},
+                "task": {"kind": "graph_classification"},
+            },
+            "tests.datasets:RandomGraphs gives DGL's graphs",
+            "graph.path",
+        ),
+    ],
+)
+def test_what_needs_dgl_is_refused(sections: dict[str, Any], use: str, instead: str) -> None:
     nodes = one(versions=versions(dgl=None))
     assert check(make_job(nodes=nodes)) == check(make_job())
-    (finding,) = check(make_job(make_config(model={"kind": "tests.own_models:DglSage"}), nodes))
-    assert finding.check == "devices_suit"
+    config = make_config(**sections)
+    assert not [f for f in check(make_job(config)) if "DGL is not" in f.what]
+    (finding,) = (f for f in check(make_job(config, nodes)) if f.check == "devices_suit")
     assert finding.severity == "error"
-    assert (
-        finding.what == "tests.own_models:DglSage is given DGL's graphs, and DGL is not installed"
-    )
+    assert finding.what == f"{use}, and DGL is not installed"
     assert "pip install dgl" in finding.remedy
+    assert instead in finding.remedy
 
 
 def test_the_ranges_are_those_of_the_package() -> None:
