@@ -21,7 +21,7 @@ stay whole numbers; the model embeds them.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -142,6 +142,18 @@ class FeatureStore:
     def row_bytes(self, ntype: str) -> int:
         """Bytes of one row, over all columns."""
         return sum(map(row_bytes, self._tables.get(ntype, {}).values()))
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rows of all ranks are here, and none has to be fetched."""
+        return not self._fetches
+
+    def in_order(self, ntype: str) -> Iterator[tuple[str, list[Tensor]]]:
+        """The columns of a node type, each as the rows of the ranks, which ascend by id; where
+        they are all here."""
+        starts, counts = self._layouts[ntype].starts.tolist(), np.diff(self.bounds[ntype]).tolist()
+        for name, column in self._tables.get(ntype, {}).items():
+            yield name, [column[at : at + count] for at, count in zip(starts, counts)]
 
     def fill_cache(self, chosen: Mapping[str, Ids], host: Host) -> None:
         """Fetch the rows for which the layouts have place, each rank of the host its share of

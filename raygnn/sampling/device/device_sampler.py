@@ -1,0 +1,154 @@
+"""Neighbour sampling on a GPU: the blocks that `NeighborSampler` gives, tensors of the GPU.
+
+Of a replicated topology, drawn alike: without times, weights, edges that must not be drawn, and
+arrays of edges. The structure lies in the GPU's memory, or page-locked in the host's, which the GPU
+reads row by row. What a block's tensors are long is the one thing that the host has to know, so it
+waits for the GPU once a hop, twice where a hop takes all neighbours: in the thread that prepares
+batches, and for its stream alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from raygnn.graph.data import EdgeType
+from raygnn.graph.staging.shard import Shard
+from raygnn.sampling.batch import Adjacency, Block
+from raygnn.sampling.device import device_kernels
+from raygnn.sampling.device.device_features import put
+from raygnn.sampling.drawing import ALL
+from raygnn.sampling.exchange import Ids, as_ids
+from raygnn.sampling.plan import Fanout
+from raygnn.util.hashing import derive_key
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from raygnn.sampling.sampler import Banned
+
+Frontier = dict[str, Tensor]  # node type → distinct global ids, int64 on the GPU
+# edge type → int64 [D+1], and the sources that each destination draws, one after the other, then -1
+Draws = dict[EdgeType, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """In-edge lists, as `Rows` has them, where a GPU reads them."""
+
+    first: int
+    indptr: Tensor
+    src: Tensor
+    keys: Tensor
+
+
+class DeviceSampler:
+    """Draws blocks on a GPU.
+
+    Args:
+        shard: with a replicated topology.
+        device: the GPU; a CPU where Triton's interpreter runs.
+        pinned: leave the structure in the host's memory, page-locked.
+        seed, replace, once: see `NeighborSampler`.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        device: torch.device,
+        *,
+        pinned: bool = False,
+        seed: int = 0,
+        replace: bool = False,
+        once: bool = False,
+    ):
+        assert shard.replicated
+        self._device = device
+        self._seed = seed
+        self._replace = replace
+        self._once = once
+        self._ntypes = shard.ntypes
+        self._lists = {}
+        for etype in shard.etypes:
+            rows = shard.topology[etype]
+            assert not rows.carried
+            arrays = [put([a], device, pinned) for a in (rows.indptr, rows.src, rows.keys)]
+            self._lists[etype] = Lists(rows.first, *arrays)
+
+    def sample(
+        self,
+        seeds: Mapping[str, Ids],
+        fanouts: Sequence[Fanout],
+        *,
+        epoch: int,
+        step: int,
+        banned: Banned | None = None,
+        times: Mapping[str, np.ndarray] | None = None,
+    ) -> tuple[list[Block], Frontier]:
+        """See `NeighborSampler.sample`; ``banned`` and ``times`` are None."""
+        assert banned is None
+        assert times is None
+        frontier = {}
+        for ntype in self._ntypes:
+            ids = torch.from_numpy(as_ids(seeds.get(ntype, torch.empty(0))))
+            frontier[ntype] = ids.to(self._device, non_blocking=True)
+        blocks: list[Block] = []
+        for hop, fanout in enumerate(fanouts):
+            key = derive_key(self._seed, epoch, step, 0 if self._once else hop)
+            block, frontier = self.hop(frontier, fanout, key)
+            blocks.insert(0, block)
+        return blocks, frontier
+
+    def hop(self, nodes: Frontier, fanout: Fanout, key: int = 0) -> tuple[Block, Frontier]:
+        """One block whose destinations are ``nodes``; returns it and its source nodes."""
+        draws = self._draw(nodes, fanout, key)
+        numbered: Frontier = {}
+        local: dict[str, tuple[list[EdgeType], Tensor, Tensor]] = {}
+        for ntype, known in nodes.items():
+            etypes = [e for e in draws if e[0] == ntype]
+            ids = torch.cat([known[:0], *(draws[e][1] for e in etypes)])
+            numbered[ntype], numbers, count = device_kernels.relabel(known, ids)
+            counts = [count, *(draws[e][0][-1] for e in etypes)]
+            local[ntype] = etypes, numbers, torch.stack(counts)
+        sizes = iter(torch.cat([counts for _, _, counts in local.values()]).tolist())  # waits
+        adj, sources = dict[EdgeType, Adjacency](), dict[str, Tensor]()
+        for ntype, (etypes, numbers, _) in local.items():
+            sources[ntype] = numbered[ntype][: next(sizes)]
+            start = 0
+            for etype in etypes:
+                indptr, drawn = draws[etype]
+                adj[etype] = Adjacency(indptr, numbers[start : start + next(sizes)])
+                start += len(drawn)
+        block = Block(
+            adj={e: adj[e] for e in draws},
+            num_src={t: len(ids) for t, ids in sources.items()},
+            num_dst={t: len(ids) for t, ids in nodes.items()},
+        )
+        return block, sources
+
+    def _draw(self, nodes: Frontier, fanout: Fanout, key: int) -> Draws:
+        rows = {e: nodes[e[2]] - lists.first for e, lists in self._lists.items()}
+        spans = {
+            e: device_kernels.spans(lists.indptr, rows[e], fanout[e], self._replace)
+            for e, lists in self._lists.items()
+        }
+        whole = [e for e in spans if fanout[e] == ALL]
+        totals: dict[EdgeType, int] = {}
+        if whole:
+            ends = torch.stack([spans[e][1][-1] for e in whole])
+            totals = dict(zip(whole, ends.tolist()))  # waits
+        draws: Draws = {}
+        for number, (etype, lists) in enumerate(self._lists.items()):
+            start, indptr = spans[etype]
+            if etype in totals:
+                ids = device_kernels.all_of(lists.src, start, indptr, totals[etype])
+            else:
+                given = lists.indptr, lists.src, lists.keys, rows[etype], indptr
+                how = fanout[etype], self._replace, derive_key(key, number)
+                ids = device_kernels.draw_rows(*given, *how)
+            draws[etype] = indptr, ids
+        return draws

@@ -1,0 +1,95 @@
+"""Batches made on a GPU against those made on the CPU, by Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raygnn.graph.data import DEFAULT_NTYPE
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.sampling.cache import choose, inclusion
+from raygnn.sampling.device.device_features import DeviceFeatures
+from raygnn.sampling.device.device_sampler import DeviceSampler
+from raygnn.sampling.exchange import Exchange, World
+from raygnn.sampling.features import Inputs, build_store
+from raygnn.sampling.host_memory import Host
+from raygnn.sampling.plan import resolve_fanouts
+from raygnn.sampling.sampler import NeighborSampler
+from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
+from tests.ranks import run_ranks
+
+CPU = torch.device("cpu")
+GRAPHS = {"homogeneous": (random_graph, DEFAULT_NTYPE), "typed": (typed_graph, ITEM)}
+BY_TYPE = [{"also": 3, "*": 0}, {"buys": -1, "also": 2, "*": 4}]
+
+
+@pytest.mark.parametrize("kind", list(GRAPHS))
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("fanouts", [[4, 3], [-1, 2], [2, 20, -1], "by type"])
+def test_blocks_are_those_of_the_cpu(
+    kind: str, replace: bool, once: bool, fanouts: Any, tmp_path: Path
+) -> None:
+    make, ntype = GRAPHS[kind]
+    if fanouts == "by type":
+        fanouts = BY_TYPE if kind == "typed" else [5]
+    exchange = Exchange(World(0, 1))
+    shard = shard_of(exchange, partitioned(make(), tmp_path, 1), replicated=True)
+    options = {"seed": 7, "replace": replace, "once": once}
+    samplers: Any = (
+        NeighborSampler(shard, exchange, **options),
+        DeviceSampler(shard, CPU, **options),
+    )
+    hops = resolve_fanouts(fanouts, shard.etypes)
+    if replace and any(-1 in hop.values() for hop in hops):
+        hops = [{e: abs(n) for e, n in hop.items()} for hop in hops]
+    for step, count in enumerate((25, 1, 0)):
+        seeds = {ntype: np.random.default_rng(step).permutation(100)[:count]}
+        expected, drawn = (s.sample(seeds, hops, epoch=3, step=step) for s in samplers)
+        assert {t: ids.tolist() for t, ids in expected[1].items()} == {
+            t: ids.tolist() for t, ids in drawn[1].items()
+        }
+        for one, other in zip(expected[0], drawn[0], strict=True):
+            assert (one.num_src, one.num_dst) == (other.num_src, other.num_dst)
+            assert list(one.adj) == list(other.adj)
+            for etype, adj in one.adj.items():
+                assert torch.equal(adj.indptr, other.adj[etype].indptr)
+                assert torch.equal(adj.src, other.adj[etype].src)
+
+
+def rows_of(exchange: Exchange, meta: PartitionMeta) -> list[Any]:
+    """What each store gives of some nodes; ranks share a host, so that all rows are here."""
+    shard = shard_of(exchange, meta, replicated=True)
+    host = Host.of(exchange)
+    inputs = {t: Inputs(("feat",), (), ()) for t in shard.ntypes}
+    store = build_store(
+        shard, exchange, inputs, dtype=torch.bfloat16, degree_etypes=shard.etypes, host=host
+    )
+    fanouts = resolve_fanouts([3, 3], shard.etypes)
+    scores = inclusion(shard, {ITEM: np.arange(20)}, 5, fanouts, replace=False)
+    near = choose(scores, shard.bounds, (), 0.3)
+    assert all(0 < len(ids) < shard.num_nodes(t) for t, ids in near.items() if t != "tag")
+    ids = {t: np.arange(shard.num_nodes(t))[::-1].copy() for t in shard.ntypes}
+    ids[ITEM] = np.array([3, 3, 0, 119, 50])
+    found = []
+    for some in (store, DeviceFeatures(store, CPU), DeviceFeatures(store, CPU, near)):
+        found.append({t: dict(columns) for t, columns in some.gather(ids).items()})
+    tensors = {t: torch.from_numpy(nodes) for t, nodes in ids.items()}
+    return [*found, DeviceFeatures(store, CPU, {}).gather(tensors)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_are_those_of_the_cpu(ranks: int, tmp_path: Path) -> None:
+    """Wherever they lie, and whichever rank of the host they belong to."""
+    for expected, *others in run_ranks(ranks, rows_of, partitioned(typed_graph(), tmp_path, ranks)):
+        assert "degree:item:also:item" in expected[ITEM]
+        for rows in others:
+            assert rows.keys() == expected.keys()
+            for ntype, columns in expected.items():
+                assert rows[ntype].keys() == columns.keys()
+                for name, column in columns.items():
+                    assert torch.equal(rows[ntype][name], column), (ntype, name)
