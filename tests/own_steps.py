@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,93 @@ class AsksTrainer(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.log("epochs", float(self.trainer.max_epochs))
         return super().training_step(batch, batch_idx)
+
+
+class Steps(Plain):
+    """Has a word in the optimizer's step."""
+
+    def optimizer_step(self, *given: Any, **options: Any) -> None:
+        super().optimizer_step(*given, **options)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.clamp_(-0.2, 0.2)
+
+
+STEP_HOOKS = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
+
+
+class Witness(pl.Callback):
+    """Leaves in a file what each hook of a step met, the state of the trainer's loops included.
+
+    Args:
+        place: directory of the files.
+        skip: in which of the first epoch's batches the epoch ends, before the step.
+    """
+
+    def __init__(self, place: str, skip: int | None = None):
+        self.place, self.skip, self.met = place, skip, list[Any]()
+        for name in STEP_HOOKS:
+            setattr(self, name, partial(self.meet, name))
+
+    def meet(self, name: str, trainer: pl.Trainer, module: Any, *given: Any) -> None:
+        shown = [value for value in given if isinstance(value, int)]
+        shown += [float(value) for value in given if isinstance(value, Tensor)]
+        shown += [float(value["loss"]) for value in given if isinstance(value, dict)]
+        shown += [
+            type(value).__name__ for value in given if isinstance(value, torch.optim.Optimizer)
+        ]
+        gradients = [p.grad is not None for p in module.parameters()]
+        counts = trainer.fit_loop.state_dict()
+        hook = module._current_fx_name
+        self.met.append([name, hook, trainer.global_step, shown, gradients, counts])
+        if name == "on_train_batch_end":
+            module.log("loss", given[0]["loss"], batch_size=1, on_step=True, on_epoch=True)
+            self.met.append([float(trainer.optimizers[0].param_groups[0]["lr"])])
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.met.append(["on_train_epoch_end", trainer.current_epoch, logged])
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        Path(self.place, f"rank-{trainer.global_rank}").write_text(json.dumps(self.met))
+
+
+class Hooked(Plain):
+    """Overrides hooks of a step, and looks which of them `LightningModule.log` would be told of."""
+
+    def __init__(self, *given: Any, skip: int | None = None):
+        super().__init__(*given)
+        self.skip, self.met = skip, list[Any]()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.met.append("before transfer")
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.met.append("after transfer")
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        super().on_train_batch_start(batch, batch_idx)
+        return -1 if batch_idx == self.skip and batch.epoch == 0 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("step", loss.detach(), batch_size=1)
+        self.met.append(["step", self._current_fx_name, batch_idx, float(loss)])
+        return loss
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.met.append(["zero", self._current_fx_name])
+
+    def on_train_end(self) -> None:
+        for callback in self.trainer.callbacks:
+            if isinstance(callback, Witness):
+                callback.met += self.met

@@ -160,5 +160,5 @@ class RankSetup:
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
-        compat.no_sigterm_broadcast(trainer)
+        compat.lean_steps(trainer)
         return trainer
