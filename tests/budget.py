@@ -41,7 +41,7 @@ LINES = {
 }
 # What is above that has these at most, until it is smaller.
 LINES_TODAY = {
-    "": 600,
+    "": 720,
     "util": 650,
     "config": 4_390,
     "graph": 15_180,
@@ -58,8 +58,8 @@ LINES_TODAY = {
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 61_150,
-    "tests": 50_690,
+    "package": 61_290,
+    "tests": 50_840,
 }
 MODULES, MODULES_TODAY = 189, 240
 FOLDER_MODULES = 14
