@@ -44,6 +44,7 @@ def contradictions(config: Config) -> list[Problem]:
         *_graph(config),
         *(_task(config) if config.tasks is None else _tasks(config)),
         *_network(config),
+        *_labor(config),
         *_time(config),
         *_embedding(config),
         *_resources(config),
@@ -202,6 +203,23 @@ def _network(config: Config) -> Iterator[Problem]:
     elif model.kind != "rgcn" and kinds == {"node"}:
         why = f"only rgcn weighs edges by it, and model.kind is {model.kind}"
         yield from model.unused(at, "relation", why=why, instead="choose another model.kind")
+
+
+def _labor(config: Config) -> Iterator[Problem]:
+    """What ``sampling.method: labor`` does not read, or is not read with."""
+    sampling = config.sampling
+    if sampling.method != "labor":
+        return
+    for key, value in (("replace", sampling.replace), ("edge_weight", sampling.edge_weight)):
+        if value:
+            message = f"{key} would be ignored: labor draws all edges alike, none of them twice"
+            remedy = f"remove sampling.{key}, or set sampling.method to node"
+            yield Problem(("sampling", key), message, remedy)
+    latest = sampling.time is not None and sampling.time.strategy == "latest"
+    if latest or config.task.of_graphs:
+        why = "the latest edges are drawn" if latest else "whole graphs are not sampled"
+        message = f"method would be ignored: {why}"
+        yield Problem(("sampling", "method"), message, "remove sampling.method")
 
 
 def _time(config: Config) -> Iterator[Problem]:
