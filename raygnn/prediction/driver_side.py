@@ -22,6 +22,7 @@ from raygnn.graph.data import etype_str
 from raygnn.graph.partition.layout import read_meta
 from raygnn.prediction.request import Asked, ask
 from raygnn.runs.display import Display
+from raygnn.runs.metrics_files import number
 from raygnn.runs.run import Run
 from raygnn.util.files import replacing, storage_errors
 from raygnn.worker.job import ROWS, SPLITS
@@ -215,7 +216,8 @@ def evaluate(
         run, SPLITS, split, storage, overrides, verbose, display, started, new_data, task, at=at
     )
     with asked.answered(f"metrics of split {asked.split}", rows=False) as (found, _, _):
-        metrics: dict[str, float] = found["metrics"]
+        # null, where a split has one class alone, as the NaN that it was
+        metrics = {name: number(value) for name, value in found["metrics"].items()}
     asked.show.header({name: f"{value:.4f}" for name, value in metrics.items()})
     return metrics
 

@@ -41,8 +41,8 @@ def measure(
     else:
         values = regression_metrics(outputs, targets, exchange)
     sums = torch.stack([loss(outputs, targets).double().sum(), torch.tensor(float(len(targets)))])
-    lost, seeds = exchange.sum(sums.double()).tolist()
-    values["loss"] = lost / seeds
+    lost, seeds = exchange.sum(sums.double())
+    values["loss"] = float(lost / seeds)
     if "metric" in config.own:
         everyone = exchange.gather_rows(outputs), exchange.gather_rows(targets)
         # rank 0 alone computes it, so that ranks cannot come to different values

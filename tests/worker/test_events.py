@@ -116,6 +116,20 @@ def test_any_workers_and_topology_train_the_same(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.dgl
+def test_an_evaluation_in_time_has_the_loss_of_the_task(tmp_path: Path) -> None:
+    """With its weights: those of edges that cost nothing leave one class alone."""
+    events(tmp_path / "graph.dgl")
+    found = []
+    for name, own in (("plain", {}), ("weighted", {"class_weights": [1.0, 1e-6, 1e-6]})):
+        task, train = {**own, "metric": "mcc"}, {"epochs": 1, "lr": 1e-9}
+        done = run(tmp_path / name, tmp_path / "graph.dgl", "edge_classification",
+                   task=task, train=train, cluster={"workers": 1})  # fmt: skip
+        found.append(done.summary["metrics"])
+    assert found[0]["test/mcc"] == found[1]["test/mcc"]
+    assert abs(found[0]["test/loss"] - found[1]["test/loss"]) > 1e-3
+
+
+@pytest.mark.dgl
 def test_edges_that_are_predicted_later_than_they_are_do_not_see_themselves(tmp_path: Path) -> None:
     """Nor does what comes with them tell what they are."""
     file = tmp_path / "graph.dgl"
