@@ -56,7 +56,7 @@ class Case:
         repeat: how many.
         published: as reported, %.
         threshold: of the mean, %.
-        without: what is changed for a second row, which is shown beside.
+        variants: what is changed for further rows, one each, which are shown beside.
     """
 
     job: str
@@ -64,16 +64,17 @@ class Case:
     repeat: int
     published: str
     threshold: float
-    without: str = ""
+    variants: tuple[str, ...] = ()
 
 
 _NO_EDGES = "model.edge_categories={}"
+_RARE = ("task.class_weights=balanced", "task.loss=focal")  # what is toxic is rare
 CASES = (
     Case("cora-gcn", "train.seed", 5, "81.5 (Kipf & Welling 2017)", 80.5),
     Case("cora-gat", "train.seed", 5, "83.0 (Veličković et al. 2018)", 81.5),
     Case("tolokers-sage", "graph.split", 3, "82.43 (Platonov et al. 2023)", 82.0),
-    Case("tox21-gine", "train.seed", 1, "74.0 ± 0.8 (Hu et al. 2020)", 73.5, _NO_EDGES),
-    Case("bbbp-gine", "train.seed", 3, "65.8 ± 4.5 (Hu et al. 2020)", 65.5, _NO_EDGES),
+    Case("tox21-gine", "train.seed", 1, "74.0 ± 0.8 (Hu et al. 2020)", 73.5, (_NO_EDGES, *_RARE)),
+    Case("bbbp-gine", "train.seed", 3, "65.8 ± 4.5 (Hu et al. 2020)", 65.5, (_NO_EDGES,)),
     Case("college-links", "train.seed", 3, "79.6 (TGAT), 92.3 (TGN) (Yu et al. 2023)", 79.0),
 )
 
@@ -195,8 +196,8 @@ def main() -> int:
                 rows.append(row)
                 print(*row, flush=True)
                 met &= reached
-                if case.without:
-                    rows.append(accuracy(case, args.seeds or case.repeat, storage, case.without)[0])
+                for variant in case.variants:
+                    rows.append(accuracy(case, args.seeds or case.repeat, storage, variant)[0])
                     print(*rows[-1], flush=True)
         if rows:
             header = ["job", "over", "test, %", "published, %", "threshold, %", "seconds each"]
