@@ -478,11 +478,7 @@ UserClass: TypeAlias = Annotated[
     must(_CLASS.fullmatch, "package.module:Class"),
     WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
 ]
-UserFunction: TypeAlias = Annotated[
-    str,
-    must(_CLASS.fullmatch, "package.module:function"),
-    WithJsonSchema({"type": "string", "pattern": "^[^:]+:[^:]+$"}),
-]
+UserFunction: TypeAlias = UserClass  # the unions that it is in say what is expected
 Address: TypeAlias = Annotated[
     str, must(_ADDRESS.fullmatch, "auto, local or HOST:PORT of a Ray head node")
 ]

@@ -61,7 +61,6 @@ class Targets:
             self._classes = codes.classes(self._labels[0], vocabulary)
         self._several = table.label_kind == "several"
         self._numbers: Growing | None = None
-        self._before = 0  # rows that have no label, before the first whose lists say how many
         self._splits = Growing(np.int8)
 
     def add(self, chunk: Chunk) -> None:
@@ -89,9 +88,7 @@ class Targets:
             data["label"], self.names["label"] = self._classes.take(reader, num)
             unknown = data["label"] < 0
         elif self._labels:
-            rows = self._rows(len(self._labels))
-            rows.pad(num, self._unknown)
-            numbers = rows.take()
+            numbers = self._rows(num, len(self._labels)).take()
             if self._several:
                 unknown = (numbers < 0).all(1)
             else:
@@ -111,22 +108,18 @@ class Targets:
             return data
         return data | {mask: split == code for code, mask in enumerate(MASKS)}
 
-    @property
-    def _unknown(self) -> float:
-        return -1 if self._several else np.nan
-
-    def _rows(self, width: int) -> Growing:
-        """The labels so far, of rows so wide if there are none yet."""
+    def _rows(self, num: int, width: int) -> Growing:
+        """The labels of at least ``num`` rows, so wide if there are none yet: those before the
+        first list are not known."""
         if self._numbers is None:
             self._numbers = Growing(np.int8 if self._several else np.float32, width)
-            self._numbers.pad(self._before, self._unknown)
+        self._numbers.pad(num, -1 if self._several else np.nan)
         return self._numbers
 
     def _add_numbers(self, chunk: Chunk) -> None:
         width = None if self._numbers is None else self._numbers.width
         rows = label_rows(self.table, chunk, width)
         if not rows.shape[1]:
-            self._before += chunk.num
             return
         if self._several:
             bad = ~np.isin(rows, (-1, 0, 1)) & ~np.isnan(rows)
@@ -137,7 +130,7 @@ class Targets:
                 message = f"the label is {rows[row, place]:g}"
                 raise chunk.error(int(row), column, message, remedy)
             rows = np.nan_to_num(rows, nan=-1)
-        self._rows(rows.shape[1]).append(rows)
+        self._rows(chunk.first, rows.shape[1]).append(rows)
 
     def _masked(self, chunk: Chunk) -> Array:
         """Which split each row is in: int8 ``[n]``, -1 = none."""

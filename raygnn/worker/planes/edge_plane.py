@@ -134,13 +134,12 @@ class EdgePlane(PartitionPlane):
     def task_of(self, model: nn.Module | None) -> Task:
         """The task with a model."""
         task = self.config.task
-        loss: Any = None
+        loss: Any
         if isinstance(task, LinkPrediction):
             loss = make_link_loss(task, distance=self.decoder in DISTANCES)
-        given = model or nn.Identity()
-        if loss is None:
+        else:
             loss = loss_of(self.job, self.ranks, self._trained, self.out_features)
-        return make_task(self.job, self.ranks, given, loss, self.out_features)
+        return make_task(self.job, self.ranks, model or nn.Identity(), loss, self.out_features)
 
     def _trained(self) -> Tensor:
         """Labels of the own edges to train on."""
