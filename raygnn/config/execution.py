@@ -100,6 +100,9 @@ BINDING = frozenset(
 ALLOWABLE = tuple(name for name in (*NODE_CHECKS, *JOB_CHECKS) if name not in BINDING)
 
 
+MOST_DRAWN = 1024  # of a node's neighbours by a GPU, which compares each with all before it
+
+
 class StagingConfig(Section):
     """Each node's own copy of its parts, as arrays that all its workers share."""
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from raygnn.config.execution import MOST_DRAWN
 from raygnn.config.graph import (
     DglGraph,
     ManyGraphs,
@@ -334,6 +335,39 @@ def _resources(config: Config) -> Iterator[Problem]:
             f"{gpus}",
             "set sampling.pin_memory to auto, or give each worker a GPU",
         )
+    for key, value in (
+        ("sample_on", config.sampling.sample_on),
+        ("features_on", config.sampling.features_on),
+    ):
+        if value in ("pinned", "gpu") and not gpus:
+            message = f"{key} is {value}, but cluster.gpus_per_worker is {gpus}"
+            remedy = f"set sampling.{key} to auto, or give each worker a GPU"
+            yield Problem(("sampling", key), message, remedy)
+    reason = not_drawn_on_gpu(config)
+    if config.sampling.sample_on == "gpu" and gpus and reason:
+        message = f"a GPU draws plain neighbours alone, and {reason}"
+        yield Problem(("sampling", "sample_on"), message, "set sampling.sample_on to auto or cpu")
+
+
+def not_drawn_on_gpu(config: Config) -> str | None:
+    """Why neighbours are drawn on the CPU although there are GPUs; None: nothing that the
+    configuration says is against it."""
+    sampling, model = config.sampling, config.model
+    hops = [hop.values() if isinstance(hop, dict) else (hop,) for hop in sampling.fanout]
+    tasks = config.tasks.values() if config.tasks else [config.task]
+    reasons = {
+        "whole graphs are not sampled": isinstance(config.graph, ManyGraphs),
+        "sampling.method is labor": sampling.method == "labor",
+        "sampling.edge_weight is set": sampling.edge_weight is not None,
+        "sampling.time is set": sampling.time is not None,
+        "sampling.topology is partitioned": sampling.topology == "partitioned",
+        "the model reads edges": bool(model.edge_feature_names or model.edge_category_widths),
+        "edges to predict are not drawn (task.exclude)": any(
+            task.of_edges and getattr(task, "exclude", "none") != "none" for task in tasks
+        ),
+        f"a fanout is above {MOST_DRAWN:,}": any(n > MOST_DRAWN for hop in hops for n in hop),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def missing_paths(config: Config) -> list[Problem]:
@@ -469,6 +503,8 @@ _MAY_CHANGE = (
     "sampling.cache_policy",
     "sampling.prefetch",
     "sampling.pin_memory",
+    "sampling.sample_on",
+    "sampling.features_on",
     "sampling.eval_batch_size",
     "staging",
     "train.epochs",

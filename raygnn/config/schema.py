@@ -154,9 +154,7 @@ class SamplingConfig(Section):
     )
     replace: bool = Field(False, description="Draw neighbours with replacement.")
     edge_weight: Text | None = Field(
-        None,
-        description="Edge array that neighbours are drawn in proportion to; null = alike. Edge "
-        "types without it draw alike.",
+        None, description="Edge array to draw in proportion to; null, and types without it = alike."
     )
     time: TimeConfig | None = Field(
         None, description="Draw edges before their seed's time alone, see below; null = all edges."
@@ -177,10 +175,13 @@ class SamplingConfig(Section):
         "sampling itself; degree = those with most edges.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
-    pin_memory: AutoFlag = Field(
+    pin_memory: AutoFlag = Field("auto", description="Batches in page-locked memory, for GPUs.")
+    sample_on: Literal["auto", "cpu", "gpu"] = Field(
+        "auto", description="Who draws neighbours, the same ones; auto = a worker's GPU if it can."
+    )
+    features_on: Literal["auto", "cpu", "pinned", "gpu"] = Field(
         "auto",
-        description="Put batches into memory that a GPU copies from while it computes; auto = "
-        "with GPUs.",
+        description="Where rows for a GPU are read, see performance.md; auto = as near as fits.",
     )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:

@@ -203,7 +203,18 @@ class Share:
         """The same share in memory that ``device``, a GPU, copies from while it computes; ``seeds``
         stay. Its allocator does not use that memory again before a copy is done."""
         with torch.cuda.device(device):  # a thread that names none would begin to use the first
-            return _mapped(self, Tensor.pin_memory)
+            return _mapped(self, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+
+    def used_on(self, stream: torch.cuda.Stream) -> None:
+        """What of it lies on a GPU is not used again by the stream that made it before ``stream``
+        has done what it is given until the tensors are dropped."""
+
+        def use(tensor: Tensor) -> Tensor:
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+            return tensor
+
+        _mapped(self, use)
 
 
 @dataclass(kw_only=True)

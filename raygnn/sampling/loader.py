@@ -24,14 +24,23 @@ from torch import Tensor
 from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
 from raygnn.sampling.batch import Batch, Block, Share
-from raygnn.sampling.exchange import FailureBroadcast, RowRoutes, count_nodes_once, route_rows
+from raygnn.sampling.exchange import (
+    FailureBroadcast,
+    Ids,
+    RowRoutes,
+    count_nodes_once,
+    route_rows,
+)
 from raygnn.sampling.features import FeatureStore, Inputs, assemble, degree_column
 from raygnn.sampling.plan import Fanout, Steps
-from raygnn.sampling.sampler import Frontier, NeighborSampler
+from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import SeedAssigner
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from raygnn.sampling.device.device_features import DeviceFeatures
+    from raygnn.sampling.device.device_sampler import DeviceSampler
 
 
 log = logging.getLogger("raygnn")
@@ -82,8 +91,8 @@ class BatchMaker:
     """
 
     seeds: SeedAssigner
-    sampler: NeighborSampler
-    store: FeatureStore
+    sampler: NeighborSampler | DeviceSampler
+    store: FeatureStore | DeviceFeatures
     fanouts: Sequence[Fanout]
     inputs: Mapping[str, Inputs]
     degree_etypes: Sequence[EdgeType] = ()
@@ -114,10 +123,12 @@ class BatchMaker:
         given |= {"banned": start.banned, "times": start.times}
         routes: RowRoutes | None = None
         combined: dict[EdgeType, Tensor] = {}
+        frontier: Mapping[str, Any]
         if self.combine is None:
             blocks, frontier = self.sampler.sample(start.nodes, self.fanouts, **given)
         else:
             assert not self.learned
+            assert isinstance(self.sampler, NeighborSampler)
             blocks, frontier, draws = self.sampler.sample_open(start.nodes, self.fanouts, **given)
         blocks = self._with_counted(blocks, frontier)
         sampled, asked = time.perf_counter(), self.store.exchange.seconds
@@ -127,6 +138,7 @@ class BatchMaker:
                 routes = route_rows(learned, self.store.bounds, self.store.exchange)
             rows = self.store.gather(frontier)
         else:
+            assert isinstance(self.store, FeatureStore)
             rows, combined = self.store.combine(frontier, draws, self.combine)
         x, categories = assemble(rows, self.inputs)
         end, fetched = time.perf_counter(), self.store.exchange.seconds
@@ -147,7 +159,7 @@ class BatchMaker:
             **start.fields,
         )
 
-    def _with_counted(self, blocks: list[Block], frontier: Frontier) -> list[Block]:
+    def _with_counted(self, blocks: list[Block], frontier: Mapping[str, Ids]) -> list[Block]:
         """The blocks with `Block.counted`, where the model wants it. Collective.
 
         A seed of padding is one of another rank's seeds, so that its neighbourhood adds no node to
@@ -184,6 +196,8 @@ class BatchLoader(Generic[S]):
         alarm: tells ranks of each other's failures.
         note: see `Prefetcher`.
         pin: the GPU for which batches are pinned where they are made; None = they are not.
+        side: what makes batches on a GPU, and copies there what was made on the CPU; None = the
+            batches stay where they are made.
     """
 
     def __init__(
@@ -196,16 +210,18 @@ class BatchLoader(Generic[S]):
         alarm: FailureBroadcast | None = None,
         note: Note | None = None,
         pin: torch.device | None = None,
+        side: SideStream | None = None,
     ):
         self._make = make
         self._pin = pin
+        self._side = side
         self._note = note
         self._prefetch = prefetch
         self._alarm = alarm
         self._limit = limit
         self._across = across
         self._batches: Generator[S, None, None] | None = None  # from the position on
-        self._prefetcher: Prefetcher[S] | None = None
+        self._prefetcher: Prefetcher[tuple[S, Any]] | None = None
         self.epoch = 0
         self.step = 0
 
@@ -234,14 +250,22 @@ class BatchLoader(Generic[S]):
         if not self._across:
             last = min(last, (number // length + 1) * length)
 
-        def made(number: int) -> S:
+        def local(number: int) -> S:
             batch = self._make(*divmod(number, length))
             return batch if self._pin is None else batch.pinned(self._pin)
+
+        def made(number: int) -> tuple[S, Any]:
+            if self._side is None:
+                return local(number), None
+            return self._side.make(lambda: local(number))
 
         self._prefetcher = Prefetcher(
             made, range(number, last), self._prefetch, self._alarm, self._note
         )
-        yield from self._prefetcher
+        for batch, ready in self._prefetcher:
+            if self._side is not None:
+                self._side.hand_over(batch, ready)
+            yield batch
 
     def close(self) -> None:
         """End the preparation of batches, which nobody wants any more."""
@@ -295,6 +319,34 @@ class BatchLoader(Generic[S]):
             )
         self.close()
         self.epoch, self.step = state["epoch"], state["step"]
+
+
+class SideStream:
+    """A stream of a GPU's own on which batches are made, and copied there, beside the one that
+    trains. The host waits on neither: the training stream waits for an event.
+
+    Args:
+        device: the GPU.
+        cuda: torch's module of its streams.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda):
+        self._device = device
+        self._cuda = cuda
+        self._stream = cuda.Stream(device)
+
+    def make(self, make: Callable[[], T]) -> tuple[T, Any]:
+        """A batch on the GPU, and the event that comes after all that makes it; in the thread that
+        prepares batches."""
+        with self._cuda.stream(self._stream):
+            batch: Any = make()
+            return batch.to(self._device), self._stream.record_event()
+
+    def hand_over(self, batch: Share, ready: Any) -> None:
+        """To the stream of the thread that trains, which calls it."""
+        stream = self._cuda.current_stream(self._device)
+        stream.wait_event(ready)
+        batch.used_on(stream)
 
 
 # Training goes first where the two share a core: what is prepared ahead fills the time in which a

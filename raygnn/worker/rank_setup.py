@@ -17,7 +17,7 @@ from raygnn import compat
 from raygnn.runs.run_directory import EVENTS, Events
 from raygnn.sampling.batch import Share
 from raygnn.sampling.exchange import World
-from raygnn.sampling.loader import BatchLoader, Maker
+from raygnn.sampling.loader import BatchLoader, Maker, SideStream
 from raygnn.tasks.losses import own_sources
 from raygnn.worker import blackbox
 from raygnn.worker.comm.process_groups import Ranks
@@ -94,12 +94,18 @@ class RankSetup:
             alarm=self.ranks.alarm(),
             note=blackbox.note,
             pin=self._pin(),
+            side=self._side(),
         )
 
     def _pin(self) -> torch.device | None:
         """The GPU for which batches are copied to page-locked memory, if they are."""
         device, wanted = self.runtime.device, self.config.sampling.pin_memory
         return device if wanted and device.type == "cuda" else None
+
+    def _side(self) -> SideStream | None:
+        """Where batches come to the GPU while it trains; None without one."""
+        device = self.runtime.device
+        return SideStream(device) if device.type == "cuda" else None
 
     def _ddp(self) -> dict[str, Any]:
         """What `DistributedDataParallel` is told."""

@@ -13,10 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raygnn.sampling.drawing import ALL
+from raygnn.config.execution import MOST_DRAWN
 from raygnn.util import hashing
-
-MOST_DRAWN = 1024  # a fanout that is drawn here: every entry is compared with all before it
 
 _GOLDEN = tl.constexpr(hashing.GOLDEN)
 _FIRST = tl.constexpr(hashing.FIRST)
@@ -263,6 +261,3 @@ def relabel(known: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     local = torch.empty_like(joined).scatter_(0, place, number[place[of_group]])
     nodes = joined.new_empty(size + 1).scatter_(0, torch.where(new, number, size), joined)
     return nodes, local[len(known) :], new.sum()
-
-
-__all__ = ["ALL", "MOST_DRAWN", "all_of", "draw_rows", "gather", "relabel", "spans"]

@@ -152,3 +152,17 @@ class DeviceSampler:
                 ids = device_kernels.draw_rows(*given, *how)
             draws[etype] = indptr, ids
         return draws
+
+
+def difference(blocks: Sequence[Block], others: Sequence[Block]) -> str | None:
+    """What is not alike in two lists of blocks, on any devices; None: they are the same."""
+    if len(blocks) != len(others):
+        return f"{len(blocks)} and {len(others)} blocks"
+    for number, (one, other) in enumerate(zip(blocks, others)):
+        if (one.num_src, one.num_dst, [*one.adj]) != (other.num_src, other.num_dst, [*other.adj]):
+            return f"the nodes or the edge types of block {number}"
+        for etype, adj in one.adj.items():
+            pairs = zip((adj.indptr, adj.src), (other.adj[etype].indptr, other.adj[etype].src))
+            if not all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs):
+                return f"the edges of {etype} in block {number}"
+    return None

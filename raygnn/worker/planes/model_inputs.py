@@ -29,6 +29,7 @@ from raygnn.sampling.features import (
 )
 from raygnn.tasks.embeddings import Embeddings, first_rows
 from raygnn.worker.comm.process_groups import Ranks
+from raygnn.worker.planes.device_path import DevicePath
 from raygnn.worker.planes.plane import PRECISIONS
 
 _ROWS, _CACHE = 4, 16  # what part of the free memory its rows, or its cache, may take at most
@@ -125,6 +126,7 @@ class MemoryBudget:
         self._shard = shard
         self._inputs = inputs
         self._host = ranks.host
+        self._ranks = ranks
 
     @cached_property
     def holds_rows(self) -> bool:
@@ -147,6 +149,11 @@ class MemoryBudget:
             for t, size in self._sizes.items()
         )
         return self._host.settle(min(1.0, memory()[1] / _CACHE / max(1, remote)))
+
+    def device_path(self) -> DevicePath:
+        """What of a batch is made on this rank's GPU. Collective over all ranks."""
+        rows = sum(self._shard.num_nodes(t) * size for t, size in self._sizes.items())
+        return DevicePath(self._config, self._shard, self._ranks, rows)
 
     @property
     def evaluations(self) -> float:

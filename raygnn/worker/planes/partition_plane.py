@@ -22,9 +22,9 @@ from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
-from raygnn.sampling.cache import Scores, choose_for_host, degrees, inclusion
+from raygnn.sampling.cache import Scores, choose, choose_for_host, degrees, inclusion
 from raygnn.sampling.exchange import Exchange, as_ids
-from raygnn.sampling.features import FeatureStore, Inputs, choose_edge_inputs
+from raygnn.sampling.features import Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
 from raygnn.sampling.plan import Fanout, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
@@ -68,7 +68,7 @@ class PartitionPlane:
     shard: Shard
     inputs: dict[str, Inputs]
     within: PartitionPlane | None = None
-    _store: FeatureStore | None = field(default=None, init=False)
+    _store: Any = field(default=None, init=False)
 
     @classmethod
     def open(cls, job: Job, ranks: Ranks) -> Self:
@@ -288,19 +288,24 @@ class PartitionPlane:
             own: node type → this rank's nodes that seeds stand for.
             share: about how many of them are in a batch.
         """
-        config, world = self.config, self.ranks.world
+        config, world, bounds = self.config, self.ranks.world, self.shard.bounds
+        budget = MemoryBudget(self.shard, self.inputs, self.ranks)
+        path = budget.device_path()
         how = None
-        if all(i.one_table for i in self.inputs.values()) and isinstance(model, Network):
+        if (
+            not path.used
+            and all(i.one_table for i in self.inputs.values())
+            and isinstance(model, Network)
+        ):
             how = model.first_combine
         host = self.ranks.host
-        budget = MemoryBudget(self.shard, self.inputs, self.ranks)
         start, kept, cached = time.perf_counter(), 0.0, {}
         if config.sampling.cache != 0 and not host.holds_all:
             kept = budget.cached_share
             scores = self._scores(own, share, self._fanouts)
-            cached = choose_for_host(scores, self.shard.bounds, host, kept)
+            cached = choose_for_host(scores, bounds, host, kept)
         ring = config.sampling.prefetch + 3  # queued, being made, being trained on
-        store = self._store = make_store(
+        store = make_store(
             config,
             self.shard,
             self.inputs,
@@ -320,19 +325,25 @@ class PartitionPlane:
             sum(len(ids) * store.row_bytes(t) for t, ids in cached.items()) / 1e9,
             time.perf_counter() - start,
         )
+        sampler = NeighborSampler(
+            self.shard,
+            self.ranks.data,
+            seed=config.train.seed,
+            replace=config.sampling.replace,
+            weighted=config.sampling.edge_weight is not None,
+            timing=self.clock.timing,
+            once=config.model.draws_once,
+            sources=self._originals() if config.sampling.method == "labor" else None,
+        )
+        self._store = path.store(
+            store, lambda part: choose(self._scores(own, share, self._fanouts), bounds, (), part)
+        )
         return BatchMaker(
             seeds=seeds,
-            sampler=NeighborSampler(
-                self.shard,
-                self.ranks.data,
-                seed=config.train.seed,
-                replace=config.sampling.replace,
-                weighted=config.sampling.edge_weight is not None,
-                timing=self.clock.timing,
-                once=config.model.draws_once,
-                sources=self._originals() if config.sampling.method == "labor" else None,
+            sampler=path.sampler(
+                sampler, self._fanouts, seed=config.train.seed, once=config.model.draws_once
             ),
-            store=store,
+            store=self._store,
             fanouts=self._fanouts,
             inputs=self.inputs,
             degree_etypes=self.shard.etypes if needs_degree(config.model) else (),

@@ -1,0 +1,196 @@
+"""What of a batch is made on the GPU: where neighbours are drawn, and where rows are read.
+
+All ranks do alike. What ``auto`` would have done on the GPU is done once both ways before the first
+batch, and stays with the CPU if it fails there or differs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from raygnn.config.rules import not_drawn_on_gpu
+from raygnn.config.schema import Config
+from raygnn.errors import ConfigError, TrainingError, error_text
+from raygnn.graph.staging.shard import Shard
+from raygnn.sampling.features import FeatureStore
+from raygnn.sampling.plan import Fanout
+from raygnn.sampling.sampler import NeighborSampler
+from raygnn.worker.comm.process_groups import Ranks
+
+if TYPE_CHECKING:
+    from raygnn.sampling.device.device_features import DeviceFeatures
+    from raygnn.sampling.device.device_sampler import DeviceSampler
+
+T = TypeVar("T")
+
+_KINDS = ("gpu", "pinned", "cpu")  # where rows are read, from the nearest
+_TRIED = 64  # nodes of each type that are sampled both ways
+
+log = logging.getLogger("raygnn")
+
+
+@dataclass(frozen=True)
+class Room:
+    """How a GPU's free memory is shared out.
+
+    Attributes:
+        structure: whether the in-edge lists lie in it; else page-locked in the host's.
+        rows: "gpu" if all rows do, else "pinned".
+        near: the share of the rows that do.
+    """
+
+    structure: bool
+    rows: str
+    near: float
+
+    @staticmethod
+    def of(free: int, structure: int, rows: int) -> Room:
+        """Half of ``free`` bytes is for the data, and half of that at most for the structure; the
+        model, its optimizer and the batches have the rest."""
+        left = free // 2
+        fits = structure <= left // 2
+        left -= structure if fits else 0
+        return Room(fits, "gpu" if rows <= left else "pinned", min(1.0, left / max(1, rows)))
+
+
+class DevicePath:
+    """Decides for a rank's batches. Collective, on the control group.
+
+    Args:
+        rows: bytes of the rows of all nodes.
+
+    Attributes:
+        draws: whether the GPU draws; features: where rows are read, "gpu", "pinned" or "cpu".
+    """
+
+    def __init__(self, config: Config, shard: Shard, ranks: Ranks, rows: int):
+        self._shard = shard
+        self._ranks = ranks
+        self._device = ranks.device
+        self._sampling = sampling = config.sampling
+        self.draws, self.features = False, "cpu"
+        free = _free(self._device)
+        if free is None:
+            return
+        structure = sum(lists.nbytes for lists in shard.topology.values())
+        self._room = Room.of(free, structure, rows)
+        triton = None if find_spec("triton") else "there is no Triton, which comes with torch"
+        why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton
+        self.draws = self._chosen("sample_on", sampling.sample_on, why, ("gpu", "cpu")) == "gpu"
+        away = None if ranks.host.holds_all else "other hosts have some of the rows"
+        wanted = sampling.features_on
+        kinds = _KINDS[_KINDS.index(self._room.rows) :] if wanted == "auto" else (wanted, "cpu")
+        why = away or (triton if kinds[0] == "pinned" else None)
+        self.features = self._chosen("features_on", wanted, why, kinds)
+
+    def _chosen(self, key: str, wanted: str, why: str | None, kinds: Sequence[str]) -> str:
+        """Where something is done: as wanted, or as near to the GPU as all ranks can."""
+        if wanted == "cpu":
+            return "cpu"
+        if why and wanted != "auto":
+            message = f"{wanted} cannot be had: {why}"
+            raise ConfigError(message, where=f"sampling.{key}", remedy="set it to auto or cpu")
+        here = "cpu" if why else kinds[0]
+        order = [*_KINDS]
+        agreed = order[self._ranks.control.max(order.index(here))]
+        log.info("sampling.%s: %s%s", key, agreed, f" ({why})" if why else "")
+        return agreed
+
+    @property
+    def used(self) -> bool:
+        """Whether anything of a batch is made on the GPU."""
+        return self.draws or self.features != "cpu"
+
+    def sampler(
+        self, like: NeighborSampler, fanouts: Sequence[Fanout], *, seed: int, once: bool
+    ) -> NeighborSampler | DeviceSampler:
+        """What draws as ``like`` does, where it was decided."""
+        if not self.draws:
+            return like
+
+        def make() -> DeviceSampler:
+            from raygnn.sampling.device import device_sampler
+
+            made = device_sampler.DeviceSampler(
+                self._shard,
+                self._device,
+                pinned=not self._room.structure,
+                seed=seed,
+                replace=self._sampling.replace,
+                once=once,
+            )
+            seeds = {t: np.arange(self._shard.num_nodes(t))[:_TRIED] for t in self._shard.ntypes}
+            blocks, _ = like.sample(seeds, fanouts, epoch=0, step=0)
+            others, _ = made.sample(seeds, fanouts, epoch=0, step=0)
+            if differs := device_sampler.difference(blocks, others):
+                raise TrainingError(f"the GPU draws other neighbours than the CPU: {differs}")
+            return made
+
+        return self._tried("sample_on", make) or like
+
+    def store(
+        self, like: FeatureStore, near: Callable[[float], Mapping[str, np.ndarray]]
+    ) -> FeatureStore | DeviceFeatures:
+        """What reads the rows of ``like``, where it was decided; ``near``: the share of all rows
+        that lie in the GPU's memory → which ones."""
+        if self.features == "cpu":
+            return like
+
+        def make() -> DeviceFeatures:
+            from raygnn.sampling.device.device_features import DeviceFeatures
+
+            chosen = near(self._room.near) if self.features == "pinned" else None
+            made = DeviceFeatures(like, self._device, chosen)
+            ids = {t: np.arange(self._shard.num_nodes(t))[:_TRIED] for t in self._shard.ntypes}
+            found = made.gather(ids)
+            for ntype, columns in like.gather(ids).items():
+                for name, rows in columns.items():
+                    if not torch.equal(found[ntype][name].cpu(), rows):
+                        raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
+            return made
+
+        return self._tried("features_on", make) or like
+
+    def _tried(self, key: str, make: Callable[[], T]) -> T | None:
+        """What was made; None: not on all ranks, where that may be.
+
+        Raises:
+            TrainingError: it was not, and the configuration insists.
+        """
+        made, failure = None, None
+        try:
+            made = make()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # other streams read it
+        except Exception as error:  # whatever a compiler or a driver raises
+            failure = error
+        if not self._ranks.control.max(int(failure is not None)):
+            return made
+        text = error_text(failure) if failure else "another rank could not; see its log"
+        if getattr(self._sampling, key) != "auto":
+            raise TrainingError(
+                text, where=f"sampling.{key}", remedy="set it to auto or cpu"
+            ) from failure
+        log.warning("sampling.%s: the CPU does it after all: %s", key, text)
+        return None
+
+
+def _free(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory that nothing has; None: it is no GPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def _not_drawn(shard: Shard) -> str | None:
+    """What the data have against drawing on a GPU."""
+    if not shard.replicated:
+        return "each host holds its own part of the structure (sampling.topology)"
+    if any(rows.carried for rows in shard.topology.values()):
+        return "the model reads edges"
+    return None
