@@ -157,7 +157,7 @@ class SamplingConfig(Section):
         None, description="Edge array to draw in proportion to; null, and types without it = alike."
     )
     time: TimeConfig | None = Field(
-        None, description="Draw edges before their seed's time alone, see below; null = all edges."
+        None, description="Draw edges before a seed's time; null = all."
     )
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
