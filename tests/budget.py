@@ -43,25 +43,25 @@ LINES = {
 LINES_TODAY = {
     "": 720,
     "util": 650,
-    "config": 4_420,
+    "config": 4_450,
     "graph": 15_180,
-    "sampling": 5_430,
+    "sampling": 5_500,
     "models": 3_720,
     "tasks": 2_500,
     "preflight": 3_740,
     "storage": 840,
     "checkpoint": 1_780,
-    "worker": 8_180,
+    "worker": 8_390,
     "driver": 4_557,
     "prediction": 1_140,
     "tuning": 550,
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 61_380,
-    "tests": 51_000,
+    "package": 61_710,
+    "tests": 51_230,
 }
-MODULES, MODULES_TODAY = 189, 240
+MODULES, MODULES_TODAY = 189, 241
 FOLDER_MODULES = 14
 MODULE_LINES = 600
 IMPORTS = 15
