@@ -156,9 +156,7 @@ class SamplingConfig(Section):
     edge_weight: Text | None = Field(
         None, description="Edge array to draw in proportion to; null, and types without it = alike."
     )
-    time: TimeConfig | None = Field(
-        None, description="Draw edges before a seed's time; null = all."
-    )
+    time: TimeConfig | None = Field(None, description="Draw edges before seeds' times; null = all.")
     topology: Literal["auto", "replicated", "partitioned"] = Field(
         "auto",
         description="replicated: each node holds the whole structure; partitioned: its own parts "
@@ -175,7 +173,7 @@ class SamplingConfig(Section):
         "sampling itself; degree = those with most edges.",
     )
     prefetch: int = Field(2, ge=0, le=1024, description="Batches prepared ahead.")
-    pin_memory: AutoFlag = Field("auto", description="Batches in page-locked memory, for GPUs.")
+    pin_memory: AutoFlag = Field("auto", description="Batches in page-locked memory for GPUs.")
     sample_on: Literal["auto", "cpu", "gpu"] = Field(
         "auto", description="Who draws neighbours, the same ones; auto = a worker's GPU if it can."
     )
