@@ -209,6 +209,18 @@ ONE_BY_ONE: dict[str, tuple[dict[str, Any], list[Any], int | None, list[Any]]] =
         None,
         [[0, 1], [1, 0], [1, 0]],
     ),
+    "a word for missing ones that is in rows for training": (
+        {"onehot": True, "impute": "a"},
+        ["b", "a", None],
+        2,
+        [[0, 1], [1, 0], [1, 0]],
+    ),
+    "a number for missing ones": (
+        {"onehot": True, "impute": 0},
+        [0, 1, None],
+        None,
+        [[1, 0], [0, 1], [1, 0]],
+    ),
     "truth values": ({"scale": "minmax"}, [True, False, True], None, [1, 0, 1]),
     "parts": (
         {"parts": ["year", "quarter", "month", "week", "day", "weekday", "day_of_year", "hour",

@@ -106,8 +106,8 @@ class FeatureColumn(Category):
     since: Annotated[Text, AfterValidator(_since)] | None = Field(
         None, description="Of points in time: the days since this one, or that of another column."
     )
-    impute: Annotated[float | Text, or_say("mean, median, or the value itself")] | None = Field(
-        None, description="In place of missing values: mean, median, or the value itself."
+    impute: Annotated[int | float | Text, or_say("mean, median, or the value itself")] | None = (
+        Field(None, description="In place of missing values: mean, median, or the value itself.")
     )
     scale: Annotated[tuple[Scale, ...], BeforeValidator(_listed)] = Field(
         (), description="log, standard, minmax, rank_gauss, or several, one after the other."

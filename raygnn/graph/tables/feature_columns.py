@@ -121,7 +121,8 @@ class Transformed:
             self._words = self._words or [Counter() for _ in found]
             for counter, (rows, words) in zip(self._words, found, strict=True):
                 counts = np.bincount(rows[training] + 1, minlength=len(words) + 1)[1:]
-                counter.update(dict(zip(words, counts.tolist(), strict=True)))
+                for word, count in zip(words, counts.tolist(), strict=True):
+                    counter[word] += count  # what is imputed may be one of the words
             return
         values = self._numbers(chunk)
         if self._values is None:
