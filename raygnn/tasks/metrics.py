@@ -40,14 +40,14 @@ def measure(
         values = classification_metrics(outputs, targets, chosen, exchange)
     else:
         values = regression_metrics(outputs, targets, exchange)
-    sums = torch.stack([loss(outputs, targets).double().sum(), torch.tensor(float(len(targets)))])
-    lost, seeds = exchange.sum(sums.double())
+    total, num = loss(outputs, targets).double().sum(), torch.tensor(len(targets)).double()
+    lost, seeds = exchange.sum(torch.stack([total, num]))
     values["loss"] = float(lost / seeds)
     if "metric" in config.own:
         everyone = exchange.gather_rows(outputs), exchange.gather_rows(targets)
         # rank 0 alone computes it, so that ranks cannot come to different values
         value = own_metric(config, *everyone) if exchange.world.rank == 0 else 0.0
-        values[chosen] = float(exchange.sum(torch.tensor(value).double()))
+        values[chosen] = float(exchange.sum(torch.tensor(value, dtype=torch.float64)))
     return values
 
 
@@ -125,8 +125,7 @@ def classification_metrics(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")
             values[name] = float(metric.compute())
-    pairs = torch.bincount(labels * classes + outputs.argmax(1), minlength=classes**2)
-    values["mcc"] = correlation(exchange.sum(pairs).reshape(classes, classes))
+    values["mcc"] = correlation(exchange.sum(_agreement(labels, outputs.argmax(1), classes)))
     if classes == 2 or wanted in _CURVES or wanted.startswith(_RECALL):
         first = 1 if classes == 2 else 0
         everyone = exchange.gather_rows(scores[:, first:])
@@ -181,18 +180,23 @@ def _over(
     return found
 
 
-def correlation(pairs: Tensor) -> float:
-    """Matthews' coefficient (Gorodkin 2004) of how many seeds of each class, ``[C, C]``, are
-    predicted as each; 0 where all have or are predicted as one class, of which torchmetrics takes
-    a limit."""
-    pairs = pairs.double()
-    num, of_class, guessed = pairs.sum(), pairs.sum(1), pairs.sum(0)
+def _agreement(truth: Tensor, guess: Tensor, classes: int) -> Tensor:
+    """How many seeds are of each class, are predicted as each, and are both of it, ``[3, C]``."""
+    counted = truth, guess, truth[truth == guess]
+    return torch.stack([torch.bincount(one, minlength=classes) for one in counted])
+
+
+def correlation(agreement: Tensor) -> float:
+    """Matthews' coefficient (Gorodkin 2004) of what `_agreement` counts of all seeds; 0 where all
+    have or are predicted as one class, of which torchmetrics takes a limit."""
+    of_class, guessed, right = agreement.double()
+    num = of_class.sum()
     spread = (num**2 - of_class @ of_class) * (num**2 - guessed @ guessed)
-    return float((num * pairs.trace() - of_class @ guessed) / spread.sqrt()) if spread else 0.0
+    return float((num * right.sum() - of_class @ guessed) / spread.sqrt()) if spread else 0.0
 
 
 def _label_correlation(scores: Tensor, truth: Tensor) -> float:
-    return correlation(torch.bincount(2 * truth + (scores > 0.5), minlength=4).reshape(2, 2))
+    return correlation(_agreement(truth, (scores > 0.5).long(), 2))
 
 
 def recall_at(k: int, scores: Tensor, truth: Tensor) -> Tensor:

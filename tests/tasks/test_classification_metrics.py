@@ -78,6 +78,33 @@ def test_the_area_is_left_out_where_nobody_asks() -> None:
     assert set(found) == {"accuracy", "f1", "mcc"}
 
 
+class Counting(Exchange):
+    """Alone, and notes how many numbers it adds up at once."""
+
+    largest = 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.largest = max(self.largest, values.numel())
+        return super().sum(values)
+
+
+def test_many_classes_need_no_table_of_pairs() -> None:
+    exchange = Counting(World(0, 1))
+    metrics.classification_metrics(torch.eye(300), torch.arange(300), "accuracy", exchange)
+    assert exchange.largest <= 3 * 300
+
+
+def thirds(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return 1 / 3 + len(targets)
+
+
+def test_a_metric_of_the_users_own_keeps_its_bits() -> None:
+    task = read_task(kind="node_classification", metric=f"{__name__}:thirds")
+    alone = Exchange(World(0, 1))
+    found = metrics.measure(torch.eye(4), torch.arange(4), task, make_loss(task), alone)
+    assert found["thirds"] == 1 / 3 + 4
+
+
 def test_a_class_that_is_not_there_has_no_curve() -> None:
     outputs, labels = torch.randn(20, 3), torch.arange(20) % 2
     found = measure(Exchange(World(0, 1)), outputs, labels, [0, 20], "average_precision")
