@@ -126,6 +126,13 @@ def refused() -> Iterator[Any]:
     yield of_pyg()["user"], "is no graph"
     graph.nodes["item"].data["wave"] = torch.zeros(ITEMS, dtype=torch.complex64)
     yield graph, "complex64, which cannot be stored"
+    ends = torch.zeros(2, 3, dtype=torch.int64)
+    for array, said in (
+        (["a", "b"], "list"),
+        (np.ones(2), "ndarray"),
+        (torch.eye(2).to_sparse(), "sparse_coo"),
+    ):
+        yield pyg.Data(torch.eye(2), ends, y=array), f"is {said}, which cannot be stored"
     yield pyg.Data(torch.randn(4, 2), edge_weight=torch.ones(3)), "has no edge_index"
 
 

@@ -116,10 +116,11 @@ def _of_pyg(graph: Any) -> GraphData:
     nodes = {}
     for ntype, store in node_stores.items():
         found = {name: value for name, value in store.to_dict().items() if store.is_node_attr(name)}
+        found = _arrays(found, ntype)
         if (y := found.get("y")) is not None and _are_classes(y):
             found["label"] = found.pop("y")
         named = {_PYG_NAMES.get(name, name): array for name, array in found.items()}
-        nodes[ntype] = NodeFrame(int(store.num_nodes), _arrays(named, ntype))
+        nodes[ntype] = NodeFrame(int(store.num_nodes), named)
     edges = {}
     for etype, store in edge_stores.items():
         if "edge_index" not in store:
@@ -140,12 +141,14 @@ def _are_classes(y: Any) -> bool:
 
 
 def _arrays(found: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    arrays = {name: array.detach().cpu() for name, array in found.items()}
-    for name, array in arrays.items():
-        if not storable(array):
+    """In the CPU's memory. Raises DataError for what is no dense tensor, or cannot be stored."""
+    for name, array in found.items():
+        layout = str(getattr(array, "layout", type(array).__name__)).removeprefix("torch.")
+        if layout != "strided" or not storable(array):
             raise DataError(
-                f"is {dtype_name(array)}, which cannot be stored",
+                f"is {dtype_name(array) if layout == 'strided' else layout}, which cannot be "
+                "stored",
                 where=f"graph: {kind}/{name}",
-                remedy="convert it to another dtype, or remove it",
+                remedy="make a dense tensor of another dtype of it, or remove it",
             )
-    return arrays
+    return {name: array.detach().cpu() for name, array in found.items()}
