@@ -70,36 +70,46 @@ def quiet_ray(*, mute: bool) -> Callable[[], None]:
     changes: list[tuple[Any, str, Any]] = [(auto_init_hook, "enable_auto_connect", False)]
     if mute:
         changes.append((worker, "print_to_stdstream", lambda *args, **options: None))
+    return _patched(changes)
+
+
+def _patched(changes: list[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Set attributes that are there, as ``(owner, name, value)``; returns what undoes that."""
     changes = [change for change in changes if hasattr(change[0], change[1])]
-    before = [getattr(module, name) for module, name, _ in changes]
-    for module, name, value in changes:
-        setattr(module, name, value)
+    before = [getattr(owner, name) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
 
     def undo() -> None:
-        for (module, name, _), value in zip(changes, before, strict=True):
-            setattr(module, name, value)
+        for (owner, name, _), value in zip(changes, before, strict=True):
+            setattr(owner, name, value)
 
     return undo
 
 
 @contextlib.contextmanager
-def own_session() -> Iterator[None]:
-    """Let what Ray starts have a session of its own.
+def own_session(*, logs: bool) -> Iterator[None]:
+    """Let what Ray starts have a session of its own, and be less: no autoscaler of one node, no
+    server of the dashboard's, which is waited for, and no reader of workers' output without
+    ``logs``. These three take 3 s, and the wait for them as long.
 
     What a terminal or a job manager sends to all of us would end Ray's processes first, and us in
     the middle of waiting for them: an interrupted run would not save.
     """
-    from ray._private import services
+    from ray._private import node, services
 
     popen = getattr(services, "ConsolePopen", None)
-    if popen is None:
-        yield
-        return
-    services.ConsolePopen = functools.partial(popen, start_new_session=True)
+    idle = ["start_monitor", "start_api_server", *([] if logs else ["start_log_monitor"])]
+    undo = _patched(
+        [
+            (services, "ConsolePopen", popen and functools.partial(popen, start_new_session=True)),
+            *((node.Node, name, lambda *args, **options: None) for name in idle),
+        ]
+    )
     try:
         yield
     finally:
-        services.ConsolePopen = popen
+        undo()
 
 
 def start_coordinator() -> None:

@@ -104,6 +104,7 @@ LIGHT = {
     "storage": (*HEAVY, "numpy", "scipy", "pandas", "pyarrow", "numba"),
     "cli": (*HEAVY, "numpy", "pydantic", "rich"),
     "__init__": (*HEAVY, "numpy", "pydantic", "rich"),
+    "driver.train": (*HEAVY, "numba", "pyarrow"),  # before anything is shown
     "graph.sources": HEAVY,
     "graph.tables": HEAVY,
     "graph.available_memory": HEAVY,

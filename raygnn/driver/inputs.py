@@ -13,7 +13,6 @@ import numpy as np
 
 from raygnn.config.graph import ManyGraphs, PlantedGraph
 from raygnn.config.schema import Config
-from raygnn.driver.partitioning.out_of_core import is_out_of_core, make_out_of_core
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.available_memory import check_available
@@ -24,7 +23,6 @@ from raygnn.graph.collection import (
     split_graphs,
 )
 from raygnn.graph.data import EdgeTarget, EdgeType, GraphData, etype_str
-from raygnn.graph.negative_lists import lists_of
 from raygnn.graph.partition.make import Missing, find_partition
 from raygnn.graph.sources import load_graph, reading_bytes, sketch
 from raygnn.graph.validate import check_weights
@@ -135,6 +133,9 @@ def read_input(
     found = find_partition(config, workers)
     if not isinstance(found, Missing):
         return PartitionInput(found, None)
+    # numba and pyarrow come with it, a third of what is imported: by now a Ray may be starting
+    from raygnn.driver.partitioning.out_of_core import is_out_of_core, make_out_of_core
+
     if is_out_of_core(config, found):
         made = make_out_of_core(config, found, cluster, show, only_look=only_look)
         return UnreadGraph() if made is None else PartitionInput(made, None)
@@ -263,6 +264,8 @@ class PartitionInput(Input):
                     check_weights(weight, etype, frame.data[weight])
 
     def lists(self, config: Config, target: EdgeTarget) -> dict[str, Any]:
+        from raygnn.graph.negative_lists import lists_of  # which imports pyarrow
+
         held = self.data if self.data is not None else self.meta
         assert held is not None
         return lists_of(config, target, self.counts[target.etype][:2], held)

@@ -300,7 +300,7 @@ class RayCluster:
             return
         _sweep()
         self._directory, self._owned = _own_directory()
-        with _our_sigterm(), compat.own_session():
+        with _our_sigterm(), compat.own_session(logs=self._verbose):
             ray.init(
                 address="local",
                 num_cpus=self._num_cpus or machine.cpus(),  # what preflight counts with

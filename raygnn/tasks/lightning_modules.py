@@ -297,11 +297,8 @@ class Task(pl.LightningModule):
         """The last that happens before the optimizer's step, whether anything is to be clipped or
         not: learned rows are moved here, and clipped together with the parameters."""
         if self.embeddings is None:
-            self.clip_gradients(
-                optimizer,
-                gradient_clip_val=gradient_clip_val,
-                gradient_clip_algorithm=gradient_clip_algorithm,
-            )
+            if gradient_clip_val:
+                self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
         rate = float(optimizer.param_groups[0]["lr"])
         self.embeddings.update(self.parameters(), gradient_clip_val, rate, self._scale)

@@ -18,6 +18,7 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.util import placement_group, remove_placement_group
 from rich.console import Console
 
+from raygnn import compat
 from raygnn.config.load import load_config
 from raygnn.driver import ray_cluster
 from raygnn.driver import startup as module
@@ -286,3 +287,32 @@ def test_what_stays_when_ray_has_ended_goes(
         other.wait()
         raylet.kill()
         raylet.wait()
+
+
+# ── a Ray of our own ─────────────────────────────────────────────────────────────────────────
+
+
+def test_it_has_no_processes_that_one_node_does_without(cluster: RayCluster) -> None:
+    """Each takes a second of those in which training starts."""
+    assert cluster.logs is not None
+    directory = str(cluster.logs.parents[2])
+    lines = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+    own = [line for line in lines if directory in line]
+    assert any("gcs_server" in line for line in own)
+    idle = ("/monitor.py", "dashboard/dashboard.py", "log_monitor.py")
+    assert not [line for line in own if any(name in line for name in idle)]
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_a_later_ray_starts_is_whole(logs: bool) -> None:
+    from ray._private import node, services
+
+    names = ("start_monitor", "start_api_server", "start_log_monitor")
+    before = [getattr(node.Node, name) for name in names], services.ConsolePopen
+    with compat.own_session(logs=logs):
+        kept = [getattr(node.Node, name) is own for name, own in zip(names, before[0])]
+        assert kept == [False, False, logs]  # what is written on our output with -v
+        assert services.ConsolePopen is not before[1]
+    assert ([getattr(node.Node, name) for name in names], services.ConsolePopen) == before
