@@ -41,7 +41,7 @@ LINES = {
 }
 # What is above that has these at most, until it is smaller.
 LINES_TODAY = {
-    "": 720,
+    "": 730,
     "util": 650,
     "config": 4_450,
     "graph": 15_180,
@@ -58,8 +58,8 @@ LINES_TODAY = {
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 61_710,
-    "tests": 51_280,
+    "package": 61_720,
+    "tests": 51_310,
 }
 MODULES, MODULES_TODAY = 189, 241
 FOLDER_MODULES = 14
