@@ -202,6 +202,9 @@ def main() -> int:
         "raygnn, replicated": lambda group: engine(scale, partition, group),
         "raygnn, partitioned": lambda g: engine(scale, partition, g, replicated=False),
         "raygnn, replicated, bf16": lambda g: engine(scale, partition, g, **half),
+        "raygnn, replicated, labor": lambda g: engine(
+            scale, partition, g, sampling={"method": "labor"}
+        ),
         "DGL DataLoader, one process": lambda g: _peer(
             run_dgl_loader(partition, STEPS[scale], threads=2)
         ),

@@ -399,3 +399,11 @@ def test_sets_drawn_together_are_equally_likely() -> None:
     assert sum((n - expected) ** 2 / expected for n in counts.values()) < chi2.ppf(0.999, 119)
     error = np.std(means) / len(means) ** 0.5
     assert abs(np.mean(means) - values.mean()) < 3.3 * error  # the mean of neighbours is unbiased
+
+
+def test_parallel_edges_drawn_together_fill_the_fanout() -> None:
+    for key in range(100):
+        (drawn,) = together([[1, 2, 2, 2, 3, 2, 4]], 3, mix_int(key))
+        assert len(drawn) == 3
+        first = min({1, 2, 3, 4}, key=lambda node: mix_int(mix_int(key) ^ mix_int(1000 - node)))
+        assert (drawn == [2, 2, 2]) == (first == 2)
