@@ -45,7 +45,7 @@ NODGL := $(addprefix tests/graph/test_,$(addsuffix .py,without_dgl metis partiti
     tests/preflight/test_preflight_checks.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench test-matrix test-oldest test-newest test-python313 test-instructions clean
+.PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench gpu test-matrix test-oldest test-newest test-python313 test-instructions clean
 
 help:
 	@echo "make setup        install into .venv"
@@ -58,6 +58,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
+	@echo "make gpu          what a GPU does with the engine, as one JSON: build/gpu.json"
 	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, some on Python"
 	@echo "                  3.13, which has no DGL, and those of arithmetic with the instructions of older processors"
 
@@ -126,6 +127,12 @@ BENCHMARKS = engine partition product $(if $(filter full,$(SCALE)),scaling job e
 bench: setup
 	status=0; for name in $(BENCHMARKS); do \
 	    SCALE=$(SCALE) $(BIN)/python benchmarks/bench_$$name.py || status=1; done; exit $$status
+
+# With the packages that are there, where neither Ray nor DGL nor a network is needed: no setup.
+GPU_PYTHON ?= python3
+GPU_ARGS ?=
+gpu:
+	mkdir -p build; PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_ARGS)
 
 test-matrix: test-oldest test-newest test-python313 test-instructions
 

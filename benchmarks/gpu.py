@@ -1,29 +1,38 @@
-"""The engine and the kernels on one device, without Ray or Lightning.
+"""What a GPU does with the engine, without Ray, DGL or a network: one JSON, in under 9 minutes.
 
-A generated graph in memory (GraphSAGE, hidden 256, fanout [15, 10], as in `make bench`), and in
-one process:
+A generated graph in memory (GraphSAGE, hidden 256, fanout [15, 10], as in `make bench`):
 
-- the kernels on the device against the same on the CPU: equal to 1e-4 in fp32, or exit code 1;
-- the kernels' times on the device, forward and backward;
-- training steps from the engine's batches, in fp32 and bf16: sampling and features on the CPU, one
-  batch ahead, transfer, compute;
-- the upper limit: the same model and blocks with everything on the device before the clock
-  starts, so that a step gathers features there and computes.
+- kernels on the device against the same on the CPU: message passing equal to 1e-4 in fp32; draws,
+  numbers and rows equal to the bit; or exit code 1;
+- trainings through the worker's own code (`gpu_training.py`), and a resume;
+- training steps from the engine's batches, in fp32 and bf16: neighbours drawn on the CPU or the
+  device, rows in the device's memory, page-locked in the host's, or gathered by the CPU;
+- the time line of some steps: which share of it the device was idle;
+- PyG's NeighborLoader and SAGEConv on the same graph, if they run;
+- the upper limit: the same model with rows and blocks on the device before the clock starts.
 
-Needs torch, numpy, scipy, numba, pydantic and pyyaml; DGL is not used on a GPU.
+What fails is in the JSON with its error, and the rest goes on. With ``--device cpu`` Triton's
+interpreter runs the device's kernels, to show that all of this runs; take a small ``--nodes``.
 
-    python benchmarks/gpu.py [--device cuda] [--nodes 1200000] [--steps 50]
+    python benchmarks/gpu.py [--device cuda] [--nodes 1200000] [--steps 50] [--out gpu.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, cast
+
+if "cpu" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before torch loads it
 
 import numpy as np
 import torch
@@ -40,9 +49,10 @@ from raygnn.models.kernels.message_passing import NATIVE
 from raygnn.models.network import Network, Schema
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Adjacency, Batch
+from raygnn.sampling.cache import choose, inclusion
 from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FEATURES, FeatureStore, Inputs
-from raygnn.sampling.loader import BatchMaker, Prefetcher
+from raygnn.sampling.loader import BatchMaker, Prefetcher, SideStream
 from raygnn.sampling.plan import SeedPlan, resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.sampling.seeds import NodeSeeds, TaskSeeds
@@ -100,22 +110,80 @@ def network(graph: Graph, dtype: torch.dtype) -> Network:
     return cast("Network", build_model(config, schema)).to(dtype)
 
 
-def maker(graph: Graph, dtype: torch.dtype, combine: str | None) -> BatchMaker:
+PLACES = (("cpu", "cpu"), ("cpu", "gpu"), ("gpu", "cpu"), ("gpu", "pinned"), ("gpu", "gpu"))
+NEAR = 0.2  # of the rows in the device's memory, where the others are page-locked
+
+
+def maker(
+    graph: Graph,
+    dtype: torch.dtype,
+    combine: str | None,
+    device: torch.device | None = None,
+    places: tuple[str, str] = ("cpu", "cpu"),
+) -> BatchMaker:
+    """``places``: where neighbours are drawn, and where rows are read."""
     world = World(0, 1)
     exchange, shard = Exchange(world), graph.shard
     tables = {DEFAULT_NTYPE: {FEATURES: graph.features.to(dtype)}}
+    fanouts = resolve_fanouts(FANOUT, shard.etypes)
+    sampler: Any = NeighborSampler(shard, exchange)
+    store: Any = FeatureStore(shard.bounds, exchange, tables, ring=PREFETCH + 3)
+    if device is not None and places[0] == "gpu":
+        from raygnn.sampling.device.device_sampler import DeviceSampler
+
+        sampler = DeviceSampler(shard, device)
+    if device is not None and places[1] != "cpu":
+        from raygnn.sampling.device.device_features import DeviceFeatures
+
+        near = None
+        if places[1] == "pinned":
+            seeds = {DEFAULT_NTYPE: graph.train}
+            scores = inclusion(shard, seeds, BATCH, fanouts, replace=False)
+            near = choose(scores, shard.bounds, (), NEAR)
+        store = DeviceFeatures(store, device, near)
     return BatchMaker(
         seeds=TaskSeeds(
             SeedPlan(num_seeds=len(graph.train), global_batch=BATCH, seed=0, accumulate=1),
             NodeSeeds(DEFAULT_NTYPE, graph.train, graph.labels[graph.train]),
             world,
         ),
-        sampler=NeighborSampler(shard, exchange),
-        store=FeatureStore(shard.bounds, exchange, tables, ring=PREFETCH + 3),
-        fanouts=resolve_fanouts(FANOUT, shard.etypes),
+        sampler=sampler,
+        store=store,
+        fanouts=fanouts,
         inputs={DEFAULT_NTYPE: Inputs((FEATURES,), (), ())},
         combine=combine,
     )
+
+
+def equality(graph: Graph, device: torch.device) -> dict[str, str | None]:
+    """What of draws and rows differs between device and CPU, to the bit; None: nothing."""
+    from raygnn.sampling.device.device_sampler import DeviceSampler, difference
+
+    found: dict[str, str | None] = {}
+    shard, seeds = graph.shard, {DEFAULT_NTYPE: graph.train[:BATCH]}
+    for fanout, replace, pinned in (
+        (FANOUT, False, False),
+        (FANOUT, True, False),
+        (FANOUT, False, True),
+        ((5, -1), False, False),
+    ):
+        hops = resolve_fanouts(fanout, shard.etypes)
+        ways: list[Any] = [
+            NeighborSampler(shard, Exchange(World(0, 1)), seed=3, replace=replace),
+            DeviceSampler(shard, device, seed=3, replace=replace, pinned=pinned),
+        ]
+        (one, ids), (other, nodes) = (w.sample(seeds, hops, epoch=1, step=2) for w in ways)
+        same = np.array_equal(ids[DEFAULT_NTYPE], nodes[DEFAULT_NTYPE].cpu().numpy())
+        name = f"draws {list(fanout)}{', replace' * replace}{', pinned' * pinned}"
+        found[name] = difference(one, other) or (None if same else "the input nodes")
+    for places in PLACES[1:]:
+        for name, dtype in DTYPES.items():
+            x, y = (
+                maker(graph, dtype, None, device, way)(0, 0).x[DEFAULT_NTYPE].cpu()
+                for way in (PLACES[0], places)
+            )
+            found[f"rows on {places[1]}, {name}"] = None if torch.equal(x, y) else "rows"
+    return found
 
 
 class Clock:
@@ -229,30 +297,70 @@ def model_gap(graph: Graph, device: torch.device) -> float:
 
 
 def engine(
-    graph: Graph, dtype: torch.dtype, device: torch.device, steps: int, *, combine: bool
-) -> dict[str, float]:
-    """ms per step of training from the engine's batches, in parts."""
+    graph: Graph,
+    dtype: torch.dtype,
+    device: torch.device,
+    steps: int,
+    places: tuple[str, str] = ("cpu", "cpu"),
+    *,
+    combine: bool = False,
+    record: bool = False,
+) -> dict[str, Any]:
+    """ms per step of training from the engine's batches, two prepared ahead, without a wait but at
+    both ends; ``sample`` and ``features`` are the preparing thread's own time. With ``record`` the
+    share of the time in which the device was idle."""
     clock, trainer = Clock(device), Trainer(graph, dtype, device)
-    make = maker(graph, dtype, trainer.model.first_combine if combine else None)
+    cuda = device.type == "cuda"
+    side = SideStream(device, torch.cuda if cuda else torch.cpu)
+    how = trainer.model.first_combine if combine else None
+    make = maker(graph, dtype, how, device, places)
     per_epoch = make.plan.steps_per_epoch
-    parts = dict.fromkeys(("sample", "features", "wait", "transfer", "compute"), 0.0)
-    begin = mark = 0.0
-    numbers = range(WARMUP + steps)
-    batches = Prefetcher(lambda n: make(*divmod(n, per_epoch)), numbers, PREFETCH)
-    for number, batch in zip(numbers, batches):
-        got = clock.now()
-        there = batch.to(device)
-        moved = clock.now()
-        trainer.step(there)
-        now = clock.now()
-        if number == WARMUP - 1:
-            begin = now
-        elif number >= WARMUP:
-            spent = {"wait": got - mark, "transfer": moved - got, "compute": now - moved}
-            for name, seconds in (spent | batch.seconds).items():
-                parts[name] += seconds
-        mark = now
-    return {n: 1e3 * s / steps for n, s in parts.items()} | {"step": 1e3 * (mark - begin) / steps}
+
+    def local(number: int) -> Batch:
+        batch = make(*divmod(number, per_epoch))
+        return batch.pinned(device) if cuda else batch
+
+    def made(number: int) -> Any:
+        return side.make(lambda: local(number))
+
+    parts, begin = dict.fromkeys(("sample", "features"), 0.0), 0.0
+    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] * cuda)]
+    profile = torch.profiler.profile(activities=kinds)
+    for number, (batch, ready) in enumerate(Prefetcher(made, range(WARMUP + steps), PREFETCH)):
+        if number == WARMUP:
+            begin = clock.now()
+            if record:
+                profile.__enter__()
+        side.hand_over(batch, ready)
+        trainer.step(batch)
+        if number >= WARMUP:
+            parts = {name: spent + batch.seconds[name] for name, spent in parts.items()}
+    total = clock.now() - begin
+    found: dict[str, Any] = {n: 1e3 * spent / steps for n, spent in parts.items()}
+    found["step"] = 1e3 * total / steps
+    if record:
+        profile.__exit__(None, None, None)
+        found |= idle(profile, device)
+    return found
+
+
+def idle(profile: Any, device: torch.device) -> dict[str, Any]:
+    """Of the time from the first to the last that the device did, the share in which it did
+    nothing; and what took it longest, ms."""
+    kind = torch.autograd.DeviceType.CUDA if device.type == "cuda" else None
+    spans = sorted(
+        (e.time_range.start, e.time_range.end)
+        for e in profile.events()
+        if kind is None or e.device_type == kind
+    )
+    busy, until = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    top = sorted(profile.key_averages(), key=lambda event: -getattr(event, by))[:12]
+    share = 1 - busy / max(1e-9, until - spans[0][0])
+    return {"idle": share, "top": {event.key: getattr(event, by) / 1e3 for event in top}}
 
 
 def limit(graph: Graph, dtype: torch.dtype, device: torch.device, steps: int) -> dict[str, float]:
@@ -297,46 +405,83 @@ def setting(device: torch.device) -> str:
     return f"- device: {name}; {torch.get_num_threads()} threads; {load()}\n- versions: {versions}"
 
 
+def throughput(graph: Graph, device: torch.device, steps: int) -> list[dict[str, Any]]:
+    """A row for each precision and place."""
+    rows = []
+    for precision, dtype in DTYPES.items():
+        best = limit(graph, dtype, device, steps)
+        ways = {"all on the device from the start": best}
+        ways["cpu, cpu, combined"] = engine(graph, dtype, device, steps, combine=True)
+        for places in PLACES:
+            ways[", ".join(places)] = engine(graph, dtype, device, steps, places)
+        for way, ms in ways.items():
+            speed = {"seeds_per_second": 1e3 * BATCH / ms["step"]}
+            of_limit = {"of_the_limit": best["step"] / ms["step"]}
+            rows.append({"precision": precision, "drawn, read": way, **ms, **speed, **of_limit})
+    return rows
+
+
+def pyg(graph: Graph, device: torch.device, steps: int) -> dict[str, float]:
+    """PyG's figures, in fp32."""
+    from gpu_pyg import step_ms
+
+    rows = graph.shard.topology[DEFAULT_ETYPE]
+    degree = torch.from_numpy(np.diff(rows.indptr))
+    edges = torch.from_numpy(rows.src).long(), torch.repeat_interleave(degree)
+    given = edges, graph.features, graph.labels, graph.train, graph.classes, device, steps
+    ms = step_ms(*given, hidden=HIDDEN, fanout=FANOUT, batch=BATCH, warmup=WARMUP)
+    return {"step": ms, "seeds_per_second": 1e3 * BATCH / ms}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda", help="cuda or cpu (cuda)")
     parser.add_argument("--nodes", type=int, default=1_200_000, metavar="N", help="(1,200,000)")
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="timed steps (50)")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="the JSON (gpu.json)")
+    parser.add_argument("--skip", nargs="*", default=[], metavar="PART", help="such as trainings")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    print(setting(device), flush=True)
+    device, steps = torch.device(options.device), options.steps
+    begin, found = time.perf_counter(), {"setting": setting(device), "seconds": {}, "failed": {}}
+    print(found["setting"], flush=True)
 
-    rows, gap = kernels(device)
-    header = ["forward + backward", "fp32, from CPU", "fp32, ms", "bf16, ms"]
-    print(f"\nkernels, 1,000 × {FANOUT[0]} edges, {HIDDEN} wide\n")
-    print(table(header, rows), flush=True)
+    def part(name: str, make: Callable[[], Any]) -> Any:
+        """Into the JSON, which is whole after each part."""
+        start = time.perf_counter()
+        if name in options.skip:
+            return None
+        try:
+            found[name] = make()
+        except Exception as error:
+            traceback.print_exc()
+            found["failed"][name] = repr(error)
+        found["seconds"][name] = time.perf_counter() - start
+        options.out.write_text(json.dumps(found, indent=1))
+        print(f"\n{name}\n{json.dumps(found.get(name), indent=1)}", flush=True)
+        return found.get(name)
 
+    from gpu_training import trainings
+
+    part("trainings", lambda: trainings(device))  # its processes begin before this one has a GPU
+    _, gap = part("kernels", lambda: kernels(device)) or ([], float("inf"))
     graph = generate(options.nodes)
-    edges = graph.shard.topology[DEFAULT_ETYPE].num_edges
-    print(f"\n{options.nodes:,} nodes, {edges:,} edges, {graph.features.shape[1]} features\n")
-    gap = max(gap, model_gap(graph, device))
-    parts = ("sample", "features", "wait", "transfer", "compute", "step")
-    rows = []
-    for precision, dtype in DTYPES.items():
-        best = limit(graph, dtype, device, options.steps)
-        ways = {
-            "all on the device": best,
-            "engine": engine(graph, dtype, device, options.steps, combine=True),
-            "engine, rows not combined": engine(graph, dtype, device, options.steps, combine=False),
-        }
-        for way, ms in ways.items():
-            row = [f"{way}, {precision}", *(f"{ms[p]:.1f}" if p in ms else "" for p in parts)]
-            row += [f"{1e3 * BATCH / ms['step']:,.0f}", f"{best['step'] / ms['step']:.2f}"]
-            rows.append(row)
-    header = [
-        f"batches of {BATCH:,}",
-        *(f"{part}, ms" for part in parts),
-        "seeds/s",
-        "of the limit",
-    ]
-    print(table(header, rows))
-    print(f"\nlargest difference from the CPU, fp32: {gap:.1e} (limit {TOLERANCE:g})")
-    return 0 if gap <= TOLERANCE else 1
+    found["edges"] = graph.shard.topology[DEFAULT_ETYPE].num_edges
+    model = part("model_gap", lambda: model_gap(graph, device))
+    different = part("differs", lambda: equality(graph, device))
+    part("throughput", lambda: throughput(graph, device, steps))
+    part(
+        "time_line",
+        lambda: engine(graph, torch.bfloat16, device, min(steps, 20), ("gpu", "gpu"), record=True),
+    )
+    part("pyg", lambda: pyg(graph, device, steps))
+    if "throughput" in found:
+        header = ["precision", "drawn, read", "sample", "features", "step", "of_the_limit"]
+        shown = [[str(row.get(h, ""))[:28] for h in header] for row in found["throughput"]]
+        print(table(header, shown))
+    bad = max(gap, float("inf") if model is None else model) > TOLERANCE
+    bad |= different is None or any(different.values()) or "trainings" in found["failed"]
+    print(f"\n{time.perf_counter() - begin:.0f} s; {'not ' * (not bad)}different from the CPU")
+    return int(bad)
 
 
 if __name__ == "__main__":

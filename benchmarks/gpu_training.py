@@ -1,0 +1,173 @@
+"""Trainings through the worker's own code on one GPU, for `gpu.py`: ranks in processes of their
+own, over gloo, without Ray; on a CPU the GPU's kernels run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.driver.resume import find_start
+from raygnn.graph.partition.layout import PartitionMeta
+from raygnn.graph.partition.make import find_partition
+from raygnn.graph.sources import load_graph
+from raygnn.runs.display import NullDisplay
+from raygnn.runs.run import Run
+from raygnn.runs.run_directory import RunDir
+from raygnn.sampling.exchange import World
+from raygnn.sampling.loader import SideStream
+from raygnn.worker.job import Job
+from raygnn.worker.planes import device_path
+from raygnn.worker.rank import Rank
+from raygnn.worker.rank_setup import Runtime
+
+GRAPHS: dict[str, dict[str, Any]] = {
+    "planted": {"nodes": 2708, "degree": 4, "classes": 7, "features": 100, "train": 0.3},
+    "typed": {
+        "nodes": 4000,
+        "degree": 6,
+        "classes": 7,
+        "features": 32,
+        "train": 0.3,
+        "typed": True,
+    },
+}
+STEPS = 8
+
+
+class _Environment(LightningEnvironment):
+    creates_processes_externally = True  # type: ignore[assignment]
+
+    def __init__(self, rank: int, size: int):
+        super().__init__()
+        self._rank, self._size = rank, size
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def local_rank(self) -> int:
+        return self._rank
+
+    def world_size(self) -> int:
+        return self._size
+
+
+def config_of(
+    storage: Path, name: str, graph: str, workers: int, steps: int, **more: Any
+) -> Config:
+    sections: dict[str, Any] = {
+        "name": name,
+        "storage": str(storage),
+        "graph": {"format": "planted", "val": 0.1, **GRAPHS[graph]},
+        "partition": {"method": "random"},
+        "model": {"kind": "sage", "hidden": 32, "layers": 2, "dropout": 0.0},
+        "sampling": {"fanout": [5, 5], "batch_size": 64},
+        "staging": {"path": str(storage / "stage")},
+        "train": {"epochs": 4, "max_steps": steps, "log_every": 1},
+        "cluster": {"workers": workers},
+        "logging": {"loggers": []},
+    }
+    for section, values in more.items():
+        merged = isinstance(values, dict)
+        sections[section] = {**sections.get(section, {}), **values} if merged else values
+    return load_config(sections)
+
+
+def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, resumed: bool) -> None:
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_sync_debug_mode("warn")
+    else:  # the same code, by the interpreter
+        device_path._free = lambda device: 1 << 40
+        Rank._side = lambda self: SideStream(device, torch.cpu)  # type: ignore[method-assign]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    strategy = type("Strategy", (DDPStrategy,), {"root_device": device})
+    runtime = Runtime(World(rank, size), device, strategy, _Environment(rank, size))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = Rank(job, runtime).run()
+    said = (w for w in caught if "synchroniz" in str(w.message))
+    waits = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in said)
+    if rank == 0:
+        torch.save(
+            {**result, "waits": dict(waits.most_common(30))}, Path(store).with_name("result")
+        )
+    dist.destroy_process_group()
+
+
+def train(config: Config, device: torch.device, *, resume: bool = False) -> dict[str, Any]:
+    """The result of rank 0, the losses of all steps and the weights."""
+    workers = config.cluster.workers
+    assert isinstance(workers, int)
+    meta = find_partition(config, workers)
+    if not isinstance(meta, PartitionMeta):
+        meta = meta.make(load_graph(meta.graph, needs_masks=True, trains=True))
+    ntype = "item" if "item" in meta.ntypes else meta.ntypes[0]
+    begin, mode = time.perf_counter(), "resume" if resume else "new"
+    with (
+        RunDir.create(config.storage, config.name, mode=mode) as run,
+        tempfile.TemporaryDirectory() as directory,
+    ):
+        start = find_start(config, run, workers, NullDisplay(), resume=resume)
+        run.begin(config.to_dict())
+        job = Job(config, meta.directory, run.path, ntype, True, time.time(), start.global_batch)
+        given = replace(job), workers, device, f"{directory}/store", resume
+        mp.spawn(_rank, given, nprocs=workers)
+        result = torch.load(f"{directory}/result", weights_only=False)
+    losses = Run(run.path).metrics["train/loss"].dropna().tolist()
+    weights = torch.load(run.path / "checkpoints" / "selected.pt")
+    seconds = time.perf_counter() - begin
+    return {"result": result, "losses": losses, "weights": weights, "seconds": seconds}
+
+
+def trainings(device: torch.device) -> dict[str, Any]:
+    """Losses beside the CPU's, where the host waits for the GPU, and whether a resume is exact; in
+    place of a GPU, where this is to show that it runs, of the typed graph alone."""
+    cases = [(graph, workers) for graph in GRAPHS for workers in (1, 2)]
+    cases = cases if device.type == "cuda" else [("typed", 1)]
+    found: dict[str, Any] = {}
+    cpu = {"sampling": {"sample_on": "cpu", "features_on": "cpu"}}
+    with tempfile.TemporaryDirectory() as directory:
+        for graph, workers in cases:
+            name = f"{graph}-{workers}"
+            plain, other = (
+                train(
+                    config_of(Path(directory), f"{name}-{way}", graph, workers, STEPS, **more), at
+                )
+                for way, more, at in (("cpu", cpu, torch.device("cpu")), ("gpu", {}, device))
+            )
+            gaps = [abs(a - b) for a, b in zip(plain["losses"], other["losses"], strict=True)]
+            found[name] = {
+                "losses": other["losses"],
+                "largest_gap_from_cpu": max(gaps),
+                "waits": other["result"]["waits"],
+                "seconds": other["seconds"],
+            }
+        graph, workers = cases[0]
+        whole = train(config_of(Path(directory), "whole", graph, workers, STEPS), device)
+        half = config_of(Path(directory), "resumed", graph, workers, STEPS // 2)
+        train(half, device)
+        rest = train(
+            config_of(Path(directory), "resumed", graph, workers, STEPS), device, resume=True
+        )
+        pairs = [(whole["weights"][n], rest["weights"][n]) for n in whole["weights"]]
+        tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+        found["resume"] = {
+            "exact": all(torch.equal(a, b) for a, b in tensors),
+            "largest_gap": max(float((a.double() - b.double()).abs().max()) for a, b in tensors),
+            "losses": rest["losses"] == whole["losses"],
+        }
+    return found
