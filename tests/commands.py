@@ -60,7 +60,8 @@ class Command:
         """What of it still runs, and its Ray's directories, once they had some seconds to go."""
         deadline = time.monotonic() + seconds
         while True:
-            places = [p for ray in self.temp.glob("raygnn-*") for p in (ray, *ray.rglob("*"))]
+            rays = set(self.temp.glob("raygnn-*")) - {self.temp / f"raygnn-{os.getuid()}"}  # staged
+            places = [p for ray in rays for p in (ray, *ray.rglob("*"))]
             left = [*self.running().values(), *map(str, places)]
             if not left or time.monotonic() > deadline:
                 return left
