@@ -42,4 +42,6 @@ def _csv(file: Path, **columns: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     write(Path(sys.argv[1]), Path(sys.argv[2]))

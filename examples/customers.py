@@ -128,4 +128,6 @@ def _csv(file: Path, **columns: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     write(Path(sys.argv[1]), *map(int, sys.argv[2:]))

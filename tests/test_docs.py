@@ -152,3 +152,12 @@ def test_the_pages_that_troubleshooting_sends_to_have_those_sections() -> None:
             headings = re.findall(r"^#+ (.*)$", (DOCS / name).read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
             assert anchor in slugs, f"{page.name}: {name}#{anchor}"
+
+
+@pytest.mark.parametrize("name", ["college", "customers"])
+def test_an_example_without_arguments_shows_how_it_is_called(name: str) -> None:
+    script = CHECKOUT / "examples" / f"{name}.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"{name}.py" in done.stderr
+    assert "Traceback" not in done.stderr

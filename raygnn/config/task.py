@@ -31,6 +31,7 @@ from raygnn.config.values import (
     to_tuple,
 )
 from raygnn.config.yaml_text import KeyPath
+from raygnn.errors import ConfigError
 
 COMPLEX = ("complex", "rotate")  # decoders whose vectors are of complex numbers
 DISTANCES = ("rotate", "transe")  # decoders whose scores are distances below 0
@@ -293,6 +294,18 @@ class ClassTask(_Task):
     @property
     def chosen_metric(self) -> str:
         return super().chosen_metric if self.metric or not self.several_labels else "roc_auc"
+
+    def check_weights(self, num: int | None, where: str = "task.class_weights") -> None:
+        """Raises ConfigError: `class_weights` are not one for each of ``num`` classes or labels;
+        None = it is not known."""
+        given = self.class_weights
+        if isinstance(given, tuple) and num not in (None, len(given)):
+            raise ConfigError(
+                f"there are {len(given)} weights, and {num} "
+                f"{'labels' if self.several_labels else 'classes'}",
+                where=where,
+                remedy="give one for each, in the order of their numbers, or balanced",
+            )
 
     def _conflicts(self, at: KeyPath) -> Iterator[Problem]:
         if self.several_labels and self.metric in self.metrics[:2]:

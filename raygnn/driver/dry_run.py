@@ -21,8 +21,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from raygnn.config.schema import Config
-from raygnn.driver.inputs import Input, PartitionInput
+from raygnn.config.task import ClassTask, TaskConfig
+from raygnn.driver.inputs import CollectionInput, Input, PartitionInput
 from raygnn.errors import ConfigError
+from raygnn.graph.collection import CollectionMeta
 from raygnn.graph.data import EdgeFrame, EdgeType, NodeFrame, etype_str
 from raygnn.graph.partition.dgl_format import read_tensor
 from raygnn.preflight.facts import DryRun, PartitionFacts
@@ -47,30 +49,48 @@ def request_of(
     for name, goal in goals.items():
         task = config.of(name).task
         kind = goal.edges.etype if goal.edges else goal.ntype
-        if task.classifies and isinstance(given, PartitionInput) and kind is not None:
-            count = _classes(given, kind, task.target)
-            classes |= {} if count is None else {name: count}
-        elif task.several_labels:
+        if task.several_labels:
             classes[name] = 2
+        elif task.classifies and (count := _classes(given, kind, task)) is not None:
+            classes[name] = count
     collection = given.place if config.task.of_graphs else None
     end = math.ceil(2 * LIMIT)
     return DryRunRequest(config, facts, goals, classes, collection, tuple(sys.path), end)
 
 
-def _classes(given: PartitionInput, kind: str | EdgeType, name: str) -> int | None:
-    """How many classes there are in an array of a node or edge type; None if it is not there."""
+def check_weights(config: Config, given: Input, goals: Mapping[str, Goal]) -> None:
+    """Raises ConfigError: a task's class weights are not one for each class, as far as known."""
+    for name, goal in goals.items() if config.trains else ():
+        task, kind = config.of(name).task, goal.edges.etype if goal.edges else goal.ntype
+        where = f"tasks.{name}.class_weights" if name else "task.class_weights"
+        if isinstance(task, ClassTask) and isinstance(task.class_weights, tuple):
+            task.check_weights(_classes(given, kind, task), where)
+
+
+def _classes(given: Input, kind: str | EdgeType | None, task: TaskConfig) -> int | None:
+    """How many classes or labels the targets of a node or edge type, or of graphs, have; None
+    where they are not there, or only the ranks will see."""
+    if isinstance(given, CollectionInput) and isinstance(given.found, CollectionMeta):
+        if task.several_labels:
+            return math.prod(given.found.target(task.target).shape)
+        num = given.found.classes(task.target)
+        return None if num is None else max(2, num)
+    if kind is None or not isinstance(given, PartitionInput):
+        return None
     if given.data is not None:
         nodes, edges = given.data.nodes, given.data.edges
         frame: NodeFrame | EdgeFrame = nodes[kind] if isinstance(kind, str) else edges[kind]
-        arrays = [frame.data.get(name)]
+        arrays = [frame.data.get(task.target)]
     else:
         assert given.meta is not None
-        key = f"{kind if isinstance(kind, str) else etype_str(kind)}/{name}"
+        key = f"{kind if isinstance(kind, str) else etype_str(kind)}/{task.target}"
         files = given.meta.files
         paths = [f.node_feats if isinstance(kind, str) else f.edge_feats for f in files]
         arrays = [read_tensor(path, key) for path in paths]
-    highest = [int(array.max()) for array in arrays if array is not None and len(array)]
-    return max(highest) + 1 if highest else None
+    there = [array for array in arrays if array is not None and len(array)]
+    if task.several_labels:
+        return math.prod(there[0].shape[1:]) if there else None
+    return max(2, *(int(array.max()) + 1 for array in there)) if there else None
 
 
 @contextlib.contextmanager

@@ -152,6 +152,7 @@ def make_plan(
     given.check(config)
     facts = given.facts(config)
     goals = goals_of(config, facts)
+    dry_run.check_weights(config, given, goals)
     lists = {
         name: found
         for name, goal in goals.items()

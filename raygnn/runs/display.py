@@ -39,6 +39,7 @@ WIDTH = "RAYGNN_WIDTH"
 # Wide enough that no table of ours is folded in a file; a terminal tells its own width.
 _FILE_WIDTH = 200
 _NOTHING = 0.05  # seconds; a stage that took less is not worth a line
+_SHORT = 5.0  # seconds; of a stage that failed sooner the error says enough
 _SEEN = 0.05  # seconds; less is shown as 0.0
 _SPINNER = 2  # columns
 _OFTEN = 0.2  # of a training's windows
@@ -95,7 +96,8 @@ class Display:
             else:
                 yield self._details(text, lines)
         except BaseException:
-            self._line(f"{text}: stopped after {time.monotonic() - start:.1f} s")
+            if (seconds := time.monotonic() - start) >= _SHORT:
+                self._line(f"{text}: stopped after {seconds:.1f} s")
             raise
         if (seconds := time.monotonic() - start) >= _NOTHING:
             self._line(f"{text}: {seconds:.1f} s")

@@ -182,6 +182,20 @@ class ListedNegatives:
         own = own[self.rows[own] >= 0]
         return np.stack([own, self.rows[own]])
 
+    def check_all_have(self, own: np.ndarray, edges: Any, exchange: Exchange) -> None:
+        """Raises DataError: some of the own edges ``own`` have no list. Collective."""
+        bare = own[self.rows[own] < 0]
+        one = np.stack([edges.src[bare[:1]], edges.dst[bare[:1]]], 1).astype(np.int64)
+        firsts = exchange.gather_rows(torch.from_numpy(one)).numpy()
+        if len(firsts):
+            num = int(exchange.sum(torch.tensor(len(bare))))
+            source, target = (int((i == n).argmax()) for i, n in zip(self.ids.values(), firsts[0]))
+            raise self.lists.error(
+                f"{num:,} edges to train on have no list, such as that from {source} to {target}, "
+                "by their numbers",
+                "list some for each, or let negatives.kind draw others",
+            )
+
     def nodes(self, rows: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
         """End → int64 ``[n, K]``, global ids, of edges with these lists and ends ``[2, n]``; the
         edge's own where there is no list."""

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raygnn.config.task import ClassTask, LinkPrediction, TaskConfig
-from raygnn.errors import ConfigError, TrainingError
+from raygnn.errors import TrainingError
 from raygnn.models.user import load_function
 from raygnn.sampling.exchange import Exchange
 
@@ -134,12 +134,7 @@ def balance(config: ClassTask, labels: Tensor, num: int, exchange: Exchange) -> 
         ConfigError: there is not one for each.
     """
     given, several = config.class_weights, config.several_labels
-    if isinstance(given, tuple) and len(given) != num:
-        raise ConfigError(
-            f"there are {len(given)} weights, and {num} {'labels' if several else 'classes'}",
-            where="task.class_weights",
-            remedy="give one for each, in the order of their numbers, or balanced",
-        )
+    config.check_weights(num)
     if several:
         rows = labels.reshape(-1, num)
         ones, zeros = exchange.sum(torch.stack([(rows == v).sum(0) for v in (1, 0)])).double()

@@ -26,7 +26,7 @@ from raygnn.preflight.facts import Column
 from raygnn.runs.diagnose.causes import where
 from raygnn.runs.tracebacks import frames, own_modules
 from raygnn.sampling.exchange import World
-from raygnn.tasks.metrics import own_metric
+from raygnn.tasks.metrics import every_class, own_metric
 from raygnn.util.files import write_atomic
 from raygnn.worker.callbacks import user_hooks
 from raygnn.worker.comm.process_groups import Ranks
@@ -116,6 +116,7 @@ class Trial:
             if "metric" in one.task.own:
                 y = batch.parts[name].y if name else batch.y
                 out = task.of(name).out_features if name else task.out_features
+                y = every_class(one.task, y, out)
                 own_metric(one.task, torch.zeros(len(y), out), y)
 
     def _job(self) -> Job:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import raygnn
 from raygnn.config.load import load_config
@@ -16,6 +17,7 @@ from raygnn.driver.inputs import read_input, to_look_at
 from raygnn.driver.job_plan import goals_of
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
+from raygnn.graph.dgl import dgl
 from raygnn.preflight.facts import DryRun
 from raygnn.runs.display import NullDisplay
 from raygnn.worker.dry_run_process import Trial, describe, small_graph
@@ -24,7 +26,7 @@ from tests.small_jobs import JobFactory, job
 from tests.worker.test_edge_tasks import LIKES, config_of, shop
 from tests.worker.test_graph_tasks import dataset
 from tests.worker.test_graph_tasks import make as graphs_of
-from tests.worker.test_multitask import several
+from tests.worker.test_multitask import KIND, several
 
 UNFIT = "tests.unfit"
 OWN = "tests.own_losses"
@@ -103,6 +105,9 @@ def test_what_an_own_function_fails_of(
 def test_own_functions_that_work(make_job: JobFactory, tmp_path: Path) -> None:
     own = {"loss": f"{OWN}:plain", "metric": f"{OWN}:profit"}
     assert outcome(make_job(task=own), tmp_path) is None
+    (tmp_path / "every").mkdir()  # also where not every class has a seed in the batch
+    every = {"task": {"metric": f"{OWN}:of_every_class"}, "sampling": {"batch_size": 2}}
+    assert outcome(make_job(name="every", **every), tmp_path / "every") is None
     (tmp_path / "tasks").mkdir()
     tasks = {"kind": {"kind": "node_classification", **own}, "links": LINKS}
     assert outcome(make_job(tasks=tasks), tmp_path / "tasks") is None
@@ -111,13 +116,52 @@ def test_own_functions_that_work(make_job: JobFactory, tmp_path: Path) -> None:
     assert outcome(graphs_of(tmp_path, graph=dataset(), task=task), tmp_path / "graphs") is None
 
 
+def test_too_few_class_weights(tmp_path: Path) -> None:
+    """Of classes and labels of nodes, edges and graphs, before there is a partition and after."""
+    things = (data := shop()).nodes["thing"].data
+    things["group"] = (things["price"] / 2).astype(np.int64)
+    things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
+    nodes = {"kind": "node_classification", "target": "group"}
+    three = {"class_weights": [1, 2, 3]}
+    tasks = {
+        "classes": nodes,
+        "labels": {**nodes, "target": "holds", "labels": "several"},
+        "edges": KIND,
+    }
+    for name, task in tasks.items():
+        check_weights(config_of(tmp_path, name, data=data, task={**task, **three}))
+    graphs = [dgl().rand_graph(5, 9) for _ in range(8)]
+    labels = {"label": torch.arange(8) % 2, "holds": torch.zeros(8, 2).long()}
+    dgl().save_graphs(str(tmp_path / "graphs.bin"), graphs, labels)
+    graph = {"format": "graphs", "path": str(tmp_path / "graphs.bin")}
+    for task in ({"target": "label"}, {"target": "holds", "labels": "several"}):
+        check_weights(graphs_of(tmp_path, graph=graph, task={**task, **three}))
+    with pytest.raises(ConfigError, match="3 weights"):
+        raygnn.check(job(tmp_path / "job", task=three), display=False)
+
+
+def check_weights(config: Config) -> None:
+    """Three are refused, and as many as there are classes are not."""
+    cluster = RayCluster(config)
+    with to_look_at(read_input(config, 2, NullDisplay(), cluster, only_look=True)) as given:
+        goals = goals_of(config, given.facts(config))
+        with pytest.raises(ConfigError, match=r"there are 3 weights, and [24] (cl|lab)") as caught:
+            dry_run.check_weights(config, given, goals)
+        assert caught.value.where == "task.class_weights"
+        num = int(caught.value.what.split()[-2])
+        update = {"class_weights": (1.0,) * num}
+        task = config.task.model_copy(update=update)
+        dry_run.check_weights(config.model_copy(update={"task": task}), given, goals)
+
+
 def test_labels_of_a_small_graph_are_some(tmp_path: Path) -> None:
     """Of 0 and 1, also where they are stored as fractions for the sake of NaN."""
     data = shop()
     things = data.nodes["thing"].data
     things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
     task = {"kind": "node_classification", "target": "holds", "labels": "several"}
-    config = config_of(tmp_path, "labels", data=data, task={**task, "loss": f"{OWN}:plain"})
+    own = {"loss": f"{OWN}:plain", "metric": f"{OWN}:of_every_class"}
+    config = config_of(tmp_path, "labels", data=data, task={**task, **own})
     assert outcome(config, tmp_path) is None
 
 

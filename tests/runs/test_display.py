@@ -77,8 +77,10 @@ def test_a_stage_leaves_one_line_with_seconds(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("raygnn.runs.display._NOTHING", 0.0)
     with screen.display.stage("starting Ray") as at:
         at("waiting")
-    with pytest.raises(KeyError), screen.display.stage("loading"):
-        raise KeyError
+    for seconds in (5.0, 0.0):  # after a short one the error alone
+        monkeypatch.setattr("raygnn.runs.display._SHORT", seconds)
+        with pytest.raises(KeyError), screen.display.stage("loading"):
+            raise KeyError
     lines = screen.text().splitlines()
     assert len(lines) == 2
     assert re.fullmatch(r"starting Ray: \d+\.\d s", lines[0])

@@ -194,9 +194,8 @@ class EdgePlane(PartitionPlane):
             negatives = make_negatives(
                 config.negatives, self.shard, self.control, self._ntypes, seed, ends, number
             )
-        elif listed is not None and self.control.max(int((listed.rows[own] < 0).any())):
-            remedy = "list some for each, or let negatives.kind draw others"
-            raise listed.lists.error("an edge to train on has no list", remedy)
+        elif listed is not None:
+            listed.check_all_have(own, edges, self.control)
         positions = in_order(edges, own)
         seeds = self._seeds(edges.over(self.ranks.data), positions, negatives, listed)
         return self.assigned(seeds), self._ends(own), 2 * self.batch_share
