@@ -172,7 +172,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return call
 
-    written = SimpleNamespace(path="a", target="item", out_features=4, to_dict=lambda: {"rows": 3})
+    written = SimpleNamespace(path="a", programs={}, to_dict=lambda: {"rows": 3})
     for module, results in {
         "raygnn.prediction.driver_side": {
             **{"predict": written, "embed": written, "evaluate": {"val/loss": 0.5}}

@@ -102,6 +102,8 @@ def save(
     Raises:
         OSError: it cannot be written; what was there is there still.
     """
+    from raygnn.models.registry import describe
+
     draft = directory / ".selected.tmp"
     try:
         hashed = save_tensors(model.state_dict(), draft)
@@ -119,22 +121,13 @@ def save(
     about |= {"bytes": hashed.bytes, "sha256": hashed.sha.hexdigest()}
     if rows is not None:
         about["rows"] = rows.model_dump(mode="json")
-    about |= _schema(model)
-    write_json(directory / ABOUT, {**about, "raygnn": __version__})
+    write_json(directory / ABOUT, {**about, **describe(model), "raygnn": __version__})
     sync(directory)
 
 
 def rows_draft(directory: Path) -> Path:
     """Where ranks write the learned rows for `save`."""
     return directory / f".{ROWS}.tmp"
-
-
-def _schema(model: nn.Module) -> dict[str, Any]:
-    """What a built-in network must know of the data, for whoever makes it without them."""
-    from raygnn.models.network import Network
-    from raygnn.models.program import describe
-
-    return {"schema": describe(model.schema)} if isinstance(model, Network) else {}
 
 
 def find(directory: Path) -> Weights:

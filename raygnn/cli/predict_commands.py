@@ -56,9 +56,9 @@ def add(commands: Any) -> None:
         commands,
         "export",
         _export,
-        "write a run's tested network as a program of torch's, to serve it without raygnn",
+        "write a run's tested model as programs of torch's, to serve it without raygnn",
     )
-    _out(export, "the file to write (.pt2)")
+    _out(export, "the directory to write", "DIR")
     for parser in (predict, embed):
         _out(parser, "the Parquet file to write")
         _split(parser, "all", "train, val, test or all (default: all)")
@@ -79,9 +79,9 @@ def add(commands: Any) -> None:
         overrides(parser, "override a key of the run, such as cluster.workers=1; may be repeated")
 
 
-def _out(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--out", metavar="FILE", required=True, help=text)
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+def _out(parser: argparse.ArgumentParser, text: str, metavar: str = "FILE") -> None:
+    parser.add_argument("--out", metavar=metavar, required=True, help=text)
+    parser.add_argument("--overwrite", action="store_true", help=f"replace {metavar}")
 
 
 def _split(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
@@ -124,7 +124,7 @@ def _export(args: argparse.Namespace) -> int:
     from raygnn.prediction.export import export
 
     made = export(args.name, out=args.out, storage=args.storage, overwrite=args.overwrite)
-    print_result(args, made.to_dict(), f"{made.path}: {made.target} → {made.out_features}")
+    print_result(args, made.to_dict(), f"{made.path}: {', '.join(made.programs)}")
     return 0
 
 

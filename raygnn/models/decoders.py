@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,11 @@ class Decoder(nn.Module):
 
     Attributes:
         distance: whether scores are distances below 0.
+        arguments: of `make_decoder`, which has made it.
     """
 
     distance = False
+    arguments: dict[str, Any]
 
     def __init__(self, width: int, relations: int):
         super().__init__()
@@ -87,7 +90,7 @@ class Relational(Decoder):
     def rows(self, kept: Tensor, relation: Tensor | None) -> Tensor:
         """The vectors of relations, ``[B, …]``."""
         if relation is None:
-            return self.relation[:1].expand(len(kept), -1)
+            return self.relation[:1].expand(kept.shape[0], -1)
         return F.embedding(relation, self.relation)
 
 
@@ -223,9 +226,14 @@ def make_decoder(
     config: ModelConfig, kind: str, width: int, relations: int, out: int, features: int = 0
 ) -> Decoder:
     """The decoder ``kind``; ``out``: classes, numbers, or 1; ``features``: width of the edges'."""
+    made: Decoder
     if kind == "mlp":
-        return Mlp(width, relations, config.hidden, out, config.dropout, features)
-    return _SIMPLE[kind](width, relations)
+        made = Mlp(width, relations, config.hidden, out, config.dropout, features)
+    else:
+        made = _SIMPLE[kind](width, relations)
+    made.arguments = {"kind": kind, "width": width, "relations": relations}
+    made.arguments |= {"out": out, "features": features}
+    return made
 
 
 def _product(one: Tensor, other: Tensor, *, conjugate: bool) -> Tensor:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raygnn.config.model import FamilyConfig
 from raygnn.models.kernels.message_passing import Choice, Reduce, select
 from raygnn.models.linear import join
-from raygnn.models.network import Stack, Typed
+from raygnn.models.network import Categories, Stack, Typed
 from raygnn.models.typed_layers import Family, Hidden, stack
-from raygnn.sampling.batch import Adjacency, GraphBatch
+from raygnn.sampling.batch import Adjacency, Block, GraphBatch
 
 
-def members(sizes: Tensor) -> Adjacency:
+def members(sizes: Tensor, num: int) -> Adjacency:
     """Which nodes belong to which graph: an edge from each to its graph.
 
     Args:
         sizes: nodes of each graph, int64 ``[B]``; the graphs' nodes lie one after the other.
+        num: their sum.
     """
-    indptr = sizes.new_zeros(len(sizes) + 1)
-    torch.cumsum(sizes, 0, out=indptr[1:])
-    return Adjacency(indptr, torch.arange(int(indptr[-1]), device=sizes.device))
+    return Adjacency(F.pad(sizes.cumsum(0), (1, 0)), torch.arange(num, device=sizes.device))
 
 
 def pool(graphs: Adjacency, h: Tensor, reduce: Reduce, kernels: Choice = "auto") -> Tensor:
@@ -57,6 +57,7 @@ class GraphNetwork(Stack):
         edges = schema.edge_widths
         layers = stack(family, schema.etypes, widths, every, config.hidden, edges=edges)
         super().__init__(config, family, schema, layers, num)
+        self.schema = schema
         self.pooling = config.readout or ("sum" if config.kind == "gin" else "mean")
         self.kernels = config.kernels
         # what is pooled, the input first: node types in a fixed order
@@ -74,10 +75,25 @@ class GraphNetwork(Stack):
     def represent(self, batch: GraphBatch) -> Tensor:
         """The pooled nodes of each layer and node type side by side, ``[B, …]``."""
         block = batch.block
+        graphs = {t: members(sizes, block.num_src[t]) for t, sizes in batch.sizes.items()}
+        return self.pooled(block, batch.x, batch.categories, graphs)
+
+    def pooled(
+        self,
+        block: Block,
+        x: Hidden,
+        categories: Categories | None,
+        graphs: Mapping[str, Adjacency],
+    ) -> Tensor:
+        """See `represent`.
+
+        Args:
+            block: all graphs, as `GraphBatch.block`.
+            graphs: node type → from `members`.
+        """
         # no neighbour is left out, so the block's degrees are the graphs'
         degree = {etype: adj.degree for etype, adj in block.adj.items()}
-        graphs = {t: members(sizes) for t, sizes in batch.sizes.items()}
-        h = self.inputs(batch.x, batch.categories)
+        h = self.inputs(x, categories)
         rows = self._pool(0, graphs, h)
         for number in range(self.num_layers):
             h = self.layer(number, block, h, degree)

@@ -387,6 +387,7 @@ class Direct(Encoder):
 
     def __init__(self, schema: Schema, *, head: bool = True):
         super().__init__()
+        self.schema = schema
         self.target = schema.target
         if head:
             self.out = nn.Linear(schema.widths[schema.target], schema.out_features)

@@ -1,179 +1,351 @@
-"""A trained network as a program of torch's own operations, for serving without raygnn."""
+"""Trained networks as programs of torch's own operations, for serving without raygnn."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from raygnn.errors import InputError
-from raygnn.models.network import Network, Schema
-from raygnn.models.rgcn import RGCNLayer
-from raygnn.sampling.batch import Adjacency, Block, EdgeType, etype_str
+from raygnn.errors import CapabilityError, error_text
+from raygnn.models.convolutions import GCNConv
+from raygnn.models.decoders import Decoder
+from raygnn.models.graph_network import GraphNetwork, members
+from raygnn.models.heads import EdgeModel, MultitaskModel, NodeHead
+from raygnn.models.kernels.message_passing import Choice
+from raygnn.models.network import Direct, Network, Typed
+from raygnn.models.typed_layers import Hidden, key
+from raygnn.sampling.batch import Adjacency, Block, etype_str
+from raygnn.util.files import replacing
 
-T = TypeVar("T")
+# Name of an argument → an `Input`, or a dictionary of these by type, and by name
+Inputs = dict[str, Any]
 
-# what the program is traced with: no size of it stays in the program
-_NODES, _EDGES = 7, 11
+GRAPHS, PAIRS, ROWS = "graphs", "pairs", "rows"  # sizes, beside `_nodes` and `_edges`
+_MANY = 1000  # numbers that have no end are drawn below this one
+_TOLERANCE = 1e-5  # of the largest output
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a program is given.
+
+    Attributes:
+        shape: a number where it is always the same, the name of a size that may be any.
+        below: None: float32; else int64, from 0. Of ends of edges how many nodes there are at
+            each, of other numbers how many these are, if there is an end to them.
+        total: the size that the numbers add up to, if there is one.
+    """
+
+    shape: tuple[int | str, ...]
+    below: tuple[int | str, ...] | None = None
+    total: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        known = {"below": self.below, "total": self.total}
+        dtype = "float32" if self.below is None else "int64"
+        return {"dtype": dtype, "shape": self.shape, **{n: v for n, v in known.items() if v}}
+
+    def draw(self, sizes: Mapping[str, int], random: torch.Generator) -> Tensor:
+        """Such a tensor, at random."""
+        shape = [sizes[n] if isinstance(n, str) else n for n in self.shape]
+        if self.below is None:
+            return torch.randn(shape, generator=random)
+        if self.total is not None:
+            drawn = torch.randint(max(1, shape[0]), (sizes[self.total],), generator=random)
+            return torch.bincount(drawn, minlength=shape[0])[: shape[0]]
+        ends = [sizes[n] if isinstance(n, str) else n for n in self.below or (_MANY,)]
+        rows = [torch.randint(max(1, end), shape[-1:], generator=random) for end in ends]
+        return torch.stack(rows) if len(shape) > 1 else rows[0]
 
 
 class Program(nn.Module):
-    """A network on a whole graph, with plain tensors; see `export`."""
+    """What one file computes, in fp32 and without dropout, for inputs of any size.
 
-    def __init__(self, network: Network):
+    Attributes:
+        inputs: the arguments of its ``forward``, which are given by name.
+    """
+
+    inputs: Inputs
+
+
+class _Encoder(Program):
+    """A network on one graph: rows of its nodes, by type, or for a task on nodes those of its
+    target type.
+
+    They are exact for nodes all of whose in-edges within as many hops as there are layers are
+    given, and else those of the neighbours that are given.
+    """
+
+    def __init__(self, network: Network, *, by_type: bool):
         super().__init__()
         self.network = network
-        self.etypes = {etype_str(etype): etype for etype in network.schema.etypes}
+        self.by_type = by_type
+        self.inputs = _graph_inputs(network.schema)
+        if any(isinstance(module, GCNConv) for module in network.modules()):
+            etypes = network.schema.etypes
+            self.inputs["degree"] = {etype_str(e): Input((_nodes(e[2]),), ()) for e in etypes}
 
     def forward(
         self,
-        x: dict[str, Tensor],
         edges: dict[str, Tensor],
-        relation: dict[str, Tensor],
-        categories: dict[str, dict[str, Tensor]],
-        edge_x: dict[str, Tensor] | None = None,
-        edge_categories: dict[str, dict[str, Tensor]] | None = None,
+        x: Any = None,
+        categories: Any = None,
+        relation: Any = None,
+        edge_x: Any = None,
+        edge_categories: Any = None,
+        elapsed: Any = None,
+        degree: Any = None,
+    ) -> Any:
+        of_edges = relation, edge_x, edge_categories, elapsed
+        block = _block(self.network.schema, edges, x, categories, *of_edges)
+        degrees = {e: (degree or {}).get(etype_str(e), adj.degree) for e, adj in block.adj.items()}
+        blocks = [block] * self.network.num_layers
+        h: Hidden = self.network.represent(blocks, x or {}, degrees, None, categories)
+        return h if self.by_type else h[self.network.target]
+
+
+class _Graphs(Program):
+    """A network on whole graphs, which lie one after the other: ``[graphs, out_features]``."""
+
+    def __init__(self, network: GraphNetwork):
+        super().__init__()
+        self.network = network
+        sizes = {t: Input((GRAPHS,), (), _nodes(t)) for t in network.schema.widths}
+        self.inputs = {**_graph_inputs(network.schema), "sizes": sizes}
+
+    def forward(
+        self,
+        edges: dict[str, Tensor],
+        sizes: dict[str, Tensor],
+        x: Any = None,
+        categories: Any = None,
+        edge_x: Any = None,
+        edge_categories: Any = None,
     ) -> Tensor:
-        adj, degree = {}, {}
-        nums = {ntype: next(iter(named.values())).shape[0] for ntype, named in categories.items()}
-        nums |= {ntype: rows.shape[0] for ntype, rows in x.items()}
-        for name, etype in self.etypes.items():
-            src, dst = edges[name].unbind(0)
-            data = (edge_x or {}).get(name), (edge_categories or {}).get(name)
-            adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], relation.get(name), *data)
-            degree[etype] = adj[etype].degree
-        block = Block(adj, nums, nums)
-        out: Tensor = self.network([block] * self.network.num_layers, x, degree, None, categories)
+        schema = self.network.schema
+        block = _block(schema, edges, x, categories, None, edge_x, edge_categories)
+        graphs = {}
+        for ntype, counts in sizes.items():
+            num = block.num_src[ntype]
+            graph = torch.repeat_interleave(counts, output_size=num)
+            graphs[ntype] = members(counts, num).knowing(graph)
+        out: Tensor = self.network.readout(self.network.pooled(block, x or {}, categories, graphs))
         return out
 
 
-def export(network: Network) -> ExportedProgram:
-    """The network in fp32, without dropout, for graphs of any size.
+class _Pairs(Program):
+    """A decoder, of the rows at both ends of edges: ``[pairs, out_features]``."""
 
-    Its inputs, by position:
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.decoder = decoder
+        rows = Input((PAIRS, decoder.width))
+        self.inputs = {"source": rows, "target": rows}
+        if decoder.relations > 1 and getattr(decoder, "relation", None) is not None:
+            self.inputs["relation"] = Input((PAIRS,), (decoder.relations,))
+        if (read := getattr(decoder, "features", None)) is not None:
+            self.inputs["features"] = Input((PAIRS, read.in_features))
 
-    - node type → features, float32 ``[N, F]``; types that have none are left out;
-    - edge type (``source:relation:target``) → its edges, int64 ``[2, E]``: sources and targets;
-    - edge type → the relation of each edge, int64 ``[E]``, of types that have any;
-    - node type → name → category numbers, int64 ``[N]``;
-    - of a network that reads features of edges: edge type → features, float32 ``[E, F]``, and edge
-      type → name → category numbers, int64 ``[E]``.
+    def forward(
+        self, source: Tensor, target: Tensor, relation: Any = None, features: Any = None
+    ) -> Tensor:
+        out: Tensor = self.decoder(source, target, relation, features)
+        return out
 
-    The output is float32 ``[N, out_features]``, a row for each node of the target type. It is
-    exact for nodes all of whose in-edges within as many hops as there are layers are given.
+
+class _Rows(Program):
+    """A head, of the rows of nodes: ``[rows, out_features]``."""
+
+    def __init__(self, head: nn.Module, width: int):
+        super().__init__()
+        self.head = head
+        self.inputs = {ROWS: Input((ROWS, width))}
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.head(rows)
+        return out
+
+
+def programs(model: nn.Module) -> dict[str, Program]:
+    """What a built-in model is made of, by name: all of it (``model``), or an ``encoder`` of nodes
+    and what tells the outputs from its rows (``decoder``, or ``decoder-<task>`` of each task).
+
+    Without layers the rows are the features, and there is no encoder.
+    """
+    model = copy.deepcopy(model).float().eval()
+    if isinstance(model, GraphNetwork):
+        return {"model": _Graphs(model)}
+    if isinstance(model, Network):
+        return {"model": _Encoder(model, by_type=False)}
+    if isinstance(model, Direct):
+        return {"decoder": _Rows(model.out, model.out.in_features)}
+    assert isinstance(model, EdgeModel | MultitaskModel)
+    heads: dict[str, Any] = {"decoder": model}
+    if isinstance(model, MultitaskModel):
+        heads = {f"decoder-{name}": model.heads[key(name)] for name in model.names}
+    made: dict[str, Program] = {}
+    if isinstance(model.encoder, Network):
+        made["encoder"] = _Encoder(model.encoder, by_type=True)
+    for name, head in heads.items():
+        made[name] = _Rows(head, head.width) if isinstance(head, NodeHead) else _Pairs(head.decoder)
+    return made
+
+
+def write(program: Program, file: Path) -> Any:
+    """Write what ``torch.export.load`` reads, if it gives what the network does for inputs of other
+    sizes than it was made with, read again.
+
+    Returns:
+        the widths of its outputs: a number, or one for each node type.
 
     Raises:
-        InputError: R-GCN whose relations have blocks or matrices of their own, or a network that
-            reads how long ago edges were.
+        CapabilityError: it does not; there is no file then.
+        OSError: it cannot be written.
     """
-    schema = network.schema
-    if schema.edge_times:
-        raise InputError(
-            "a network that reads how long ago edges were can not be exported: of a whole graph "
-            "nodes have no times",
-            where="model.time_encoding",
-            remedy="train without model.time_encoding",
+    content = io.BytesIO()
+    try:
+        torch.export.save(trace(program), content)
+        content.seek(0)
+        widths = check(program, torch.export.load(content).module())
+    except Exception as error:  # torch has no one kind for what it cannot export, or run
+        raise CapabilityError(
+            f"torch {torch.__version__} makes no program of this network that gives the same: "
+            f"{error_text(error)}",
+            where=file.name,
+            remedy="export it with another version of torch",
+        ) from error
+    with replacing(file) as stream:
+        stream.write(content.getbuffer())
+    return widths
+
+
+def trace(program: Program) -> ExportedProgram:
+    """What torch makes of it; no size that it is traced with stays in it."""
+    sizes = {name: 7 + 2 * number for number, name in enumerate(_sizes(program))}
+    dims = {name: Dim(f"size_{number}", min=0) for number, name in enumerate(sizes)}
+
+    def free(leaf: Input) -> dict[int, Any]:
+        return {at: dims[str(n)] for at, n in enumerate(leaf.shape) if n in dims}
+
+    given = _drawn(program, sizes, torch.Generator())
+    _use(program, "scatter")
+    with torch.no_grad():
+        return torch.export.export(
+            program, (), given, dynamic_shapes=_each(program.inputs, free), strict=False
         )
-    if any(isinstance(m, RGCNLayer) and m.blocks and schema.relations for m in network.modules()):
-        raise InputError(
-            "an rgcn whose relations have matrices of their own can not be exported: how often "
-            "each occurs decides what is computed",
-            where="model.regularizer",
-            remedy="train with model.regularizer basis",
-        )
-    program = Program(copy.deepcopy(network).float().eval())
+
+
+def check(program: Program, exported: Callable[..., Any]) -> Any:
+    """Compare an exported program with what the network's own kernels give, for several sizes.
+
+    Returns:
+        see `write`.
+
+    Raises:
+        AssertionError: the outputs differ, by more than 1e-5 of the largest.
+    """
+    _use(program, "torch")
+    random = torch.Generator().manual_seed(1)
+    names = _sizes(program)
+    many = {name: 23 + 31 * number for number, name in enumerate(names)}
+    lonely = {name: 0 if name.startswith(_EDGES) else 5 for name in names}
+    widths: Any = None
+    for sizes in (many, dict.fromkeys(names, 1), lonely, dict.fromkeys(names, 0)):
+        given = _drawn(program, sizes, random)
+        with torch.no_grad():
+            out, expected = exported(**given), program(**given)
+        several = isinstance(expected, dict)
+        for kind in expected if several else [None]:
+            found, wanted = (out[kind], expected[kind]) if several else (out, expected)
+            largest = max([1.0, *wanted.abs().flatten().tolist()])
+            torch.testing.assert_close(found, wanted, rtol=0, atol=_TOLERANCE * largest)
+        widths = {t: h.shape[1] for t, h in expected.items()} if several else expected.shape[1]
+    return widths
+
+
+def described(program: Program) -> dict[str, Any]:
+    """Its inputs as plain JSON types."""
+    return _each(program.inputs, Input.to_dict)
+
+
+def _use(program: Program, kernels: Choice) -> None:
     for module in program.modules():
         if hasattr(module, "kernels"):
-            vars(module)["kernels"] = "scatter"
-    inputs = _example(schema)
-    x, edges, relation, categories, *of_edges = inputs
-    nodes = {t: Dim(f"nodes_{i}", min=1) for i, t in enumerate(schema.widths)}
-    nums = {name: Dim(f"edges_{i}", min=1) for i, name in enumerate(edges)}
-    shapes: Any = (
-        {t: {0: nodes[t]} for t in x},
-        {name: {1: nums[name]} for name in edges},
-        {name: {0: nums[name]} for name in relation},
-        {t: {name: {0: nodes[t]} for name in named} for t, named in categories.items()},
-    )
-    if of_edges:
-        rows, numbers = of_edges
-        shapes += ({name: {0: nums[name]} for name in rows},)
-        shapes += ({e: {n: {0: nums[e]} for n in named} for e, named in numbers.items()},)
-    with torch.no_grad():
-        return torch.export.export(program, inputs, dynamic_shapes=shapes, strict=False)
+            vars(module)["kernels"] = kernels
 
 
-def describe(schema: Schema) -> dict[str, Any]:
-    """A schema as JSON; `restore` reads it."""
+def _each(inputs: Inputs, function: Callable[[Input], Any]) -> dict[str, Any]:
+    """A nesting with each input replaced."""
     return {
-        "in_features": schema.in_features,
-        "etypes": [list(etype) for etype in schema.etypes],
-        "target": schema.target,
-        "out_features": schema.out_features,
-        "categories": schema.categories,
-        "relations": _named(schema.relations),
-        "edge_features": _named(schema.edge_features),
-        "edge_categories": _named(schema.edge_categories),
-        "edge_times": _named(schema.edge_times),
+        name: _each(one, function) if isinstance(one, dict) else function(one)
+        for name, one in inputs.items()
     }
 
 
-def restore(values: Any) -> Schema:
-    """The schema that `describe` has written.
+def _sizes(program: Program) -> list[str]:
+    """The names of the sizes that may be any, each once."""
+    found: dict[str, None] = {}
+    _each(
+        program.inputs,
+        lambda leaf: found.update({n: None for n in leaf.shape if isinstance(n, str)}),
+    )
+    return list(found)
 
-    Raises:
-        ValueError: it is none.
+
+def _drawn(program: Program, sizes: Mapping[str, int], random: torch.Generator) -> dict[str, Any]:
+    return _each(program.inputs, lambda leaf: leaf.draw(sizes, random))
+
+
+def _nodes(ntype: str) -> str:
+    return f"nodes of {ntype}"
+
+
+_EDGES = "edges of "
+
+
+def _graph_inputs(schema: Typed) -> Inputs:
+    """What a network reads of a graph."""
+
+    def numbers(of: str, named: Mapping[str, tuple[int, int]]) -> Inputs:
+        return {name: Input((of,), (count,)) for name, (count, _) in named.items()}
+
+    edges = {e: f"{_EDGES}{etype_str(e)}" for e in schema.etypes}
+    inputs = {
+        "edges": {
+            etype_str(e): Input((2, of), (_nodes(e[0]), _nodes(e[2]))) for e, of in edges.items()
+        },
+        "x": {t: Input((_nodes(t), width)) for t, width in schema.in_features.items() if width},
+        "categories": {t: numbers(_nodes(t), named) for t, named in schema.categories.items()},
+        "relation": {etype_str(e): Input((edges[e],), (n,)) for e, n in schema.relations.items()},
+        "edge_x": {etype_str(e): Input((edges[e], w)) for e, w in schema.edge_features.items()},
+        "edge_categories": {
+            etype_str(e): numbers(edges[e], named) for e, named in schema.edge_categories.items()
+        },
+        "elapsed": {etype_str(e): Input((edges[e],), ()) for e in schema.edge_times},
+    }
+    return {name: of_types for name, of_types in inputs.items() if of_types}
+
+
+def _block(schema: Typed, edges: Any, x: Any, categories: Any, *of_edges: Any) -> Block:
+    """One graph, for every layer.
+
+    Args:
+        of_edges: the rest of what `Adjacency.of_edges` takes, each by edge type.
     """
-    try:
-        etypes = [(str(a), str(b), str(c)) for a, b, c in values["etypes"]]
-        by_name: dict[str, EdgeType] = {etype_str(e): e for e in etypes}
-        # files of older versions say nothing of edges' features
-        rows, numbers = values.get("edge_features", {}), values.get("edge_categories", {})
-        return Schema(
-            {str(t): int(width) for t, width in values["in_features"].items()},
-            etypes,
-            int(values["out_features"]),
-            {str(t): _categories(named) for t, named in values["categories"].items()},
-            {by_name[e]: int(num) for e, num in values["relations"].items()},
-            target=str(values["target"]),
-            edge_features={by_name[e]: int(width) for e, width in rows.items()},
-            edge_categories={by_name[e]: _categories(named) for e, named in numbers.items()},
-            edge_times={by_name[e]: int(w) for e, w in values.get("edge_times", {}).items()},
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no description of a network's data: {error}") from error
-
-
-def _categories(named: Any) -> dict[str, tuple[int, int]]:
-    return {str(name): (int(num), int(width)) for name, (num, width) in named.items()}
-
-
-def _example(schema: Schema) -> tuple[Any, ...]:
-    nodes = {t: _NODES + number for number, t in enumerate(schema.widths)}
-    x = {t: torch.zeros(nodes[t], width) for t, width in schema.in_features.items() if width}
-    edges, relation = {}, {}
-    for number, etype in enumerate(schema.etypes):
-        num = _EDGES + number
-        edges[etype_str(etype)] = torch.arange(num).remainder(_NODES).expand(2, -1).contiguous()
-        if etype in schema.relations:
-            relation[etype_str(etype)] = torch.arange(num).remainder(schema.relations[etype])
-    categories = {
-        t: {name: torch.zeros(nodes[t], dtype=torch.int64) for name in named}
-        for t, named in schema.categories.items()
-    }
-    if not schema.edge_widths:
-        return x, edges, relation, categories
-    sizes = {etype_str(e): _EDGES + number for number, e in enumerate(schema.etypes)}
-    rows = {e: torch.zeros(sizes[e], w) for e, w in _named(schema.edge_features).items()}
-    numbers = {
-        e: {name: torch.zeros(sizes[e], dtype=torch.int64) for name in named}
-        for e, named in _named(schema.edge_categories).items()
-    }
-    return x, edges, relation, categories, rows, numbers
-
-
-def _named(by_etype: dict[EdgeType, T]) -> dict[str, T]:
-    return {etype_str(etype): value for etype, value in by_etype.items()}
+    nums = {t: next(iter(named.values())).shape[0] for t, named in (categories or {}).items()}
+    nums |= {t: rows.shape[0] for t, rows in (x or {}).items()}
+    adj = {}
+    for etype in schema.etypes:
+        name = etype_str(etype)
+        src, dst = edges[name].unbind(0)
+        data = [(given or {}).get(name) for given in of_edges]
+        adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], *data)
+    return Block(adj, nums, nums)

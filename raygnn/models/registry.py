@@ -1,10 +1,10 @@
-"""From the config's ``model`` section to a module."""
+"""From the config's ``model`` section to a module, and from what is recorded of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -25,12 +25,14 @@ from raygnn.models.attention_layers import HANLayer, HGTLayer
 from raygnn.models.convolutions import GATConv, GCNConv, GINConv, Rest, SAGEConv
 from raygnn.models.decoders import make_decoder
 from raygnn.models.graph_network import GraphNetwork, GraphSchema
-from raygnn.models.heads import EdgeModel, LinkModel
-from raygnn.models.network import Direct, Encoder, Network, Schema
+from raygnn.models.heads import EdgeHead, EdgeModel, Head, LinkModel, MultitaskModel, NodeHead
+from raygnn.models.network import Direct, Encoder, Network, Schema, Typed
 from raygnn.models.rgcn import RGCNLayer
-from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer
+from raygnn.models.typed_layers import ConvFactory, Family, LayerSpec, TypedLayer, key
 from raygnn.models.user import PygGraphModel, PygModel, UserGraphModel, UserModel
-from raygnn.sampling.batch import EdgeType
+from raygnn.sampling.batch import EdgeType, etype_str
+
+T = TypeVar("T")
 
 
 def build_model(config: ModelConfig, schema: Schema) -> Encoder:
@@ -110,6 +112,106 @@ def build_graph_model(config: ModelConfig, schema: GraphSchema) -> nn.Module:
         return (UserGraphModel if config.takes_dgl else PygGraphModel)(config, schema)
     assert isinstance(config, FamilyConfig)
     return GraphNetwork(config, FAMILIES[config.kind](config), schema)
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """What `restore` makes a built-in network of without the data, as JSON; of another nothing."""
+    encoder, heads = model, dict[str, Any]()
+    if isinstance(model, EdgeModel):
+        encoder, heads = model.encoder, {"": model}
+    elif isinstance(model, MultitaskModel):
+        encoder, heads = model.encoder, {name: model.heads[key(name)] for name in model.names}
+    if not isinstance(encoder, Network | Direct | GraphNetwork):
+        return {}
+    return {
+        "schema": _schema(encoder.schema),
+        "heads": {name: _head(head) for name, head in heads.items()},
+    }
+
+
+def restore(values: Mapping[str, Any], config: ModelConfig) -> nn.Module:
+    """The network that `describe` was given; its weights are others.
+
+    Raises:
+        ValueError: these are no such values.
+    """
+    try:
+        schema = _read_schema(values["schema"])
+        # files of older versions are of tasks on nodes
+        heads = {n: _read_head(config, one) for n, one in values.get("heads", {}).items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no description of a network's data: {error}") from error
+    if isinstance(schema, GraphSchema):
+        return build_graph_model(config, schema)
+    if not heads:
+        return build_model(config, schema)
+    if isinstance(config, NoLayersConfig):
+        encoder: Encoder = Direct(schema, head=False)
+    else:
+        encoder = build_model(config, schema)
+    if isinstance(head := heads.get(""), EdgeHead):
+        return EdgeModel(encoder, head.decoder, head.etype)
+    return MultitaskModel(encoder, heads)
+
+
+def _schema(schema: Typed) -> dict[str, Any]:
+    ends = {"target": schema.target, "others": schema.others} if isinstance(schema, Schema) else {}
+    return {
+        "in_features": schema.in_features,
+        "etypes": [list(etype) for etype in schema.etypes],
+        **ends,
+        "out_features": schema.out_features,
+        "categories": schema.categories,
+        "relations": _named(schema.relations),
+        "edge_features": _named(schema.edge_features),
+        "edge_categories": _named(schema.edge_categories),
+        "edge_times": _named(schema.edge_times),
+    }
+
+
+def _read_schema(values: Mapping[str, Any]) -> Schema | GraphSchema:
+    etypes = [(str(a), str(b), str(c)) for a, b, c in values["etypes"]]
+    by_name: dict[str, EdgeType] = {etype_str(e): e for e in etypes}
+    # files of older versions say nothing of edges' features
+    rows, numbers = values.get("edge_features", {}), values.get("edge_categories", {})
+    known: dict[str, Any] = {
+        "in_features": {str(t): int(width) for t, width in values["in_features"].items()},
+        "etypes": etypes,
+        "out_features": int(values["out_features"]),
+        "categories": {str(t): _categories(named) for t, named in values["categories"].items()},
+        "relations": {by_name[e]: int(num) for e, num in values["relations"].items()},
+        "edge_features": {by_name[e]: int(width) for e, width in rows.items()},
+        "edge_categories": {by_name[e]: _categories(named) for e, named in numbers.items()},
+        "edge_times": {by_name[e]: int(w) for e, w in values.get("edge_times", {}).items()},
+    }
+    if "target" not in values:
+        return GraphSchema(**known)
+    return Schema(**known, target=str(values["target"]), others=tuple(values.get("others", ())))
+
+
+def _head(head: Any) -> dict[str, Any]:
+    """Of a task's head, or of the model of the only task on edges."""
+    if isinstance(head, NodeHead):
+        out = head.linear.out_features
+        return {"ntype": head.ntype, "width": head.width, "out_features": out}
+    return {"etype": list(head.etype), "decoder": head.decoder.arguments}
+
+
+def _read_head(config: ModelConfig, values: Mapping[str, Any]) -> Head:
+    if "ntype" in values:
+        given = str(values["ntype"]), int(values["width"]), int(values["out_features"])
+        return NodeHead(*given, config.dropout)
+    source, relation, target = map(str, values["etype"])
+    decoder = make_decoder(config, **values["decoder"])
+    return EdgeHead((source, relation, target), decoder, links=False)
+
+
+def _categories(named: Any) -> dict[str, tuple[int, int]]:
+    return {str(name): (int(num), int(width)) for name, (num, width) in named.items()}
+
+
+def _named(by_etype: dict[EdgeType, T]) -> dict[str, T]:
+    return {etype_str(etype): value for etype, value in by_etype.items()}
 
 
 def needs_degree(config: ModelConfig) -> bool:

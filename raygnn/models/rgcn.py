@@ -158,6 +158,16 @@ class RGCNLayer(Layer):
         assert adj.relation is not None
         nodes = adj.num_dst
         number = adj.relation * nodes + adj.dst
+        if self.kernels == "scatter":  # a row for each pair that there might be
+            rows = h.index_select(0, adj.src)
+            if etype in self.edges:
+                assert adj.rows is not None
+                rows = join([rows, adj.rows])
+            rows = rows * self._share(adj, adj.relation).to(rows.dtype).unsqueeze(1)
+            num, of, width, _ = blocks.shape
+            table = rows.new_zeros(num * nodes, rows.shape[1]).index_add(0, number, rows)
+            table = F.pad(table, (0, of * width - rows.shape[1])).view(num, nodes, of, width)
+            return torch.einsum("rnbi,rbio->nbo", table, blocks).flatten(1)[:, : self.width]
         # pairs, relation by relation
         pairs, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
         by_pair = torch.argsort(pair, stable=True)

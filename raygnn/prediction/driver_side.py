@@ -115,7 +115,7 @@ def predict(
         TrainingError: it failed on a rank.
         Interrupted: Ctrl-C.
     """
-    file = free_file(Path(out).expanduser().absolute(), overwrite, _SUFFIX)
+    file = _free_file(Path(out).expanduser().absolute(), overwrite)
     splits = (*SPLITS, "all")
     asked = ask(
         run, splits, split, storage, overrides, verbose, display, started, new_data, task, True, at
@@ -159,7 +159,7 @@ def embed(
         InputError: the model has no such rows, or none for this type; and see `predict`.
         PreflightError, TrainingError, Interrupted: see `predict`.
     """
-    file = free_file(Path(out).expanduser().absolute(), overwrite, _SUFFIX)
+    file = _free_file(Path(out).expanduser().absolute(), overwrite)
     splits = (*SPLITS, "all")
     asked = ask(run, splits, split, storage, overrides, verbose, display, started, new_data, at=at)
     if asked.at is None and asked.config.sampling.time is not None:
@@ -286,19 +286,16 @@ def _write(asked: Asked, file: Path, overwrite: bool, purpose: str, **request: A
     return made
 
 
-def free_file(file: Path, overwrite: bool, suffix: str) -> Path:
+def _free_file(file: Path, overwrite: bool) -> Path:
     """The file of ``--out``, if it can be written.
-
-    Args:
-        suffix: that its name may have, if it has any.
 
     Raises:
         InputError: it cannot.
     """
     other = "choose another --out"
     what, remedy = None, other
-    if file.suffix not in ("", suffix):
-        what, remedy = f"a {suffix} file is written", f"name it {file.stem}{suffix}"
+    if file.suffix not in ("", _SUFFIX):
+        what, remedy = f"a {_SUFFIX} file is written", f"name it {file.stem}{_SUFFIX}"
         raise InputError(what, where=str(file), remedy=remedy)
     with storage_errors(file, InputError, other):  # of a name that is too long
         if not file.parent.is_dir():
@@ -375,7 +372,7 @@ def merge_rows(
                 where=str(place),
                 remedy="see that all nodes mount the same storage",
             )
-        free_file(file, overwrite, _SUFFIX)  # which may have changed meanwhile
+        _free_file(file, overwrite)  # which may have changed meanwhile
 
 
 # ── files that are sorted by an id, merged into one that is, with little of them in memory ────

@@ -1,49 +1,59 @@
-"""``raygnn export``: a trained network as one file, for serving without raygnn."""
+"""``raygnn export``: a trained model as programs in a directory, for serving without raygnn."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raygnn import __version__
 from raygnn.checkpoint import weights
-from raygnn.config.model import MODEL_FAMILIES, read_model
-from raygnn.config.task import read_task
+from raygnn.config.model import MODEL_FAMILIES, NO_LAYERS, read_model
+from raygnn.config.places import unwritable
 from raygnn.errors import DataError, InputError
-from raygnn.prediction.driver_side import free_file
 from raygnn.runs.run import Run, open_run
-from raygnn.util.files import read_json, replacing, storage_errors
+from raygnn.util.files import (
+    is_vacant,
+    new_directory,
+    publish,
+    read_json,
+    remove,
+    storage_errors,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from os import PathLike
 
+FACTS = "export.json"  # in the directory
+_OTHER = "choose another --out"
+
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that ``torch.export.load`` reads.
+    """What a directory has beside its ``export.json``, which says the same.
 
     Attributes:
-        path: of the file.
-        features: node type → width of its rows, of those that have any.
-        edges: the edge types, as ``source:relation:target``.
-        relations: edge type → how many relations there are, of those whose edges have some.
-        categories: node type → name → how many categories there are.
-        edge_features: edge type → width of its edges' features, of those that have any, in the
-            order of the config's model.edge_features.
-        edge_categories: edge type → name → how many categories there are.
-        target: the node type that it gives rows for.
-        out_features: their width.
+        path: of the directory.
+        programs: name of a file that ``torch.export.load`` reads → ``inputs``, for each argument
+            dtype, shape and which numbers there may be, and ``outputs``, their width, or that of
+            each node type.
+        goals: name of each task, "" of the only one → what it predicts for; empty of graphs.
+        words: what numbers stand for, of classes, categories and relations that have words.
+        transforms: what was done to which columns of features, and its state.
+        weights: SHA-256 of the weights' file.
+        raygnn, torch: the versions that wrote it.
     """
 
     path: Path
-    features: dict[str, int]
-    edges: list[str]
-    relations: dict[str, int]
-    categories: dict[str, dict[str, int]]
-    edge_features: dict[str, int]
-    edge_categories: dict[str, dict[str, int]]
-    target: str
-    out_features: int
+    programs: dict[str, Any]
+    goals: dict[str, Any]
+    words: dict[str, Any]
+    transforms: dict[str, Any]
+    weights: str
+    raygnn: str
+    torch: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -57,78 +67,100 @@ def export(
     storage: str = "runs",
     overwrite: bool = False,
 ) -> Exported:
-    """Write the network that a run was tested with as a program of torch's own operations.
+    """Write the model that a run was tested with as programs of torch's own operations.
+
+    Each is compared with the model, for other sizes than it was made with, before any is kept.
 
     Args:
         run: its path, or its name within ``storage``.
-        out: the file to write (``.pt2``); whole, or not at all.
-        overwrite: replace ``out`` if it is there.
+        out: the directory to write; whole, or not at all.
+        overwrite: replace an export that is there.
 
     Returns:
-        The file and its inputs: see `raygnn.models.program.export`.
+        What was written: see `raygnn.models.program.programs`.
 
     Raises:
-        InputError: ``out`` cannot be written, the run has no weights yet, or its network is not
-            one that can be exported.
+        InputError: ``out`` cannot be written, the run has no weights yet, or its model is a class
+            of the user's own.
         DataError: the weights are damaged.
+        CapabilityError: this torch does not make programs of them that give the same.
     """
-    file = free_file(Path(out).expanduser().absolute(), overwrite, ".pt2")
+    directory = _free(Path(out).expanduser().absolute(), overwrite)
     found = run if isinstance(run, Run) else open_run(run, storage=storage)
-    # these sections alone: neither the data nor a cluster need be there
+    # this section alone: neither the data nor a cluster need be there
     model = read_model(**found.config["model"])
-    task = read_task(**found.config.get("task", {}))
-    if found.config.get("tasks"):
+    if model.kind not in (*MODEL_FAMILIES, NO_LAYERS):
         raise InputError(
-            "a network for several tasks can not be exported",
+            f"{model.kind} is a class of your own, which can not be exported here",
             where=found.shown,
-            remedy="write what it says of nodes with raygnn embed, or train one task alone",
-        )
-    if task.unit != "node" or model.kind not in MODEL_FAMILIES:
-        raise InputError(
-            f"a network of kind {model.kind} for {task.kind} can not be exported",
-            where=found.shown,
-            remedy=f"tasks on nodes with model.kind {', '.join(MODEL_FAMILIES)} can; export your "
-            "own class with torch.export, where it is defined",
+            remedy="export it with torch.export, where it is defined",
         )
     checkpoints = found.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS)
     chosen = weights.find(checkpoints)
-    described = read_json(checkpoints / weights.ABOUT).get("schema")
 
     import torch
 
-    from raygnn.graph.data import etype_str
-    from raygnn.models.network import Network
-    from raygnn.models.program import export as trace
-    from raygnn.models.program import restore
-    from raygnn.models.registry import build_model
+    from raygnn.models.program import described, programs, write
+    from raygnn.models.registry import restore
 
     try:
-        schema = restore(described)
+        network = restore(read_json(chosen.about), model)
     except ValueError as error:
         raise DataError(
             "it is not recorded what data the network is for",
-            where=str(checkpoints / weights.ABOUT),
+            where=str(chosen.about),
             remedy="put back the file that training wrote, or train again with this version",
         ) from error
-    network = build_model(model, schema)
-    assert isinstance(network, Network)
     weights.load(chosen, network)
-    program = trace(network)
-    with storage_errors(file, InputError, "choose another --out"), replacing(file) as stream:
-        torch.export.save(program, stream)
-    return Exported(
-        path=file,
-        features={t: width for t, width in schema.in_features.items() if width},
-        edges=[etype_str(etype) for etype in schema.etypes],
-        relations={etype_str(etype): num for etype, num in schema.relations.items()},
-        categories={
-            t: {n: c for n, (c, _) in named.items()} for t, named in schema.categories.items()
-        },
-        edge_features={etype_str(etype): width for etype, width in schema.edge_features.items()},
-        edge_categories={
-            etype_str(e): {n: c for n, (c, _) in named.items()}
-            for e, named in schema.edge_categories.items()
-        },
-        target=schema.target,
-        out_features=schema.out_features,
-    )
+    made = {}
+    with storage_errors(directory, InputError, _OTHER), new_directory(directory) as draft:
+        for name, program in programs(network).items():
+            outputs = write(program, draft / f"{name}.pt2")
+            made[f"{name}.pt2"] = {"inputs": described(program), "outputs": outputs}
+        exported = Exported(
+            directory,
+            programs=made,
+            goals=dict(chosen.goals or {}),
+            words=chosen.words or {},
+            transforms=chosen.transforms or {},
+            weights=chosen.sha256,
+            raygnn=__version__,
+            torch=torch.__version__,
+        )
+        facts = exported.to_dict()
+        del facts["path"]
+        write_json(draft / FACTS, facts)
+        _put(draft, directory)
+    return exported
+
+
+def _free(directory: Path, overwrite: bool) -> Path:
+    """The directory of ``--out``, if it can be written.
+
+    Raises:
+        InputError: it cannot.
+    """
+    what, remedy = None, _OTHER
+    with storage_errors(directory, InputError, _OTHER):  # of a name that is too long
+        if not directory.parent.is_dir():
+            what, remedy = f"there is no directory {directory.parent}", f"make it, or {_OTHER}"
+        elif not is_vacant(directory) and not (directory / FACTS).is_file():
+            what = "this is there already, and nothing that raygnn export has written"
+        elif not is_vacant(directory) and not overwrite:
+            what, remedy = "this export is there already", f"{_OTHER}, or pass --overwrite"
+        elif (why := unwritable(directory.parent)) is not None:
+            what = f"it cannot be written: {why}"
+    if what is not None:
+        raise InputError(what, where=str(directory), remedy=remedy)
+    return directory
+
+
+def _put(draft: Path, directory: Path) -> None:
+    """Put a finished directory in its place, and remove the export that was there."""
+    before = draft.with_name(f"{draft.name}-before")
+    if not is_vacant(directory):
+        _free(directory, overwrite=True)  # it may have become another one meanwhile
+        os.rename(directory, before)
+    if not publish(draft, directory):
+        raise InputError("something has been put there meanwhile", where=str(directory))
+    remove(before)

@@ -69,6 +69,7 @@ class Adjacency:
         relation: Tensor | None = None,
         rows: Tensor | None = None,
         categories: Mapping[str, Tensor] | None = None,
+        elapsed: Tensor | None = None,
     ) -> Adjacency:
         """Edges in any order, ``src`` and ``dst`` int64 ``[E]``, grouped; those of a destination
         stay in their order."""
@@ -80,6 +81,7 @@ class Adjacency:
             None if relation is None else relation.index_select(0, order),
             None if rows is None else rows.index_select(0, order),
             {n: numbers.index_select(0, order) for n, numbers in (categories or {}).items()},
+            None if elapsed is None else elapsed.index_select(0, order),
         )
         return grouped.knowing(dst.index_select(0, order))
 

@@ -257,7 +257,10 @@ class TestPool:
         h = torch.randn(sum(sizes), 4, requires_grad=True)
         how = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[reduce]
         parts = [how(p, 0) if len(p) else 0 * p.sum(0) for p in h.split(sizes)]
-        expected, found = torch.stack(parts), pool(members(torch.tensor(sizes)), h, reduce, kernels)
+        expected, found = (
+            torch.stack(parts),
+            pool(members(torch.tensor(sizes), len(h)), h, reduce, kernels),
+        )
         same(found, expected)
         upstream = torch.randn(expected.shape)
         (mine,) = torch.autograd.grad(found, h, upstream)
@@ -268,7 +271,7 @@ class TestPool:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_is_added_up_in_full(self, kernels: Any, dtype: torch.dtype) -> None:
         h = torch.full((100_001, 3), 1.5, dtype=dtype, requires_grad=True)
-        graphs = members(torch.tensor([100_000, 1]))
+        graphs = members(torch.tensor([100_000, 1]), 100_001)
         total = pool(graphs, h, "sum", kernels)
         assert total.dtype == torch.float32
         assert total[:, 0].tolist() == [150_000, 1.5]
