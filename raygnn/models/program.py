@@ -29,7 +29,7 @@ Inputs = dict[str, Any]
 
 GRAPHS, PAIRS, ROWS = "graphs", "pairs", "rows"  # sizes, beside `_nodes` and `_edges`
 _MANY = 1000  # numbers that have no end are drawn below this one
-_TOLERANCE = 1e-5  # of the largest output
+_TOLERANCE = 1e-4  # of the largest output
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def programs(model: nn.Module) -> dict[str, Program]:
 
     Without layers the rows are the features, and there is no encoder.
     """
-    model = copy.deepcopy(model).float().eval()
+    model = copy.deepcopy(model).float().eval().requires_grad_(False)
     if isinstance(model, GraphNetwork):
         return {"model": _Graphs(model)}
     if isinstance(model, Network):
@@ -250,7 +250,7 @@ def check(program: Program, exported: Callable[..., Any]) -> Any:
         see `write`.
 
     Raises:
-        AssertionError: the outputs differ, by more than 1e-5 of the largest.
+        AssertionError: the outputs differ, by more than 1e-4 of the largest.
     """
     _use(program, "torch")
     random = torch.Generator().manual_seed(1)

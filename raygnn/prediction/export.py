@@ -81,7 +81,7 @@ def export(
 
     Raises:
         InputError: ``out`` cannot be written, the run has no weights yet, or its model is a class
-            of the user's own.
+            from outside raygnn.
         DataError: the weights are damaged.
         CapabilityError: this torch does not make programs of them that give the same.
     """
@@ -91,9 +91,10 @@ def export(
     model = read_model(**found.config["model"])
     if model.kind not in (*MODEL_FAMILIES, NO_LAYERS):
         raise InputError(
-            f"{model.kind} is a class of your own, which can not be exported here",
+            f"{model.kind} is a class from outside raygnn, which can not be exported here",
             where=found.shown,
-            remedy="export it with torch.export, where it is defined",
+            remedy="export it with torch.export, where it is defined, with the weights of "
+            f"checkpoints/{weights.FILE}",
         )
     checkpoints = found.checkpoints(weights.FILE, weights.ABOUT, weights.ROWS)
     chosen = weights.find(checkpoints)

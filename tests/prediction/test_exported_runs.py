@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from raygnn.models import program
 from raygnn.prediction.export import Exported
 from raygnn.runs.run import Run
 from tests.datasets import RandomGraphs
+from tests.plain_embeddings import learned_rows
 from tests.prediction.test_predict import ask
 from tests.prediction.test_transformed_tables import small
 from tests.small_jobs import JobFactory, job, train_on_ranks
@@ -89,6 +91,7 @@ def column(table: Any, name: str) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor) -> None:
+    assert not found.requires_grad
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -182,9 +185,10 @@ def test_several_tasks(tmp_path: Path) -> None:
     ("task", "model"),
     [
         ({**LINKS, "negatives": {"number": 40}}, {"decoder": "distmult"}),
+        ({**LINKS, "kind": "tests.own_steps:Ranking", "like": "link_prediction"}, {}),
         ({"kind": "edge_regression", "etype": "likes", "target": "stars"}, {"kind": "gat"}),
     ],
-    ids=["links", "numbers"],
+    ids=["links", "own step", "numbers"],
 )
 def test_edges(task: dict[str, Any], model: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(
@@ -209,6 +213,23 @@ def test_edges(task: dict[str, Any], model: dict[str, Any], tmp_path: Path) -> N
     else:
         name = "score" if "score" in table.column_names else "prediction"
         close(out.flatten(), column(table, name))
+
+
+def test_learned_rows_and_a_step_of_ones_own(make_job: JobFactory, tmp_path: Path) -> None:
+    """Rows lie behind the features; modules of the step's are none of the model's."""
+    config = make_job(
+        graph={"nodes": 300, "features": 12},  # with the rows 16 numbers, which the step expects
+        task={"kind": "tests.own_steps:Denoising"},
+        model={"embedding": {"dim": 4, "ntypes": ["_N"]}},
+        train={"epochs": 1},
+    )
+    run = train_on_ranks(config)
+    made = raygnn.export(run, out=tmp_path / "served")
+    assert config.graph is not None
+    given = whole(load_graph(config.graph))
+    given["x"]["_N"] = torch.cat([given["x"]["_N"], torch.from_numpy(learned_rows(run)["_N"])], 1)
+    (found,) = served(made, ("model", given))
+    close(found.softmax(1), column(ask(run, config, 1), "scores"))
 
 
 def test_nodes_without_layers(tmp_path: Path) -> None:
@@ -255,6 +276,10 @@ def test_what_made_the_features_is_beside(tmp_path: Path) -> None:
     written = json.loads((made.path / "export.json").read_text())
     kept = json.loads((run.path / "checkpoints" / "selected.json").read_text())
     assert written["transforms"] == kept["transforms"] != {}
+    (inputs,) = (one["inputs"] for one in written["programs"].values())
+    assert inputs["edges"].keys() == {"customer:calls:customer"}  # the tables' own names
+    assert inputs["x"]["customer"]["shape"] == ["nodes of customer", 31]
+    assert len(written["transforms"]["customer/feat"]) == 14  # columns, in the YAML's order
     assert written["words"] == kept["words"]
 
 
@@ -347,12 +372,18 @@ def test_what_says_nothing_of_the_data(trained: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_class_of_ones_own_is_refused(make_job: JobFactory, tmp_path: Path) -> None:
-    run = train_on_ranks(make_job(train={"epochs": 1}))
-    file = run.path / "config.yaml"
+@pytest.mark.parametrize(
+    "model", [{"kind": "somewhere:Net"}, {"kind": "torch_geometric.nn:GAT", "interface": "pyg"}]
+)
+def test_a_class_from_outside_is_refused(
+    model: dict[str, str], trained: Run, tmp_path: Path
+) -> None:
+    """Without importing it."""
+    run = Path(shutil.copytree(trained.path, tmp_path / "run"))
+    file = run / "config.yaml"
     mark, text = file.read_text().split("\n", 1)
-    values = {**yaml.safe_load(text), "model": {"kind": "somewhere:Net"}}
+    values = {**yaml.safe_load(text), "model": model}
     file.write_text(f"{mark}\n{yaml.safe_dump(values)}")
-    with pytest.raises(InputError, match=r"somewhere:Net.*can not be exported"):
-        raygnn.export(raygnn.open_run(run.path), out=tmp_path / "served")
+    with pytest.raises(InputError, match=f"{model['kind']} is a class from outside raygnn"):
+        raygnn.export(run, out=tmp_path / "served")
     assert not (tmp_path / "served").exists()
