@@ -182,7 +182,8 @@ ABOUT = {
     ),
     "edge_arrays_read": About(
         "Features, weights and times of edges are stored with the graph, and have an effect where "
-        "the model (`model.edge_features`) or the sampler (`sampling.edge_weight`) reads them.",
+        "the model (`model.edge_features`), the sampler (`sampling.edge_weight`, `sampling.time`) "
+        "or the split (`task.split: {by: time}`) reads them.",
         "Name them there, or leave them out.",
     ),
     "memory_fits": About(

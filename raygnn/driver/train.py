@@ -5,6 +5,7 @@ The command line, the Python API and job scripts all come through here; only it 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -190,7 +191,11 @@ def check(
     if graph is not None:
         with TemporaryDirectory(prefix="raygnn-") as directory:
             config = with_graph(config, graph, Path(directory))
-            return check(config, verbose=verbose, display=display)
+            try:
+                return check(config, verbose=verbose, display=display)
+            except InputError as error:  # which names a file that goes
+                error.where = re.sub(rf"{directory}/[^:]*", "graph=", error.where or "graph=")
+                raise
     config, show = as_config(config), display_of(display, verbose)
     check_packages(config)
     with RayCluster(config, verbose=verbose) as cluster, Nodes(config, cluster) as nodes:

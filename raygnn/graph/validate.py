@@ -17,7 +17,7 @@ from raygnn.graph.data import MASKS, EdgeFrame, EdgeType, GraphData, NodeFrame, 
 
 _PIECE = 1 << 20  # elements looked at in one go
 _LARGEST = float(np.finfo(np.float32).max)
-_NOTHING = "Give a graph with nodes and edges."
+_NOTHING = "give a graph with nodes and edges"
 
 
 def check(data: GraphData, *, needs_masks: bool = True, trains: bool = True) -> None:
@@ -66,7 +66,7 @@ def _check_training(data: GraphData, needs_masks: bool) -> None:
             f"{next(iter(masks or data.nodes))}/train_mask",
             f"there are no training {of}: "
             + ("train_mask is nowhere true" if masks else "no node type has a train_mask"),
-            f"Give an array train_mask that is true for the {of} to train on.",
+            f"give an array train_mask that is true for the {of} to train on",
         )
 
 
@@ -81,7 +81,7 @@ def _check_finite(data: GraphData, key: str, array: Any) -> None:
         return
     if key.endswith("/feat") and tuple(array.shape[1:]) == (0,):
         message = f"its shape is {tuple(array.shape)}: no features"
-        raise _error(data, key, message, "Give at least one feature.")
+        raise _error(data, key, message, "give at least one feature")
     is_numpy = isinstance(array, np.ndarray)
     if (array.dtype.kind not in "fc") if is_numpy else (not array.is_floating_point()):
         return
@@ -98,7 +98,7 @@ def _check_finite(data: GraphData, key: str, array: Any) -> None:
             data,
             key,
             f"the value{column} is {value}",
-            "Features must be finite, and fit float32: replace or drop such rows.",
+            "features must be finite, and fit float32: replace or drop such rows",
             row=start + int(at[0]),
         )
 
@@ -114,7 +114,7 @@ def _check_labels(data: GraphData, ntype: str) -> None:
         infinite = _first(np.isinf(rows).any(1))
         if infinite is not None:
             message = f"the label is {label[infinite]}"
-            raise _error(data, key, message, "Labels are finite; NaN means unknown.", row=infinite)
+            raise _error(data, key, message, "labels are finite; NaN means unknown", row=infinite)
         return
     # words of other tables may be more than there are nodes here
     classes = max(frame.num, len(data.names.get(key, ())), 1)
@@ -124,7 +124,7 @@ def _check_labels(data: GraphData, ntype: str) -> None:
             data,
             key,
             f"the label is {label[bad]}",
-            "Labels run from 0 to the number of classes - 1; -1 means unknown.",
+            "labels run from 0 to the number of classes - 1; -1 means unknown",
             row=bad,
         )
 
@@ -152,7 +152,7 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
                     data,
                     key,
                     f"the {of} is in {other} and in {name}",
-                    f"Each {of} belongs to one of train, val and test at most.",
+                    f"each {of} belongs to one of train, val and test at most",
                     row=both,
                 )
         seen.append(name)
@@ -162,7 +162,7 @@ def _check_masks(data: GraphData, kind: str, arrays: Mapping[str, Any], of: str)
                 data,
                 key,
                 f"the node is in {name} and has no label",
-                f"Give it a label or take it out of {name}.",
+                f"give it a label or take it out of {name}",
                 row=unlabelled,
             )
 

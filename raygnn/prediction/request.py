@@ -88,10 +88,12 @@ class Asked:
             )
             session.run.update_summary(status="done")
             if not answer.get("rows") and not answer.get("metrics"):
+                unlabelled = self.others and not request["rows"] and not self.one.task.of_links
+                what = "these data have no labels" if unlabelled else "the data have nothing"
                 raise InputError(
-                    f"the data have nothing in the split {self.split!r}",
+                    f"{what} in the split {self.split!r}",
                     where=f"--split {self.split}",
-                    remedy="choose another split",
+                    remedy="choose another split" + ", or give them labels and masks" * unlabelled,
                 )
             yield answer, session.run.path, session.plan
 

@@ -73,7 +73,8 @@ def versions_supported(job: Job) -> Iterator[Finding]:
             is_missing = installed == "missing"
             yield error(
                 f"{name} is not installed" if is_missing else f"{name} is {installed}",
-                f"install {required} there",
+                f"install {required} there"
+                + ", with Python 3.12 or older, or uninstall it" * (name == "dgl"),
                 nodes,
             )
 

@@ -441,8 +441,8 @@ def batch_size_fits(job: Job) -> Iterator[Finding]:
 def edge_arrays_read(job: Job) -> Iterator[Finding]:
     """Every array of edges is read by the model, the sampler or the task."""
     model = job.config.model
-    if job.config.task.of_graphs and model.takes_dgl:
-        return  # a class of the user's is given whole graphs
+    if (job.config.task.of_graphs and model.takes_dgl) or not job.config.trains:
+        return  # a class of the user's is given whole graphs; and what was trained has been told
     time = job.config.sampling.time
     read = {*MASKS, "label", job.config.sampling.edge_weight, time and time.edges}
     read |= _edge_inputs(job).keys()
@@ -461,6 +461,6 @@ def edge_arrays_read(job: Job) -> Iterator[Finding]:
         yield info(
             f"edges of {', '.join(kinds)} have {', '.join(names)}, which nothing reads: they are "
             "stored and have no effect",
-            "name features in model.edge_features and weights in sampling.edge_weight, or leave "
-            "them out of the graph",
+            "name features in model.edge_features, weights in sampling.edge_weight and times in "
+            "sampling.time or task.split, or leave them out of the graph",
         )

@@ -223,16 +223,15 @@ class Display:
         if summary.get("steps") is not None:
             rows["steps"] = f"{summary['steps']:,}"
         if summary.get("seeds_per_second") is not None:
-            rows["seeds/s"] = f"{summary['seeds_per_second']:,.0f}"
+            rows["seeds/s"] = f"{summary['seeds_per_second']:,.0f} (in steps alone)"
         if summary.get("seconds"):
             rows["seconds"] = _split(summary["seconds"])
         if slow := _slow(summary.get("ranks") or []):
             rows["held up by"] = slow
-        advice = summary.get("advice") or []
-        for number, said in enumerate(a for a in advice if a["severity"] == "warning"):
-            rows[f"advice {number + 1}" if number else "advice"] = _advised(said)
-        if hints := sum(a["severity"] != "warning" for a in advice):
-            rows["hints"] = f"{hints} in report.html"
+        for said in summary.get("advice") or []:
+            kind = "advice" if said["severity"] == "warning" else "hint"
+            number = 1 + sum(name.startswith(kind) for name in rows)
+            rows[f"{kind} {number}" if number > 1 else kind] = _advised(said)
         rows["run directory"] = path = str(path)
         if rows["status"] == "done":
             rows["next"] = f"raygnn.open_run({path!r}) in Python"
@@ -399,7 +398,7 @@ def _advised(advice: Mapping[str, Any]) -> str:
 def _split(seconds: Mapping[str, float]) -> str:
     """The parts that took long enough to be seen, and the whole of some of them."""
     return ", ".join(
-        f"{name} {value:.1f}"
+        f"{name.replace('first_step', 'start to first step')} {value:.1f}"
         for name, value in seconds.items()
         if (value >= _SEEN or name == "total") and not (name == "compute" and "forward" in seconds)
     )

@@ -12,6 +12,7 @@ import yaml
 
 import raygnn
 from raygnn.cli import main
+from raygnn.errors import DataError
 
 pyg = pytest.importorskip("torch_geometric.data")
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("shared_ray")]
@@ -44,6 +45,15 @@ def job(place: Path, **more: Any) -> dict[str, Any]:
         "cluster": {"workers": 2},
         **more,
     }
+
+
+def test_what_is_wrong_with_it_is_said_of_it(tmp_path: Path) -> None:
+    """Not of the file that it was written to for the check."""
+    data = graph()
+    del data.train_mask
+    with pytest.raises(DataError, match="there are no training nodes") as caught:
+        raygnn.check(job(tmp_path), graph=data, display=False)
+    assert caught.value.where == "graph=: _N/train_mask"
 
 
 def test_the_run_goes_on_without_the_program(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_without_labels_and_splits(tmp_path: Path) -> None:
     assert frame["split"].isna().all()
     assert frame["label"].isna().all()
     assert (frame["prediction"] == items["kind"]).mean() > 0.9
-    with pytest.raises(InputError, match="nothing in the split"):
+    with pytest.raises(InputError, match="these data have no labels in the split 'test'"):
         raygnn.evaluate(run, new_data=True, overrides=data, display=False)
 
 

@@ -277,7 +277,8 @@ SPEAKS = {
         partition=make_partition(splits={"train": 2, "val": 1, "test": 1}),
     ),
     "weights and times of edges": speaks(
-        "info edge_arrays_read: _N:cites:_N, _N:by:_N have at, weight | which nothing reads",
+        "info edge_arrays_read: _N:cites:_N, _N:by:_N have at, weight | which nothing reads | "
+        "sampling.time or task.split",
         partition=make_partition(edges=DATED),
     ),
     "features of edges beside weights": speaks(
@@ -789,6 +790,13 @@ def test_supported(version: str | None, fits: bool) -> None:
     assert supported(version, "2.4", "3") is fits
 
 
+def test_a_prediction_does_not_repeat_what_training_has_said_of_edges() -> None:
+    training = make_config()
+    for config, said in ((training, True), (training.asking(), False)):
+        job = make_job(config, partition=make_partition(edges=DATED))
+        assert any(f.check == "edge_arrays_read" for f in check(job)) == said
+
+
 @pytest.mark.parametrize(
     ("sections", "use", "instead"),
     [
@@ -819,6 +827,14 @@ def test_what_needs_dgl_is_refused(sections: dict[str, Any], use: str, instead: 
     assert finding.what == f"{use}, and DGL is not installed"
     assert "pip install dgl" in finding.remedy
     assert instead in finding.remedy
+
+
+def test_a_dgl_that_is_too_old_may_go_as_well() -> None:
+    """Of newer Pythons there is no other."""
+    (finding,) = check(make_job(nodes=one(versions=versions(dgl="0.1.3"))))
+    assert finding.remedy.endswith(" there, with Python 3.12 or older, or uninstall it")
+    (finding,) = check(make_job(nodes=one(versions=versions(torch="2.3.1"))))
+    assert finding.remedy == "install torch >= 2.4 there"
 
 
 def test_the_ranges_are_those_of_the_package() -> None:

@@ -288,10 +288,18 @@ def test_closing_says_the_test_metric_first(tmp_path: Path) -> None:
         "test/accuracy  0.8151",
         "val/accuracy   0.7900 (best epoch, 3)",
         "steps          12,000",
-        "seeds/s        12,346",
+        "seeds/s        12,346 (in steps alone)",
         "seconds        sample 1.2, compute 3.8",
     ]
     assert lines[7] == "run directory  /runs/cora"
+    said = {"severity": "hint", "what": "idle", "set": ["a=1"], "numerics": False, "expect": "b"}
+    every = [said, {**said, "severity": "warning"}, {**said, "what": "busy"}]
+    timed = {**SUMMARY, "seconds": {"first_step": 3.0}}
+    screen.display.closing({**timed, "advice": every}, Path("/runs/cora"))
+    assert re.findall(r"^(\w+ ?\d?) +(\w+) → --set a=1$", screen.text(), re.M) == [
+        *(("hint ", "idle"), ("advice ", "idle"), ("hint 2", "busy"))
+    ]
+    assert "start to first step 3.0" in screen.text()
     screen.display.closing({"status": "failed"}, Path("/runs/cora"))
     assert "/runs/cora/logs" in screen.text()
     assert "--resume" in screen.text()

@@ -21,7 +21,7 @@ from raygnn.graph.sources.input_files import Array, check_fits_memory, opened
 from raygnn.graph.sources.saved_graphs import GraphSet
 
 _REMEDY = (
-    "Give the number of graphs, then for each a line 'n label' and n lines 'tag degree neighbours'."
+    "give the number of graphs, then for each a line 'n label' and n lines 'tag degree neighbours'"
 )
 _SHOWN = 20
 

@@ -19,8 +19,8 @@ from raygnn.util.hashing import digest
 
 Array = np.ndarray[Any, Any]
 
-_MORE_MEMORY = "If the file is not damaged, free memory, or use a machine with more of it."
-_A_MASK = "A mask is one bool (or 0 or 1) for each node, not a list of node ids."
+_MORE_MEMORY = "if the file is not damaged, free memory, or use a machine with more of it"
+_A_MASK = "a mask is one bool (or 0 or 1) for each node, not a list of node ids"
 
 
 def check_file(path: AnyPath) -> int:
@@ -36,28 +36,28 @@ def check_file(path: AnyPath) -> int:
 
     if isinstance(path, RemotePath):
         if not path.is_file():
-            raise refused("there is no such file", "Check the URI.")
+            raise refused("there is no such file", "check the URI")
         if not (size := path.stat().st_size):
-            raise refused("the file is empty", "Get or write the file again.")
+            raise refused("the file is empty", "get or write the file again")
         return size
     try:
         status = path.stat()
     except FileNotFoundError:
-        remedy = "Check the path; a relative one is taken from the directory of the config file."
+        remedy = "check the path; a relative one is taken from the directory of the config file"
         raise refused("the file does not exist", remedy) from None
     except OSError as error:
-        remedy = "Check the path and the rights."
+        remedy = "check the path and the rights"
         raise refused(f"the file can not be read: {error.strerror or error}", remedy) from None
     if stat.S_ISDIR(status.st_mode):
-        raise refused("it is a directory, not a file", "Name the file itself.")
+        raise refused("it is a directory, not a file", "name the file itself")
     if not stat.S_ISREG(status.st_mode):
-        remedy = "Name a file on disk; pipes and devices can not be read twice."
+        remedy = "name a file on disk; pipes and devices can not be read twice"
         raise refused("it is not a regular file", remedy)
     if not os.access(path, os.R_OK):
-        remedy = "Give this user the right to read it."
+        remedy = "give this user the right to read it"
         raise refused("the file can not be read: permission denied", remedy)
     if status.st_size == 0:
-        raise refused("the file is empty", "Get or write the file again.")
+        raise refused("the file is empty", "get or write the file again")
     return status.st_size
 
 
@@ -70,7 +70,7 @@ def opened(path: AnyPath) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         message = f"the file can not be read: {error.strerror or error}"
-        remedy = "Check the path, the rights and the disk."
+        remedy = "check the path, the rights and the disk"
         raise DataError(message, where=str(path), remedy=remedy) from None
 
 
@@ -126,13 +126,13 @@ def require_rows(array: Any, num: int, origin: str, of: str) -> None:
     shape = tuple(array.shape)
     if not shape or shape[0] != num:
         message = f"its shape is {shape}, but there are {num} {of}"
-        raise DataError(message, where=origin, remedy=f"Give one row for each of the {of}.")
+        raise DataError(message, where=origin, remedy=f"give one row for each of the {of}")
 
 
 def require_features(array: Array, origin: str) -> None:
     """Refuse anything but a matrix of numbers."""
     if array.dtype.kind not in "biuf" or array.ndim != 2:
-        raise _unlike(array, origin, "Features are a matrix of numbers, one row for each node.")
+        raise _unlike(array, origin, "features are a matrix of numbers, one row for each node")
 
 
 def to_features(array: Array, origin: str) -> Array:
@@ -148,7 +148,7 @@ def to_features(array: Array, origin: str) -> Array:
             raise DataError(
                 f"the value in column {columns[0]} is {value}, more than float32 holds",
                 where=f"{origin}, row {rows[0]}",
-                remedy="Scale the features, or replace or drop such rows.",
+                remedy="scale the features, or replace or drop such rows",
             )
     return features
 
@@ -162,7 +162,7 @@ def to_labels(array: Any, origin: str) -> Array:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or array.ndim != 1:
-        raise _unlike(array, origin, "Labels are one integer for each node, -1 where unknown.")
+        raise _unlike(array, origin, "labels are one integer for each node, -1 where unknown")
     if array.dtype.kind == "f":
         classes = np.where(np.isnan(array), -1, array)
         bad = np.flatnonzero((classes != np.trunc(classes)) | (np.abs(classes) >= 2**53))
@@ -170,7 +170,7 @@ def to_labels(array: Any, origin: str) -> Array:
             raise DataError(
                 f"the label {array[bad[0]]} is not an integer",
                 where=f"{origin}, row {bad[0]}",
-                remedy="Labels are integers from 0 to the number of classes - 1, -1 where unknown.",
+                remedy="labels are integers from 0 to the number of classes - 1, -1 where unknown",
             )
         array = classes
     return array.astype(np.int64, copy=False)
@@ -198,14 +198,14 @@ def to_ids(array: Array, num: int, origin: str, column: str, first: int = 0) -> 
         raise DataError(
             f"{column} has shape {array.shape} and dtype {array.dtype}",
             where=origin,
-            remedy="Edges are pairs of integer node ids.",
+            remedy="edges are pairs of integer node ids",
         )
     if len(array) and (array.min() < 0 or array.max() >= num):
         row = int(np.argmax((array < 0) | (array >= num)))
         raise DataError(
             f"{column} {array[row]} is not a node: there are {num}",
             where=f"{origin}, row {first + row}",
-            remedy=f"Node ids run from 0 to {num - 1}.",
+            remedy=f"node ids run from 0 to {num - 1}",
         )
     return array.astype(np.int64, copy=False)
 

@@ -31,7 +31,7 @@ DEFAULT_NORMALIZE = "none"
 _BOTH, _ONE = 80, 32  # bytes of a listed pair while edges are made of it
 _STORED_MASKS = {mask: f"{mask}s" for mask in MASKS}
 _ARRAYS = ("node_features", "node_labels", "edges", *_STORED_MASKS.values())
-_REMEDY = f"Save the archive with the arrays {', '.join(_ARRAYS)}."
+_REMEDY = f"save the archive with the arrays {', '.join(_ARRAYS)}"
 
 
 def files(graph: NpzGraph) -> list[Path]:
@@ -106,7 +106,7 @@ def _members(graph: NpzGraph) -> dict[str, Member]:
         input_files.require_rows(mask, num, origin[name], "nodes")
     shape = arrays["edges"].shape
     if len(shape) != 2 or shape[1] != 2:
-        remedy = "Edges are pairs of node ids: an array of shape [E, 2]."
+        remedy = "edges are pairs of node ids: an array of shape [E, 2]"
         raise DataError(f"its shape is {shape}", where=origin["edges"], remedy=remedy)
     return stored
 
@@ -119,7 +119,7 @@ def _split(masks: Array, split: int, origin: str) -> Array:
         raise DataError(
             f"graph.split is {split}, but it has shape {masks.shape}: {count} splits",
             where=origin,
-            remedy=f"Choose graph.split from 0 to {count - 1}." if count else "Masks are [S, N].",
+            remedy=f"choose graph.split from 0 to {count - 1}" if count else "masks are [S, N]",
         )
     row: Array = masks[split]
     return row

@@ -18,7 +18,7 @@ from raygnn.errors import DataError
 from raygnn.graph.sources import input_files
 from raygnn.graph.sources.input_files import Array, check_fits_memory
 
-_REMEDY = "The file is truncated or not an .npz: get it or save it again."
+_REMEDY = "the file is truncated or not an .npz: get it or save it again"
 # of what a zip has before each member: the lengths of the name and of the extras after it
 _BEFORE_MEMBER = struct.Struct("<26x2H")
 
@@ -149,7 +149,7 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
     left = info.file_size - start
     if dtype.hasobject:
         message = "refused: it holds Python objects, which are pickles that could run anything"
-        raise DataError(message, where=origin, remedy="Save it as an array of numbers.")
+        raise DataError(message, where=origin, remedy="save it as an array of numbers")
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != left:
         raise _damaged(origin, f"an array of shape {shape} and dtype {dtype} in {left} bytes")
     place = None
@@ -169,4 +169,4 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
 def _damaged(origin: str, message: str) -> DataError:
     text = " ".join(message.split())
     text = text if len(text) <= 200 else text[:200] + "…"
-    return DataError(text, where=origin, remedy="The file is damaged: get it or save it again.")
+    return DataError(text, where=origin, remedy="the file is damaged: get it or save it again")

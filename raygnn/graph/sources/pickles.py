@@ -28,7 +28,7 @@ _MAX_TUPLES = 1000  # arrays need a few each; a deeper tuple could not be hashed
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _LEGACY = 0x1950A86A20F9469CFC6C  # the first pickle of files from before torch 1.6
-_REMEDY = "The file is damaged, or not of this dataset: get it again."
+_REMEDY = "the file is damaged, or not of this dataset: get it again"
 
 
 class _Forbidden(Exception):
@@ -136,7 +136,7 @@ def load_pickle(code: bytes | BinaryIO, path: Path) -> Any:
         raise DataError(
             f"refused: the pickle refers to {error}, which is not needed to hold arrays",
             where=str(path),
-            remedy="Nothing was run. Get the file from a source you trust.",
+            remedy="nothing was run. Get the file from a source you trust",
         ) from None
     except _Unexpected as error:
         raise _damaged(path, str(error)) from None
@@ -146,7 +146,7 @@ def load_pickle(code: bytes | BinaryIO, path: Path) -> Any:
         raise DataError(
             f"not a whole pickle of plain data: {brief(' '.join(str(error).split()))}",
             where=str(path),
-            remedy="The file is truncated or damaged: get it again.",
+            remedy="the file is truncated or damaged: get it again",
         ) from None
 
 

@@ -108,7 +108,7 @@ def _features(file: Path) -> Any:
         raise DataError(
             f"the feature in column {matrix.indices[bad[0]]} is {matrix.data[bad[0]]}",
             where=f"{file}: row {row}",
-            remedy="Features must be finite numbers.",
+            remedy="features must be finite numbers",
         )
     return matrix
 
@@ -144,7 +144,7 @@ def _test_index(file: Path, rows: int, first: int, num: int) -> Array:
                 f"the test node {shown!r} is "
                 + ("listed twice" if node in seen else f"not an id from {first} to {num - 1}"),
                 where=f"{file}: line {row + 1}",
-                remedy="Get the file again; it must belong to the same graph as the others.",
+                remedy="get the file again; it must belong to the same graph as the others",
             )
         seen.add(node)
         ids[row] = node
@@ -164,7 +164,7 @@ def _edges(adjacency: dict[int, list[int]], num: int, file: Path) -> tuple[Array
                 raise DataError(
                     f"it holds {message}",
                     where=f"{file}: row {row}",
-                    remedy=f"The other files describe {num} nodes, 0 to {num - 1}.",
+                    remedy=f"the other files describe {num} nodes, 0 to {num - 1}",
                 )
     degrees = [len(neighbours) for neighbours in adjacency.values()]
     flat = (node for neighbours in adjacency.values() for node in neighbours)
@@ -177,5 +177,5 @@ def _damaged(file: Path, message: str, *, row: int | None = None) -> DataError:
     return DataError(
         f"it holds {message}",
         where=str(file) if row is None else f"{file}: row {row}",
-        remedy="Get the files again; all eight must belong to the same graph.",
+        remedy="get the files again; all eight must belong to the same graph",
     )

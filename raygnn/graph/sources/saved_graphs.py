@@ -26,7 +26,7 @@ VERSION = 1
 DEFAULT_NORMALIZE = "none"
 
 MAGIC = (0xDD2E4FF046B4A13F).to_bytes(8, "little")
-_REMEDY = "Save the graph again with dgl.save_graphs."
+_REMEDY = "save the graph again with dgl.save_graphs"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read(graph: DglGraph) -> GraphData:
         raise DataError(
             f"graph.index is {graph.index}, but it holds {len(graphs)} graphs",
             where=str(file),
-            remedy=f"Choose graph.index from 0 to {len(graphs) - 1}.",
+            remedy=f"choose graph.index from 0 to {len(graphs) - 1}",
         )
     return _convert(graphs[graph.index], file)
 

@@ -31,7 +31,7 @@ def normalize(data: GraphData, method: str) -> None:
         raise ConfigError(
             f"{method} scales the array 'feat', and no node type has one",
             where="graph.normalize",
-            remedy="Set graph.normalize to none, or store the features as 'feat'.",
+            remedy="set graph.normalize to none, or store the features as 'feat'",
         )
     scale = {"row": _scale_rows, "standard": _standardize}[method]
     for frame in frames:

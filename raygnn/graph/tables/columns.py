@@ -208,7 +208,15 @@ def _without_truths(array: pa.Array) -> pa.Array:
 
 def no_number(chunk: Chunk, row: int, column: str) -> DataError:
     """The error of a missing number."""
-    remedy = f"impute it, such as {{column: {column}, impute: median}}, or give fill: 0.0"
+    array, value = chunk.columns[column], "median}"
+    if pa.types.is_large_string(array.type):
+        array = pc.unique(pc.utf8_lower(array.drop_null()))
+        truths = {"true", "false"}.issuperset(array.to_pylist())
+    else:
+        truths = pa.types.is_boolean(array.type)
+    if truths:
+        value = "0}, which is false"
+    remedy = f"impute it, such as {{column: {column}, impute: {value}, or give fill: 0.0"
     return missing_value(chunk, row, column, "number", remedy)
 
 

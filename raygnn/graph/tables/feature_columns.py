@@ -370,7 +370,10 @@ class Features:
         then = [one and one["does"] for one in kept]
         now = [one and one.says for one in self.transformed]
         if then != now:
-            message = f"the columns are transformed by {now}, and were by {then} in the training"
+            pairs = zip(self.described, now, then, strict=False)
+            differ = ", ".join(repr(one.column) for one, does, did in pairs if does != did)
+            differ = differ or f"there are {len(now)}, and were {len(then)}"
+            message = f"columns are not transformed as in the training: {differ}"
             remedy = "describe them as the tables that were trained on are described"
             raise DataError(message, where=where, remedy=remedy)
         for one, before in zip(self.transformed, kept, strict=True):
