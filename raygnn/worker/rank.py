@@ -83,6 +83,10 @@ class Rank(RankSetup):
         )
         has_val = plane.count("val") > 0
         self._check_schedule(has_val)
+        unsaid = any(one.split_time or one.task.of_edges for one in config.by_task.values())
+        for split in ("val", "test") if unsaid and step is None else ():
+            if not plane.count(split) and first:  # of other splits the preflight has said it
+                self.events.tell(f"no {config.task.seeds} are in the split {split!r}")
         callbacks = [Phases(), self.reduction, records, *user_hooks(config.train), guard]
         callbacks += [averaging] if averaging else []
         callbacks += [evaluation] if has_val else []

@@ -95,7 +95,9 @@ def branded(directory: Path, brands: dict[str | None, str], unknown: str, **more
     return config
 
 
-def test_words_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of a category and of the class: a file of other months has some of the words, and others.
     What missing brands say is said of unknown ones; what is refused is refused without a Ray."""
     brands = {"acme": "no", "bolt": "perhaps", "zest": "yes", None: "unsure"}
@@ -107,11 +109,13 @@ def test_words_keep_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = asked(run, f"graph.path={described}")
     frame = ask(run, found.config, 2, sizes=found.weights.sizes).to_pandas()
     assert set(frame["label"]) == {0, 2, 3}
+    file = tmp_path / "new" / "items.csv"
+    unseen = "100 of 300 rows have words that the training did not have, and are in the bucket"
+    assert [m for m in caplog.messages if "bucket" in m] == [f"{file}, column 'brand': {unseen}"]
     assert (frame["prediction"] == frame["label"]).mean() > 0.95
 
     monkeypatch.setattr(RayCluster, "start", lambda self: pytest.fail("a Ray was started"))
     described.write_text(described.read_text().replace("bucket", "error"))
-    file = tmp_path / "new" / "items.csv"
     items = pd.read_csv(file)
     data, out = [f"graph.path={described}"], tmp_path / "out.parquet"
     for column in ("brand", "kind"):

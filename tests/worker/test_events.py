@@ -3,6 +3,7 @@ what only the order of edges tells is learned."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from raygnn.errors import DataError
 from raygnn.graph.data import DEFAULT_ETYPE
 from raygnn.graph.dgl import dgl
 from raygnn.runs.run import Run
+from raygnn.runs.run_directory import EVENTS
 from raygnn.sampling.negatives import ENDS, Negatives
 from raygnn.sampling.seeds import _nodes
 from tests.small_jobs import job, train_on_ranks
@@ -253,6 +255,17 @@ def test_seeds_of_several_labels_are_split_by_those_with_any(tmp_path: Path) -> 
     task = {"target": "labels", "labels": "several", "split": {"by": "time"}}
     metrics = run(tmp_path, file, "node_classification", task=task).summary["metrics"]
     assert {"val/roc_auc", "test/roc_auc"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("kind", ["node_classification", "link_prediction"])
+def test_times_that_leave_nothing_to_validate_or_test_on(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "graph.dgl"
+    events(file)
+    split = {"by": "time", "val": 10**6, "test": 10**6}
+    made = run(tmp_path, file, kind, task={"split": split}, train={"epochs": 1})
+    told = [json.loads(line)["text"] for line in (made.path / "logs" / EVENTS).open()]
+    unit = kind[:4] if kind.startswith("node") else "edge"
+    assert told[:2] == [f"no {unit}s are in the split {split!r}" for split in ("val", "test")]
 
 
 def test_a_time_that_leaves_nothing_to_train_on(tmp_path: Path) -> None:

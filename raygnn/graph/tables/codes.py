@@ -6,6 +6,7 @@ nor a whole number, or that may not be.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ from raygnn.graph.tables.columns import (
 )
 from raygnn.graph.tables.description import Category
 from raygnn.graph.tables.reader import Chunk, Reader
+
+log = logging.getLogger("raygnn")
 
 MAX_CLASSES = 1 << 16
 MAX_CATEGORIES = 1 << 20
@@ -108,6 +111,12 @@ class Codes:
         if bucket < 0:
             unseen = np.array([*(str(name) not in place for name in names), self._bucket], bool)
             self._refuse(reader, rows, unseen, names)
+        elif self._vocabulary is not None:
+            unseen = np.array([*(str(name) not in place for name in names), False], bool)[rows]
+            if unseen.any():
+                what = "rows have words that the training did not have, and are in the bucket"
+                where = f"{reader.files[0]}, column {self.column!r}"
+                log.warning(f"{where}: {unseen.sum():,} of {len(rows):,} {what}")
         final = np.array([*(place.get(str(name), bucket) for name in names), bucket], np.int64)
         np.take(final, rows, out=rows)
         return rows, list(ordered)
