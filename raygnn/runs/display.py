@@ -220,6 +220,8 @@ class Display:
         if not any(name.startswith("test/") for name in rows):  # what selected is what is reported
             last = _sorted_metrics(summary.get("last_metrics") or {})
             rows |= {f"{name}, last epoch": f"{value:.4f}" for name, value in last}
+        if (loss := summary.get("train_loss")) is not None:
+            rows["train/loss"] = f"{loss:.4f} (the last steps)"
         if summary.get("steps") is not None:
             rows["steps"] = f"{summary['steps']:,}"
         if summary.get("seeds_per_second") is not None:

@@ -113,6 +113,7 @@ class Records(pl.Callback):
         self.bytes = dict.fromkeys(BYTES, 0.0)  # of all ranks
         self.seeds = 0
         self.first_step: float | None = None
+        self.loss: float | None = None  # of the newest window
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write one record (rank 0); ``time`` is added."""
@@ -134,6 +135,7 @@ class Records(pl.Callback):
         compute = sum(self.totals[name] for name in COMPUTE)
         return {
             "seeds_per_second": self.seeds / busy if busy else 0.0,
+            "train_loss": self.loss,
             "seconds": {**self.totals, "compute": compute, "first_step": self.first_step},
         }
 
@@ -259,6 +261,7 @@ class Records(pl.Callback):
         if size > 1:
             values |= self._stragglers.add(trainer.global_step, each, batches)
         self.write(trainer.global_step, trainer.current_epoch, values)
+        self.loss = values["train/loss"]
         if self._ranks_writer is not None:
             self._ranks_writer.write(self._of_ranks(trainer.global_step, batches, ranks, each))
         if self.first_step is None:

@@ -111,6 +111,7 @@ def test_the_parts_sum_to_the_wall_time(
     batches = records["step"].diff() * accumulate
     wall = records["time"].diff()
     assert (batches * parts).iloc[1:].sum() == pytest.approx(wall.iloc[1:].sum(), rel=0.05)
+    assert run.summary["train_loss"] == pytest.approx(run.metrics["train/loss"].dropna().iloc[-1])
     seeds = run.summary["seeds_per_second"]
     assert seeds == pytest.approx(run.metrics["seeds_per_second"].dropna().median(), rel=0.5)
 
