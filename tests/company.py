@@ -28,7 +28,13 @@ FEATURES: list[Any] = [
     {"column": "plan", "onehot": True, "unknown": "bucket", "min_count": 3},
     {"column": "city", "impute": "nowhere", "hash": 7},
 ]
-CALLS = [{"column": "minutes", "impute": "median", "scale": "standard"}, "kind"]
+CALLS: list[Any] = [
+    {"column": "minutes", "impute": "median", "scale": "standard"},
+    "kind",
+    {"column": "line", "onehot": True, "unknown": "bucket", "min_count": 3},
+    {"column": "line", "impute": "none", "hash": 5},
+    {"column": "minutes", "impute": "mean", "bucket": 4},
+]
 
 
 def spec(kind: str, **split: Any) -> dict[str, Any]:
@@ -85,12 +91,22 @@ def customers(random: np.random.Generator, num: int, new: bool) -> pd.DataFrame:
     return frame
 
 
-def calls(random: np.random.Generator, names: pd.Series, num: int) -> pd.DataFrame:
-    """Calls of customers to others."""
+def calls(random: np.random.Generator, names: pd.Series, num: int, new: bool) -> pd.DataFrame:
+    """Calls of customers to others; ``new`` ones also by a line that was not there before."""
     minutes = pd.Series(np.round(random.exponential(5, num), 3)).mask(random.random(num) < 0.1)
     ends = random.choice(names.to_numpy(), (2, num))
+    kinds = random.integers(0, 3, num)
+    lines = pd.Series(random.choice(["fibre", "mobile", "landline"] + ["satellite"] * new, num))
+    lines[:2] = "rare"
     return pd.DataFrame(
-        {"a": ends[0], "b": ends[1], "minutes": minutes, "kind": random.integers(0, 3, num)}
+        {
+            "a": ends[0],
+            "b": ends[1],
+            "minutes": minutes,
+            "kind": kinds,
+            "line": lines.mask(random.random(num) < 0.1),
+            "fold": random.choice(["train", "val", "test"], num, p=[0.5, 0.2, 0.3]),
+        }
     )
 
 
@@ -101,7 +117,7 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     people = customers(random, num, new)
-    called = calls(random, people["customer"], 3 * num)
+    called = calls(random, people["customer"], 3 * num, new)
     for name, frame in (("customers", people), ("calls", called)):
         if kind == "csv":
             frame.to_csv(directory / f"{name}.csv", index=False)
@@ -124,9 +140,6 @@ def by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
     def minmax(of: pd.Series, values: pd.Series) -> pd.Series:
         return (values - of.min()) / (of.max() - of.min())
 
-    def indicators(codes: np.ndarray, width: int) -> list[np.ndarray]:
-        return [(codes == n).astype(float) for n in range(width)]
-
     columns: list[Any] = [frame["visits"], standard(train["visits"], frame["visits"])]
     median = train["income"].median()
     logs = [np.log1p(one["income"].fillna(median)) for one in (train, frame)]
@@ -135,8 +148,8 @@ def by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
     columns.append(minmax(train["income"].fillna(mean), frame["income"].fillna(mean)))
     columns.append(_rank_gauss(train["income"].fillna(-0.5), frame["income"].fillna(-0.5)))
     bounds = np.quantile(train["income"].fillna(median), [0.2, 0.4, 0.6, 0.8])
-    columns += indicators(np.digitize(frame["income"].fillna(median), bounds), 5)
-    columns += indicators(np.digitize(frame["visits"], [2, 5]), 3)
+    columns += _indicators(np.digitize(frame["income"].fillna(median), bounds), 5)
+    columns += _indicators(np.digitize(frame["visits"], [2, 5]), 3)
     columns.append(frame["active"].astype(float).fillna(0.5))
     days = train["joined"].dt.day_of_week
     columns.append(frame["joined"].dt.day_of_week.fillna(days.median()))
@@ -151,15 +164,8 @@ def by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
     columns.append(standard(of_train.fillna(of_train.mean()), values.fillna(of_train.mean())))
     since = [((one["seen"] - one["joined"]) / day).fillna(0) for one in (train, frame)]
     columns.append(minmax(*since))
-    counts = train["plan"].value_counts()
-    words = sorted(counts.index[counts >= 3])
-    known = frame["plan"].map({word: n + 1 for n, word in enumerate(words)}).fillna(0)
-    columns += indicators(known.to_numpy(), len(words) + 1)
-    slots = [
-        int.from_bytes(hashlib.blake2b(city.encode(), digest_size=8).digest(), "little") % 7
-        for city in frame["city"].fillna("nowhere")
-    ]
-    columns += indicators(np.array(slots), 7)
+    columns += _onehot(train["plan"], frame["plan"])
+    columns += _hashed(frame["city"].fillna("nowhere"), 7)
     return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
 
 
@@ -168,7 +174,32 @@ def calls_by_hand(train: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
     median = train["minutes"].median()
     of_train, values = (one["minutes"].fillna(median) for one in (train, frame))
     scaled = (values - of_train.mean()) / of_train.std(ddof=0)
-    return np.stack([scaled, frame["kind"]], axis=1)
+    columns = [scaled, frame["kind"], *_onehot(train["line"], frame["line"])]
+    columns += _hashed(frame["line"].fillna("none"), 5)
+    mean = train["minutes"].mean()
+    bounds = np.quantile(train["minutes"].fillna(mean), [0.25, 0.5, 0.75])
+    columns += _indicators(np.digitize(frame["minutes"].fillna(mean), bounds), 4)
+    return np.stack(columns, axis=1)
+
+
+def _indicators(codes: np.ndarray, width: int) -> list[np.ndarray]:
+    return [(codes == n).astype(float) for n in range(width)]
+
+
+def _onehot(of: pd.Series, values: pd.Series) -> list[np.ndarray]:
+    """Of words in three rows or more, after one for all others."""
+    counts = of.value_counts()
+    words = sorted(counts.index[counts >= 3])
+    known = values.map({word: n + 1 for n, word in enumerate(words)}).fillna(0)
+    return _indicators(known.to_numpy(), len(words) + 1)
+
+
+def _hashed(words: pd.Series, width: int) -> list[np.ndarray]:
+    slots = [
+        int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little") % width
+        for word in words
+    ]
+    return _indicators(np.array(slots), width)
 
 
 def _rank_gauss(of: pd.Series, values: pd.Series) -> list[float]:

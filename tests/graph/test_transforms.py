@@ -75,6 +75,27 @@ def test_by_hand(kind: str, split: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert close(data.edges[CALLS].data["how"], company.calls_by_hand(called, called))
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_edges_are_fitted_to_those_for_training(split: str, tmp_path: Path) -> None:
+    """A line that no edge for training has is one of those that are not known."""
+    _, called = company.write(tmp_path, "csv", 200, 4)
+    training = called["fold"] == "train"
+    if split == "shares":
+        training = pd.Series(draw(RandomSplit(**SHARES), len(called)) == 0)
+    called.loc[called.index[~training][:9], "line"] = "courier"
+    flags = {"is_train": training, "is_val": (called["fold"] == "val") & ~training}
+    called.assign(**flags).to_csv(tmp_path / "calls.csv", index=False)
+    spec = company.spec("csv")
+    spec["edges"]["customer:calls:customer"] |= SPLITS[split]
+    (tmp_path / "tables.yaml").write_text(yaml.safe_dump(spec))
+    data = load_graph(described(tmp_path))
+    frame = data.edges[CALLS].data
+    assert frame["train_mask"].tolist() == [*training]
+    assert close(frame["how"], company.calls_by_hand(called[training], called))
+    lines = data.transforms["customer:calls:customer/how"][2]
+    assert lines["state"] == [[[None, "fibre", "landline", "mobile"]]]
+
+
 def test_shares_are_of_rows_with_a_label(tmp_path: Path) -> None:
     people, _ = company.write(tmp_path, "csv", 300, 2, splits=SHARES)
     people.loc[::3, "leaves"] = None

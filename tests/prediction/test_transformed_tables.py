@@ -46,11 +46,11 @@ staging: {path: stage}
 """
 
 
-def small(directory: Path, **sections: Any) -> tuple[Config, pd.DataFrame]:
-    """A job on the customers of one month, who are given, too."""
-    people, _ = company.write(directory / "old", "csv", 400, 0)
+def small(directory: Path, **sections: Any) -> tuple[Config, pd.DataFrame, pd.DataFrame]:
+    """A job on the customers of one month, who are given, too, and their calls."""
+    people, called = company.write(directory / "old", "csv", 400, 0)
     graph = {"format": "tables", "path": str(directory / "old" / "tables.yaml")}
-    return load_config({**job(directory, **sections), "graph": graph}), people
+    return load_config({**job(directory, **sections), "graph": graph}), people, called
 
 
 def state(meta: PartitionMeta) -> dict[str, Any]:
@@ -75,9 +75,9 @@ def stored(meta: PartitionMeta) -> tuple[np.ndarray, np.ndarray]:
 def test_a_later_month(tmp_path: Path) -> None:
     """Predictions are what the network says of features made by hand; partitions that were made
     without the training's state, or of columns that are not transformed, are refused."""
-    config, people = small(tmp_path)
+    config, people, called = small(tmp_path)
     run = train_on_ranks(config)
-    new, _ = company.write(tmp_path / "new", "csv", 150, 1, new=True)
+    new, new_calls = company.write(tmp_path / "new", "csv", 150, 1, new=True)
     wanted = company.by_hand(people[people["fold"] == "train"], new)
     path = tmp_path / "new" / "tables.yaml"
     found = asked(run, f"graph.path={path}")
@@ -92,6 +92,7 @@ def test_a_later_month(tmp_path: Path) -> None:
     assert np.abs(np.stack(table["scores"]) - shares.numpy()).max() < 1e-5
     made = ensure_partition(found.config, 2)
     assert state(made) == state(ensure_partition(config, 2))
+    assert close(stored(made)[1], company.calls_by_hand(called, new_calls))
 
     frame = new.assign(leaves="no", fold="train")
     frame.to_csv(tmp_path / "new" / "customers.csv", index=False)
@@ -108,13 +109,13 @@ def test_a_later_month(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_the_same_state(tmp_path: Path) -> None:
     """Its partition, gone meanwhile, is made again as it was."""
-    whole, _ = small(tmp_path / "whole", train={"epochs": 2})
+    whole, *_ = small(tmp_path / "whole", train={"epochs": 2})
     train_on_ranks(whole)
-    config, _ = small(tmp_path / "two", train={"epochs": 1})
+    config, *_ = small(tmp_path / "two", train={"epochs": 1})
     train_on_ranks(config)
     before = state(ensure_partition(config, 2))
     shutil.rmtree(config.storage / "partitions")
-    config, _ = small(tmp_path / "two", train={"epochs": 2})
+    config, *_ = small(tmp_path / "two", train={"epochs": 2})
     run = train_on_ranks(config, resume=True)
     assert state(ensure_partition(config, 2)) == before
     states = [torch.load(at / "checkpoints" / "selected.pt") for at in (whole.run_dir, run.path)]
