@@ -65,6 +65,7 @@ UNABLE = {
 }
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("name", UNABLE)
 def test_what_a_model_fails_of(name: str, make_job: JobFactory, tmp_path: Path) -> None:
     words, function = UNABLE[name]
@@ -111,9 +112,12 @@ def test_own_functions_that_work(make_job: JobFactory, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     tasks = {"kind": {"kind": "node_classification", **own}, "links": LINKS}
     assert outcome(make_job(tasks=tasks), tmp_path / "tasks") is None
-    (tmp_path / "graphs").mkdir()
-    task = {"kind": "graph_classification", **own}
-    assert outcome(graphs_of(tmp_path, graph=dataset(), task=task), tmp_path / "graphs") is None
+
+
+@pytest.mark.dgl
+def test_own_functions_that_work_on_whole_graphs(tmp_path: Path) -> None:
+    task = {"kind": "graph_classification", "loss": f"{OWN}:plain", "metric": f"{OWN}:profit"}
+    assert outcome(graphs_of(tmp_path, graph=dataset(), task=task), tmp_path) is None
 
 
 def test_too_few_class_weights(tmp_path: Path) -> None:
@@ -165,6 +169,7 @@ def test_labels_of_a_small_graph_are_some(tmp_path: Path) -> None:
     assert outcome(config, tmp_path) is None
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(
     ("model", "sections"),
     [
@@ -187,6 +192,7 @@ def test_a_model_that_works(
     assert outcome(make_job(model={"kind": model}, **sections), tmp_path) is None
 
 
+@pytest.mark.dgl
 def test_dtypes_are_those_of_the_precision(make_job: JobFactory, tmp_path: Path) -> None:
     model = {"kind": f"{UNFIT}:Fp32Alone"}
     assert outcome(make_job(model=model), tmp_path) is None
@@ -196,6 +202,7 @@ def test_dtypes_are_those_of_the_precision(make_job: JobFactory, tmp_path: Path)
     assert said["where"].endswith("in forward")
 
 
+@pytest.mark.dgl
 def test_learned_rows_are_part_of_the_features(make_job: JobFactory, tmp_path: Path) -> None:
     model = {
         "kind": "tests.own_models:DglSage",
@@ -204,6 +211,7 @@ def test_learned_rows_are_part_of_the_features(make_job: JobFactory, tmp_path: P
     assert outcome(make_job(model=model), tmp_path) is None
 
 
+@pytest.mark.dgl
 def test_classes_of_a_partition_that_is_there(make_job: JobFactory, tmp_path: Path) -> None:
     """As many as its labels tell, not as many as the small graph would have."""
     graph = {"classes": 7, "train": 0.5}
@@ -217,6 +225,7 @@ def test_classes_of_a_partition_that_is_there(make_job: JobFactory, tmp_path: Pa
     assert "gave [8, 5], expected [8, 7]" in said["what"]
 
 
+@pytest.mark.dgl
 def test_whole_graphs(tmp_path: Path) -> None:
     own = "tests.worker.test_graph_tasks:OwnGin"
     works = graphs_of(tmp_path, graph=dataset(), model={"kind": own})

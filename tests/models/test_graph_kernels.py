@@ -12,11 +12,12 @@ from torch import Tensor
 from raygnn.errors import ConfigError
 from raygnn.graph import dgl as door
 from raygnn.models.kernels import message_passing
-from raygnn.models.kernels.message_passing import DGL, NATIVE, Kernels, by_source, select
+from raygnn.models.kernels.message_passing import DGL, NATIVE, Choice, Kernels, by_source, select
 from raygnn.sampling.batch import Adjacency
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}
 DTYPES = list(TOLERANCE)
+EITHER = pytest.mark.parametrize("ops", [NATIVE, pytest.param(DGL, marks=pytest.mark.dgl)])
 
 
 def adjacency(num_dst: int, edges: list[tuple[int, int]]) -> Adjacency:
@@ -66,6 +67,7 @@ def compare(call, leaves: list[Tensor], dtype: torch.dtype) -> None:  # type: ig
         torch.testing.assert_close(mine, other, **tolerance)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "weighted"])
 def test_aggregate(dtype: torch.dtype, reduce: str) -> None:
@@ -87,6 +89,7 @@ def test_aggregate(dtype: torch.dtype, reduce: str) -> None:
     check()
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention(dtype: torch.dtype) -> None:
     @with_specials
@@ -103,7 +106,7 @@ def test_attention(dtype: torch.dtype) -> None:
     check()
 
 
-@pytest.mark.parametrize("ops", [NATIVE, DGL])
+@EITHER
 def test_sums_by_hand(ops: Kernels) -> None:
     """Both against the definition, so that they can not be wrong together."""
     adj = adjacency(3, [(0, 1), (0, 3), (2, 3), (2, 3), (2, 0)])
@@ -122,7 +125,7 @@ def test_sums_by_hand(ops: Kernels) -> None:
     assert ops.aggregate(adj, x, "max").tolist() == [[4, 5], [0, 0], [4, -1]]
 
 
-@pytest.mark.parametrize("ops", [NATIVE, DGL])
+@EITHER
 def test_softmax_survives_large_scores(ops: Kernels) -> None:
     adj = adjacency(2, [(0, 0), (0, 1), (0, 2), (1, 0)])
     soft = ops.edge_softmax(adj, torch.full((4, 2), 1e4), 3)
@@ -160,6 +163,7 @@ def test_edges_by_source(group) -> None:  # type: ignore[no-untyped-def]
 class TestSelect:
     x = torch.zeros(1)
 
+    @pytest.mark.dgl
     def test_auto_is_torch_but_for_maxima(self) -> None:
         assert select("auto", self.x) is NATIVE
         assert select("auto", self.x, "mean") is NATIVE
@@ -167,13 +171,17 @@ class TestSelect:
         assert select("auto", self.x.half(), "max") is NATIVE
         assert select("auto", self.x.to("meta"), "max") is NATIVE
 
-    def test_named(self) -> None:
-        assert select("torch", self.x, "max") is NATIVE
-        assert select("dgl", self.x) is DGL
+    @pytest.mark.parametrize(("choice", "kernels"), [("torch", NATIVE), ("dgl", DGL)])
+    def test_named(self, choice: Choice, kernels: Kernels) -> None:
+        assert select(choice, self.x, "max") is kernels
 
     @pytest.mark.parametrize(
         ("device", "dtype"),
-        [("cpu", torch.float16), ("cuda", torch.float32), ("meta", torch.float32)],
+        [
+            ("cpu", torch.float16),
+            pytest.param("cuda", torch.float32, marks=pytest.mark.dgl),
+            ("meta", torch.float32),
+        ],
     )
     def test_dgl_where_it_can_not_run(self, device: str, dtype: torch.dtype) -> None:
         if device == "cuda":

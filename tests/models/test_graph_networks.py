@@ -105,6 +105,7 @@ class TestBatching:
         samples = samples_of(schema)
         same(model(batch_of(schema, samples)).flip(0), model(batch_of(schema, samples[::-1])))
 
+    @pytest.mark.dgl
     @pytest.mark.parametrize("family", FAMILIES, **names)
     def test_kernels_give_the_same(self, schema: GraphSchema, family: dict[str, Any]) -> None:
         batch = batch_of(schema, samples_of(schema), torch.float64)
@@ -459,6 +460,7 @@ class TestUsersClass:
         out.sum().backward()  # atoms do not depend on what goes into rings
         assert all(p.grad is not None for n, p in model.named_parameters() if ".in." not in n)
 
+    @pytest.mark.dgl
     def test_arguments(self) -> None:
         config = read_model(kind=f"{__name__}:Molecules", args={"hidden": 3})
         model = build_graph_model(config, PLAIN)

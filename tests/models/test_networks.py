@@ -117,6 +117,7 @@ def schema(request: pytest.FixtureRequest) -> Schema:
     return request.param
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("family", FAMILIES, **names)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_kernels_give_the_same_network(

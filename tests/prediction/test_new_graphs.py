@@ -124,6 +124,7 @@ def test_a_target_that_is_known_of_some(workers: int, from_files: Run, tmp_path:
     assert "all/left_out" not in metrics
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", ["gin", OWN])
 def test_other_arguments_of_a_class(workers: int, kind: str, tmp_path: Path) -> None:
@@ -139,6 +140,7 @@ def test_other_arguments_of_a_class(workers: int, kind: str, tmp_path: Path) -> 
     assert frame["label"].tolist() == [number % 2 for number in range(31)]
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("how", ["none", "nan", "alone", "dictionary"])
 def test_a_class_without_targets(how: str, from_class: Run) -> None:
     name = "graph.dataset=tests.datasets:Unlabelled"
@@ -148,6 +150,7 @@ def test_a_class_without_targets(how: str, from_class: Run) -> None:
     assert frame["label"].isna().all()
 
 
+@pytest.mark.dgl
 def test_splits_of_a_class(from_class: Run) -> None:
     """It has them itself; shares of the graphs are not taken."""
     other = (
@@ -301,6 +304,7 @@ def test_a_collection_that_numbers_others(from_text: Run, tmp_path: Path) -> Non
 # --- what is refused -----------------------------------------------------------------------------
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(
     ("args", "what"),
     [
@@ -350,6 +354,7 @@ def test_more_classes_than_it_knows(from_files: Run, from_class: Run, tmp_path: 
     assert frame["label"].isna().tolist() == [False] * 5 + [True] + [False] * 2
 
 
+@pytest.mark.dgl
 def test_categories(tmp_path: Path) -> None:
     """As many as the training had; which of them the new graphs have does not matter."""
     graph = dataset("Coloured", num=20, colours=5)
@@ -380,6 +385,7 @@ def test_refused(overrides: list[str], split: str, what: str, from_files: Run) -
     assert caught.value.remedy
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("like", [None, {}, {"nodes": {"_N": {}}, "edges": [1], "target": 0}])
 def test_records_of_older_versions_and_damaged_ones(
     like: Any, from_class: Run, tmp_path: Path
@@ -408,6 +414,7 @@ def test_a_place_that_numbers_others(tmp_path: Path) -> None:
         ensure_collection(other)
 
 
+@pytest.mark.dgl
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_on_a_ray(from_text: Run, from_class: Run, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def test_what_the_whole_graph_at_once_gives(
         assert right == pytest.approx(metrics["test/accuracy"], abs=1e-6)
 
 
+@pytest.mark.dgl
 def test_your_own_model(make_job: JobFactory) -> None:
     """Which is run on batches of the nodes that are asked for."""
     config = make_job(
@@ -156,6 +157,7 @@ def test_your_own_model(make_job: JobFactory) -> None:
     assert right == pytest.approx(metrics["val/accuracy"], abs=1e-6)
 
 
+@pytest.mark.dgl
 def test_classes_of_graphs(tmp_path: Path) -> None:
     config = make(tmp_path, train={"epochs": 1})
     run = train_on_ranks(config)
@@ -169,6 +171,7 @@ def test_classes_of_graphs(tmp_path: Path) -> None:
     assert right == pytest.approx(metrics["test/accuracy"], abs=1e-6)
 
 
+@pytest.mark.dgl
 def test_numbers_of_graphs(tmp_path: Path) -> None:
     config = make(
         tmp_path,

@@ -29,7 +29,10 @@ from tests.worker.test_graph_tasks import make
 NODES = [3, 500, 77, 3, 901]
 
 
-@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "tests.own_models:DglSage"])
+OWN = pytest.param("tests.own_models:DglSage", marks=pytest.mark.dgl)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", OWN])
 def test_a_list_of_nodes(kind: str, make_job: JobFactory) -> None:
     heads = {"heads": 2} if kind == "gat" else {}
     config = make_job(model={"kind": kind, **heads}, train={"epochs": 1})

@@ -74,6 +74,9 @@ def of_graphs(tmp_path: Path, name: str, workers: int, **keys: Any) -> Config:
     )
 
 
+OF_GRAPHS = pytest.param(of_graphs, marks=pytest.mark.dgl)
+
+
 def recorded(run: Run) -> dict[str, list[float]]:
     """The weights of classes that a run has kept for evaluations."""
     about = json.loads((run.path / "checkpoints" / weights.ABOUT).read_text())
@@ -81,7 +84,7 @@ def recorded(run: Run) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize("kind", [of_nodes, of_edges, of_graphs])
+@pytest.mark.parametrize("kind", [of_nodes, of_edges, OF_GRAPHS])
 def test_any_ranks_train_the_same(kind: Any, tmp_path: Path) -> None:
     curves, metrics, kept = [], [], []
     for workers, replicated in SPREAD[:: 3 if kind is of_graphs else 1]:
@@ -158,7 +161,7 @@ def test_too_few_weights(make_job: JobFactory) -> None:
     [
         (of_nodes, {}),
         (of_edges, {}),
-        (of_graphs, {}),
+        pytest.param(of_graphs, {}, marks=pytest.mark.dgl),
         (of_nodes, {"kind": "node_regression", "target": "price"}),
         (of_edges, {"kind": "edge_regression", "target": "stars"}),
     ],
@@ -181,6 +184,7 @@ def test_an_own_loss_like_ours_trains_the_same(
         assert metrics["val/profit"] == pytest.approx(run.metrics["val/profit"].max(), abs=1e-6)
 
 
+@pytest.mark.dgl
 def test_labels_that_are_not_known_reach_an_own_loss_as_minus_one(tmp_path: Path) -> None:
     curves = []
     for keys in ({}, {"loss": f"{OWN}:plain"}):
@@ -194,6 +198,7 @@ def test_labels_that_are_not_known_reach_an_own_loss_as_minus_one(tmp_path: Path
     assert np.allclose(*curves, atol=1e-5)
 
 
+@pytest.mark.dgl
 def test_what_fills_a_batch_has_a_target_that_is_one(tmp_path: Path) -> None:
     """Where a rank has no graph left it is given one without influence."""
     config = make(

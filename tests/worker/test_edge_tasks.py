@@ -256,6 +256,7 @@ def test_other_precisions(precision: str, tmp_path: Path) -> None:
     assert train_on_ranks(config).summary["metrics"]["test/mrr"] > 0.08
 
 
+@pytest.mark.dgl
 def test_your_own_model(make_job: JobFactory) -> None:
     """On a graph that says nothing of its edges; full neighbourhoods when it is measured."""
     config = make_job(

@@ -91,6 +91,7 @@ def test_any_exception_can_be_told(
         assert len(file.read_bytes().decode("utf-8", "ignore")) < 2 * LONGEST_TRACE, file
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("how", ["exit", "interrupt", "stop"])
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_a_model_cannot_end_a_rank_unheard(how: str, evaluates: bool, make_job: JobFactory) -> None:

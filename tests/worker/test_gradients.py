@@ -143,10 +143,11 @@ def graphs(tmp_path: Path) -> Config:
     return graph_job(tmp_path, graph=dataset(num=40))
 
 
+GRAPHS = pytest.param(graphs, marks=pytest.mark.dgl)
 MODEL: dict[str, Any] = {"model": {"hidden": 8}, "sampling": {"fanout": [4, 3]}}
 
 
-@pytest.mark.parametrize("make", [nodes, edges, links, graphs])
+@pytest.mark.parametrize("make", [nodes, edges, links, GRAPHS])
 def test_any_ranks_have_the_gradient_of_the_mean_over_all_seeds(make: Any, tmp_path: Path) -> None:
     """Parts of unequal size, or none, and shares that the ranks do not divide evenly."""
     config = make(tmp_path)

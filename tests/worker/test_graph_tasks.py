@@ -102,6 +102,7 @@ def test_a_text_file_through_the_command(data_dir: Path, tmp_path: Path) -> None
     assert run.summary["topology"] is None
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(("workers", "norm"), [(2, "none"), (3, "none"), (3, "batch")])
 def test_as_many_ranks_as_you_like(workers: int, norm: str, tmp_path: Path) -> None:
     """More ranks than a batch has graphs at the end of an epoch, too."""
@@ -160,6 +161,7 @@ def on_bonds(storage: Path, family: str, *, edges: bool, workers: int = 1) -> Ru
     return train_on_ranks(config)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("family", list(BONDS))
 def test_a_class_that_only_the_edges_tell(family: str, tmp_path: Path) -> None:
     run = on_bonds(tmp_path, family, edges=True)
@@ -170,6 +172,7 @@ def test_a_class_that_only_the_edges_tell(family: str, tmp_path: Path) -> None:
     assert np.allclose(losses(run)[:6], losses(both)[:6], atol=1e-4)  # an epoch
 
 
+@pytest.mark.dgl
 def test_edge_arrays_that_are_not_there(tmp_path: Path) -> None:
     model = {"kind": "gin", "hidden": 8, "edge_features": ["amount", "price"]}
     config = make(tmp_path, model=model, graph=dataset("Bonds", num=20))
@@ -177,6 +180,7 @@ def test_edge_arrays_that_are_not_there(tmp_path: Path) -> None:
         train_on_ranks(config)
 
 
+@pytest.mark.dgl
 def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     """What is left trains as if the others had never been there."""
     graph = dataset("Chosen", num=20, bad=[1, 4, 5])
@@ -202,6 +206,7 @@ def test_bad_samples_are_left_out_together(tmp_path: Path) -> None:
     assert run.summary["skipped"]["samples"] == 3
 
 
+@pytest.mark.dgl
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("guard", "cause"),
@@ -230,6 +235,7 @@ def test_a_bad_sample_ends_the_run_with_its_cause(
         assert "graph 7 is left out: graph 7 could not be had: OSError: graph file 7" in logs
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
@@ -246,6 +252,7 @@ def test_a_graph_unlike_the_others(args: dict[str, str], cause: str, tmp_path: P
     assert DataError.__name__ in str(caught.value)
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("first", [0, 3])
 def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
     """What graphs must be like is what most are like."""
@@ -255,6 +262,7 @@ def test_the_first_graph_may_be_the_odd_one(first: int, tmp_path: Path) -> None:
     assert np.isfinite(losses(run)).all()
 
 
+@pytest.mark.dgl
 def test_a_graph_with_nan_does_not_become_padding(tmp_path: Path) -> None:
     """Graph 0 is not finite: its own steps are left out, the others' are made."""
     graph = {**dataset("NotFinite", num=7), "val": 0.0, "test": 0.0}
@@ -263,6 +271,7 @@ def test_a_graph_with_nan_does_not_become_padding(tmp_path: Path) -> None:
     assert run.summary["skipped"]["steps"] == 3
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(("label", "said"), [(-1, "-1"), (-100, "-100"), (5, "5")])
 def test_classes_that_are_not_there(label: int, said: str, tmp_path: Path) -> None:
     graph = {**dataset("Labelled", num=8, label=label), "val": 0.0, "test": 0.0}
@@ -272,12 +281,14 @@ def test_classes_that_are_not_there(label: int, said: str, tmp_path: Path) -> No
     assert run.summary["skipped"]["samples"] == 1
 
 
+@pytest.mark.dgl
 def test_splits_that_differ_between_ranks(tmp_path: Path) -> None:
     """Else one rank would train on what another one tests."""
     with pytest.raises(RuntimeError, match=r"data.* on rank 1"):
         train_on_ranks(make(tmp_path, graph=dataset("SplitByRank", num=20)))
 
 
+@pytest.mark.dgl
 def test_a_resume_on_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = dataset("SplitByVariable", num=20)
     monkeypatch.setenv("RAYGNN_TEST_SPLIT", "16")
@@ -293,6 +304,7 @@ def test_a_resume_on_another_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (run.path / "metrics.jsonl").read_text() == records
 
 
+@pytest.mark.dgl
 def test_the_same_graph_left_out_every_epoch_counts_once(tmp_path: Path) -> None:
     graph = {**dataset(num=8, bad=[2]), "val": 0.0, "test": 0.0}
     guard = {"on_bad_sample": "skip", "bad_samples": 1}
@@ -300,6 +312,7 @@ def test_the_same_graph_left_out_every_epoch_counts_once(tmp_path: Path) -> None
     assert run.summary["skipped"]["samples"] == 1
 
 
+@pytest.mark.dgl
 def test_what_evaluation_leaves_out_is_said(tmp_path: Path) -> None:
     guard = {"on_bad_sample": "skip"}
     graph = dataset("Chosen", num=20, bad=[18], val=[15, 16, 17], test=[18, 19])
@@ -319,6 +332,7 @@ def test_whole_numbers_of_two_widths_are_refused_for_own_models(tmp_path: Path) 
         train_on_ranks(make(tmp_path, graph=graph, model=own))
 
 
+@pytest.mark.dgl
 def test_the_cause_is_not_lost_to_slow_ranks(tmp_path: Path) -> None:
     """Rank 0 hears of it before rank 1 comes to it; both say what it was."""
     graph = {**dataset("SlowThenBad", num=40), "val": 0.0, "test": 0.0}
@@ -327,6 +341,7 @@ def test_the_cause_is_not_lost_to_slow_ranks(tmp_path: Path) -> None:
         train_on_ranks(config)
 
 
+@pytest.mark.dgl
 def test_a_fold_to_validate_on(tmp_path: Path) -> None:
     graph = {"format": "graphs", "dataset": f"{DATASETS}:RandomGraphs", "args": {"num": 30}}
     config = make(tmp_path, graph={**graph, "folds": 5, "fold": 2, "fold_for": "val"})

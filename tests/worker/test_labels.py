@@ -17,6 +17,7 @@ from tests.worker.test_graph_tasks import dataset, losses, make
 COLUMNS = ["split", "probability_0", "label_0", "probability_1", "label_1"]
 
 
+@pytest.mark.dgl
 def test_of_graphs(tmp_path: Path) -> None:
     runs = []
     for workers in (1, 2):
@@ -42,6 +43,7 @@ def test_of_graphs(tmp_path: Path) -> None:
     assert frame["probability_1"].between(0, 1).all()
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize(
     ("args", "cause"),
     [

@@ -31,6 +31,7 @@ def make(storage: Path, precision: str, **sections: Any) -> Config:
     return graph_job(storage, precision=precision, **job)
 
 
+@pytest.mark.dgl
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_without_us_the_job_dies(tmp_path: Path) -> None:
@@ -50,6 +51,7 @@ def test_without_us_the_job_dies(tmp_path: Path) -> None:
         trainer.fit()
 
 
+@pytest.mark.dgl
 @pytest.mark.system
 @pytest.mark.usefixtures("shared_ray")
 def test_ours_trains(tmp_path: Path) -> None:
@@ -59,6 +61,7 @@ def test_ours_trains(tmp_path: Path) -> None:
     assert curve[-6:].mean() < curve[:6].mean()
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 def test_what_is_stored_does_not_matter(precision: str, tmp_path: Path) -> None:
     """The same values in bf16, fp16, fp32, fp64 or a mixture give the same losses."""
@@ -86,6 +89,7 @@ def _broken_on_rank_1(exchange: Exchange, job: Job) -> str:
     return "trained"
 
 
+@pytest.mark.dgl
 def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
     """Every rank says which array it is and whose, before the first gradient."""
     said = run_ranks(2, _broken_on_rank_1, job_of(make(tmp_path, "bf16")), fresh=True)
@@ -96,13 +100,13 @@ def test_a_conversion_that_one_rank_leaves_out(tmp_path: Path) -> None:
     assert "torch.bfloat16 on rank 0" in said[0]
 
 
-def test_sums_of_bf16_are_made_in_fp32(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", ["torch", "dgl"])
+def test_sums_of_bf16_are_made_in_fp32(choice: Any) -> None:
     """A thousand ones are a thousand, not the 256 at which bf16 stops counting."""
     from raygnn.models.kernels.message_passing import select
     from raygnn.sampling.batch import Adjacency
 
     adj = Adjacency(torch.tensor([0, 1000]), torch.zeros(1000, dtype=torch.int64))
     ones = torch.ones(1, 4, dtype=torch.bfloat16)
-    for choice in ("torch", "dgl"):
-        out = select(choice, ones).aggregate(adj, ones, "sum")  # type: ignore[arg-type]
-        assert out.tolist() == [[1000.0] * 4]
+    out = select(choice, ones).aggregate(adj, ones, "sum")
+    assert out.tolist() == [[1000.0] * 4]

@@ -243,6 +243,7 @@ def test_learned_rows_serve_all_tasks(tmp_path: Path) -> None:
     assert run.summary["embeddings"]["rows"] > 0
 
 
+@pytest.mark.dgl
 def test_your_own_encoder(make_job: JobFactory) -> None:
     """It is called as for one task, with the width of a hidden layer as that of its outputs."""
     links = {"kind": "link_prediction", "negatives": {"number": 50}, "decoder": "distmult"}

@@ -181,6 +181,7 @@ def test_the_same_on_any_ranks(case: str, make_job: JobFactory) -> None:
         assert np.abs(other - found[0]).max() < (0.05 if case == "bf16" else 1e-4)
 
 
+@pytest.mark.dgl
 def test_whole_graphs(tmp_path: Path) -> None:
     task = {"kind": f"{OWN}:Plain", "like": "graph_classification"}
     found = [

@@ -58,7 +58,10 @@ def _tensors(value: Any) -> list[Tensor]:
     [
         {"model": {"kind": "gcn"}},
         {"model": {"kind": "gat", "input_dropout": 0.1}, "sampling": {"prefetch": 0}},
-        {"graph": {**dataset(num=40), "val": 0.0, "test": 0.0}, "sampling": {"batch_size": 8}},
+        pytest.param(
+            {"graph": {**dataset(num=40), "val": 0.0, "test": 0.0}, "sampling": {"batch_size": 8}},
+            marks=pytest.mark.dgl,
+        ),
     ],
     ids=["nodes", "not ahead", "graphs"],
 )

@@ -340,6 +340,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("case", GRAPHS)
 def test_whole_graphs(case: str, tmp_path: Path) -> None:
     """Graphs without nodes, and of padding, have their row, too."""

@@ -44,11 +44,12 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "mixed": (2, {"precision": "bf16-mixed", "train": {"clip": 0.1, "optimizer": "adamw"}}),
     "alone": (1, {}),
 }
+MARKS = {"gcn": pytest.mark.slow, "mixed": pytest.mark.slow, "own": pytest.mark.dgl}
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=pytest.mark.slow if c in ("gcn", "mixed") else ()) for c in CASES],
+    [pytest.param(case, marks=MARKS.get(case, ())) for case in CASES],
 )
 def test_the_same_losses(case: str, make_job: JobFactory) -> None:
     """Of plain SGD, too, whose steps show the scale of a gradient, and of running statistics."""
@@ -83,6 +84,7 @@ def test_the_same_in_bf16(make_job: JobFactory) -> None:
     assert np.allclose(losses(runs[0]), losses(runs[2]), atol=0.01)
 
 
+@pytest.mark.dgl
 def test_graphs_of_which_ranks_evaluate_unequal_numbers(tmp_path: Path) -> None:
     """Evaluation asks nothing of other ranks: 7 graphs on two of them, one at a time."""
     sections: dict[str, Any] = {
@@ -324,6 +326,7 @@ def test_gradients_are_exchanged_once_a_step(make_job: JobFactory) -> None:
         assert found == [False, False, True, True]  # of an epoch's 4 batches
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("rank", [1, -1])
 def test_a_parameter_without_a_gradient(rank: int, make_job: JobFactory) -> None:
     """It would make one rank's exchange shorter than the others'."""
