@@ -53,7 +53,7 @@ LINES_TODAY = {
     "checkpoint": 1_780,
     "worker": 8_400,
     "driver": 4_590,
-    "prediction": 1_170,
+    "prediction": 1_180,
     "tuning": 550,
     "runs": 5_560,
     "jobs": 1_650,

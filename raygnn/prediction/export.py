@@ -162,6 +162,10 @@ def _put(draft: Path, directory: Path) -> None:
     if not is_vacant(directory):
         _free(directory, overwrite=True)  # it may have become another one meanwhile
         os.rename(directory, before)
-    if not publish(draft, directory):
-        raise InputError("something has been put there meanwhile", where=str(directory))
-    remove(before)
+    try:
+        if not publish(draft, directory):
+            raise InputError("something has been put there meanwhile", where=str(directory))
+    finally:
+        if before.exists() and is_vacant(directory):
+            os.rename(before, directory)
+        remove(before)

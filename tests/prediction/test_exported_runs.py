@@ -22,6 +22,7 @@ from raygnn.errors import CapabilityError, DataError, InputError
 from raygnn.graph.data import GraphData, etype_str
 from raygnn.graph.sources import load_graph
 from raygnn.models import program
+from raygnn.prediction import export as export_module
 from raygnn.prediction.export import Exported
 from raygnn.runs.run import Run
 from tests.datasets import RandomGraphs
@@ -348,14 +349,16 @@ def test_nothing_is_half_written(
         assert len(written.pop()) == 1 + there  # beside the place that it is for
         assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
     monkeypatch.setattr(program, "check", compare)
-    monkeypatch.setattr(program, "replacing", _full)
-    with pytest.raises(InputError, match="full"):
-        raygnn.export(run, out=place / "served", overwrite=True)
-    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
-    assert len(list(place.iterdir())) == there
+    for module, function in ((program, "replacing"), (export_module, "publish")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, function, _full)
+            with pytest.raises(InputError, match="full"):
+                raygnn.export(run, out=place / "served", overwrite=True)
+        assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
+        assert len(list(place.iterdir())) == there
 
 
-def _full(path: Path) -> Any:
+def _full(path: Path, *_: Path) -> Any:
     raise OSError(28, "No space left on device", str(path))
 
 
