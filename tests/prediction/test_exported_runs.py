@@ -271,7 +271,7 @@ def test_times_are_inputs(tmp_path: Path) -> None:
 
 def test_what_made_the_features_is_beside(tmp_path: Path) -> None:
     """Programs are given columns as they were transformed for the training."""
-    config, _ = small(tmp_path, train={"epochs": 1})
+    config, *_ = small(tmp_path, train={"epochs": 1})
     run = train_on_ranks(config)
     made = raygnn.export(run, out=tmp_path / "served")
     written = json.loads((made.path / "export.json").read_text())

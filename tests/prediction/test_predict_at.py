@@ -73,6 +73,7 @@ def test_what_comes_after_changes_nothing(kind: str, strategy: str, tmp_path: Pa
     assert apart[now] == pytest.approx(known[now], abs=1e-4)
 
 
+@pytest.mark.dgl
 def test_embeddings_at_a_time(tmp_path: Path) -> None:
     made, config = trained(tmp_path, "link_prediction")
     rows = [
@@ -90,6 +91,7 @@ def at_time(made: Run, at: Any) -> Asked:
     return plan(made, ("all",), "all", "runs", [], False, False, None, at=at)
 
 
+@pytest.mark.dgl
 def test_numbers_and_dates(tmp_path: Path) -> None:
     made, config = trained(tmp_path, "node_classification")
     for given in (AT, str(AT), f" {AT} "):

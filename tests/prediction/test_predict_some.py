@@ -101,6 +101,7 @@ def test_one_layer_hides_nothing(make_job: JobFactory) -> None:
         ask(run, config, 1, embeddings=True)
 
 
+@pytest.mark.dgl
 def test_graphs(tmp_path: Path) -> None:
     config = make(tmp_path, train={"epochs": 1})
     run = train_on_ranks(config)
