@@ -41,25 +41,25 @@ LINES = {
 }
 # What is above that has these at most, until it is smaller.
 LINES_TODAY = {
-    "": 730,
+    "": 740,
     "util": 650,
     "config": 4_460,
     "graph": 15_200,
-    "sampling": 5_520,
-    "models": 4_030,
-    "tasks": 2_500,
+    "sampling": 5_540,
+    "models": 4_120,
+    "tasks": 2_530,
     "preflight": 3_740,
     "storage": 840,
     "checkpoint": 1_780,
-    "worker": 8_400,
+    "worker": 8_450,
     "driver": 4_590,
     "prediction": 1_180,
     "tuning": 550,
     "runs": 5_560,
     "jobs": 1_650,
     "cli": 910,
-    "package": 62_150,
-    "tests": 52_150,
+    "package": 62_360,
+    "tests": 52_350,
 }
 MODULES, MODULES_TODAY = 189, 241
 FOLDER_MODULES = 14

@@ -198,11 +198,12 @@ class HGTLayer(Layer):
     ) -> Tensor:
         """What the destinations ``[D, H, d]`` of ``query`` get from all their sources."""
         scores, messages, additions = [], [], []
+        ops = select(self.kernels, query)
         for etype in etypes:
             adj, name = block.adj[etype], key(*etype)
             turned = torch.einsum("nhi,hio->nho", keys[etype[0]], self.attention[name])
             scale = self.priority[name] / math.sqrt(self.head_width)
-            compared = turned.index_select(0, adj.src)
+            compared = ops.from_sources(adj, turned)
             if name in self.edge:
                 assert adj.rows is not None
                 weight = cast("nn.Linear", self.edge[name]).weight
@@ -210,12 +211,11 @@ class HGTLayer(Layer):
                 compared = compared + additions[-1]
             elif self.edge:
                 additions.append(torch.zeros_like(compared))
-            products = compared * query.index_select(0, adj.dst)
+            products = compared * ops.from_destinations(adj, query)
             scores.append(products.sum(-1) * scale)
             messages.append(torch.einsum("nhi,hio->nho", values[etype[0]], self.message[name]))
         joined, order = _joined([block.adj[e] for e in etypes], [m.shape[0] for m in messages])
         score, message = torch.cat(scores).index_select(0, order), torch.cat(messages)
-        ops = select(self.kernels, message)
         share = ops.edge_softmax(joined, score, message.shape[0])
         out = ops.attend(joined, message, share)
         if additions:

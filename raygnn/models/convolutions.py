@@ -264,13 +264,13 @@ class GATConv(nn.Module):
         else:
             right = linear(h_dst, self.dst.weight, self.dst.bias).view(-1, self.heads, self.width)
         if self.attn_dst is None:
-            joint = left.index_select(0, adj.src) + right.index_select(0, adj.dst)
+            joint = ops.from_sources(adj, left) + ops.from_destinations(adj, right)
             if self.edge is not None:
                 joint = joint.add_(self._transformed(adj))  # in place: memory is what costs
             score = (F.leaky_relu(joint, 0.2) * self.attn_src).sum(-1)
         else:
             own, other = (right * self.attn_dst).sum(-1), (left * self.attn_src).sum(-1)
-            raw = other.index_select(0, adj.src) + own.index_select(0, adj.dst)
+            raw = ops.from_sources(adj, other) + ops.from_destinations(adj, own)
             if self.attn_edge is not None:
                 assert adj.rows is not None
                 raw = raw + adj.rows @ torch.einsum("hoi,ho->ih", self._by_head, self.attn_edge)
@@ -347,7 +347,7 @@ class GINConv(LinearConv):
             return ops.aggregate(adj, h_src, "sum")
         assert adj.rows is not None
         edge = linear(adj.rows, self.edge.weight, self.edge.bias)
-        messages = h_src.index_select(0, adj.src).add_(edge)  # as above
+        messages = ops.from_sources(adj, h_src).add_(edge)  # as above
         return ops.combine_edges(adj, F.relu(messages, inplace=True))
 
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:

@@ -63,8 +63,8 @@ class EdgeModel(nn.Module):
         """
         assert part.pairs is not None
         out: Tensor = self.decoder(
-            rows[self.etype[0]].index_select(0, part.pairs[0]),
-            rows[self.etype[2]].index_select(0, part.pairs[1]),
+            F.embedding(part.pairs[0], rows[self.etype[0]]),  # its gradients come in one order
+            F.embedding(part.pairs[1], rows[self.etype[2]]),
             part.relation,
             part.pair_features,
         )
@@ -91,7 +91,7 @@ class LinkModel(EdgeModel):
         assert pairs is not None
         by_end = dict(zip(_ENDS, (rows[self.etype[0]], rows[self.etype[2]])))
         own = dict(zip(_ENDS, pairs))
-        ends = {end: by_end[end].index_select(0, at) for end, at in own.items()}
+        ends = {end: F.embedding(at, by_end[end]) for end, at in own.items()}
         there = self.decoder(ends["source"], ends["target"], part.relation).flatten()
         absent, counts = [], []
         for end in _ENDS:
@@ -100,7 +100,7 @@ class LinkModel(EdgeModel):
             for nodes in (part.instead.get(end), part.instead.get(f"{end}_neg")):
                 if nodes is None:
                     continue
-                candidates = by_end[end].index_select(0, nodes.flatten())
+                candidates = F.embedding(nodes.flatten(), by_end[end])
                 if nodes.dim() > 1:
                     scores.append(self._each(kept, candidates, part.relation, end))
                 else:

@@ -113,7 +113,7 @@ class RGCNLayer(Layer):
         assert adj.relation is not None
         share = self._share(adj, adj.relation).unsqueeze(1)
         coefficients = self.coefficients[key(*etype)]
-        weight = coefficients.index_select(0, adj.relation) * share.to(coefficients.dtype)
+        weight = F.embedding(adj.relation, coefficients) * share.to(coefficients.dtype)
         return join(
             [self._aggregate(etype, adj, h, "sum", w.contiguous()) for w in weight.unbind(1)]
         )
@@ -147,8 +147,9 @@ class RGCNLayer(Layer):
         if self.mean_over == "all":
             return adj.degree.reciprocal().index_select(0, adj.dst)
         number = relation * adj.num_dst + adj.dst
-        _, pair, count = torch.unique(number, return_inverse=True, return_counts=True)
-        return count.reciprocal().index_select(0, pair)
+        ordered = number.sort().values  # of which a GPU need not say how many are distinct
+        first = torch.searchsorted(ordered, number)
+        return (torch.searchsorted(ordered, number, right=True) - first).reciprocal()
 
     def _blocks(self, etype: EdgeType, adj: Adjacency, h: Tensor) -> Tensor:
         """The sum of the messages, ``[D, F_out]``."""

@@ -119,10 +119,14 @@ class _PygModule(_UserModule):
         rows = {e: torch.zeros(1, width) for e, width in schema.edge_features.items()}
         adj = {e: Adjacency(torch.tensor([0, 1]), one, rows=rows.get(e)) for e in schema.etypes}
         block = Block(adj, dict.fromkeys(x, 1), dict.fromkeys(x, 1))
-        self._run(x, [block] * max(1, self.layers), **self._graphs(dict.fromkeys(x, one + 1)))
+        self._run(
+            x,
+            [block] * max(1, self.layers),
+            **self._graphs(dict.fromkeys(x, one + 1), dict.fromkeys(x, 1)),
+        )
 
-    def _graphs(self, sizes: dict[str, Tensor]) -> dict[str, Any]:
-        """What else the module is told, of graphs with so many nodes each."""
+    def _graphs(self, sizes: dict[str, Tensor], num: dict[str, int]) -> dict[str, Any]:
+        """What else the module is told, of graphs with so many nodes each, and of all of them."""
         return {}
 
     def _run(self, x: Hidden, blocks: Sequence[Block], **more: Any) -> Any:
@@ -188,11 +192,15 @@ class PygGraphModel(_PygModule):
     """
 
     def forward(self, batch: GraphBatch) -> Tensor:
-        out: Tensor = self._run(batch.x, [batch.block], **self._graphs(batch.sizes))
+        out: Tensor = self._run(
+            batch.x, [batch.block], **self._graphs(batch.sizes, batch.num_nodes)
+        )
         return out
 
-    def _graphs(self, sizes: dict[str, Tensor]) -> dict[str, Any]:
-        graph = {t: torch.repeat_interleave(counts) for t, counts in sizes.items()}
+    def _graphs(self, sizes: dict[str, Tensor], num: dict[str, int]) -> dict[str, Any]:
+        graph = {
+            t: torch.repeat_interleave(counts, output_size=num[t]) for t, counts in sizes.items()
+        }
         more: dict[str, Any] = {"batch": self.features(graph)}
         if "batch_size" in inspect.signature(self.module.forward).parameters:
             more["batch_size"] = len(next(iter(sizes.values())))

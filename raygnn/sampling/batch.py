@@ -109,7 +109,8 @@ class Adjacency:
     @cached_property
     def dst(self) -> Tensor:
         """The destination of each edge, int64 ``[E]``."""
-        return torch.repeat_interleave(self.degree)
+        # of a known size, where sources are numbered: a GPU would have to be waited for
+        return torch.repeat_interleave(self.degree, output_size=self.src.shape[0] or None)
 
     def to_dgl(self, num_src: int) -> Any:
         """The same as a DGL block of one type with ``num_src`` sources; built once."""
@@ -313,23 +314,42 @@ class GraphBatch(Share):
     edge_x: dict[EdgeType, Tensor] = field(default_factory=dict)
     edge_categories: dict[EdgeType, dict[str, Tensor]] = field(default_factory=dict)
 
+    def to(self, device: torch.device) -> Self:
+        moved = super().to(device)
+        if moved is not self:  # what a GPU would have to be asked for
+            moved.__dict__.update(num_nodes=self.num_nodes, padded=self.padded)
+        return moved
+
+    @cached_property
+    def num_nodes(self) -> dict[str, int]:
+        """Node type → N."""
+        return {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether graphs only fill the batch up."""
+        return not bool((self.weight > 0).all())
+
     @cached_property
     def block(self) -> Block:
         """All graphs as one block whose destinations are all of its nodes, for every layer."""
-        nums = {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
+        nums = self.num_nodes
         adj = {}
         for etype, (src, dst) in self.edges.items():
             data = self.edge_x.get(etype), self.edge_categories.get(etype)
             adj[etype] = Adjacency.of_edges(src, dst, nums[etype[2]], None, *data)
-        real, counted = self.weight > 0, {}
-        if not real.all():  # a graph of padding is no data
-            counted = {t: torch.repeat_interleave(real, n) for t, n in self.sizes.items()}
+        counted = {}
+        if self.padded:  # a graph of padding is no data
+            real = self.weight > 0
+            counted = {
+                t: torch.repeat_interleave(real, n, output_size=nums[t])
+                for t, n in self.sizes.items()
+            }
         return Block(adj, nums, nums, counted)
 
     def to_dgl(self) -> Any:
         """The same as ``dgl.batch`` of the graphs, with ``node_data`` and ``edge_data`` in it."""
-        counts = {t: int(sizes.sum()) for t, sizes in self.sizes.items()}
-        graph = dgl().heterograph(dict(self.edges), counts)
+        graph = dgl().heterograph(dict(self.edges), self.num_nodes)
         graph.set_batch_num_nodes(dict(self.sizes))
         graph.set_batch_num_edges(dict(self.edge_sizes))
         for ntype, data in self.node_data.items():

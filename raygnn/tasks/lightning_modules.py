@@ -25,6 +25,8 @@ from raygnn.util.hashing import derive_key
 # what Lightning would take for the end of the data, for Ctrl-C, or for the end of the process
 EXITS = (StopIteration, KeyboardInterrupt, SystemExit)
 
+_PENDING = 1024  # losses that may wait to be read
+
 
 def exit_error(error: BaseException) -> RuntimeError:
     """What stands for one of `EXITS` that a model raised: an error as any other."""
@@ -188,13 +190,12 @@ class Task(pl.LightningModule):
                 remedy='leave the mean to Task.mean (torch\'s losses: reduction="none")',
             )
         total = (losses * batch.weight).sum()
-        noted = float(total.detach()) / max(1, batch.total)
-        return self._scaled(total / batch.window, noted, batch)
+        self.window.add({"": (total.detach(), batch.total)}, batch)
+        return self._scaled(total / batch.window)
 
-    def _scaled(self, share: Tensor, loss: float, batch: Share) -> Tensor:
-        """A share of the loss, which is noted, as Lightning and DDP want it."""
+    def _scaled(self, share: Tensor) -> Tensor:
+        """A share of the loss, as Lightning and DDP want it."""
         self._is_mean = True
-        self.window.add(loss, batch)
         # Lightning divides by `accumulate`, also where an epoch's last window has fewer batches
         return share * (self.world * self.config.accumulate)
 
@@ -227,7 +228,7 @@ class Task(pl.LightningModule):
         # `torch.manual_seed` takes a stack for each kind of device that is not there
         torch.default_generator.manual_seed(key >> 1)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(key >> 1)
+            torch.cuda.manual_seed_all(key >> 1)  # a model may be on several
         for name, seconds in batch.seconds.items():
             self.clock.spend(name, seconds)
         self._planned, self._real = batch.window, self._real + batch.total
@@ -259,7 +260,8 @@ class Task(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         # Lightning refuses to clip what a fused optimizer might have to unscale first
-        mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
+        plugin = self.trainer.precision_plugin
+        mixed = isinstance(plugin, MixedPrecision) and bool(self.config.clip or plugin.scaler)
         optimizer = make_optimizer(
             list(self.parameters()), self.config, self.planned, not mixed, self.construct
         )
@@ -305,21 +307,48 @@ class Task(pl.LightningModule):
 
 
 class Window:
-    """Sums over the steps since the last log line, on one rank."""
+    """The steps since the last log line, on one rank. Their losses stay where they were computed
+    until somebody asks for them: a GPU would have to be waited for.
 
-    def __init__(self) -> None:
+    Args:
+        weights: of the tasks' losses, where there are several.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = weights or {"": 1.0}
         self.reset()
 
     def reset(self) -> None:
         self.steps = 0
         self.seeds = 0  # real seeds over all ranks
-        self.loss = 0.0  # this rank's share of the mean losses
-        self.parts: dict[str, float] = {}  # the same of each of several tasks
+        self._losses = dict.fromkeys(self._weights, 0.0)
+        self._pending: list[tuple[str, Tensor, int]] = []
 
-    def add(self, loss: float, batch: Share) -> None:
+    def add(self, sums: Mapping[str, tuple[Tensor, int]], batch: Share) -> None:
+        """``sums``: task, "" the only one → this rank's sum of losses, and all ranks' seeds."""
         self.steps += 1
         self.seeds += batch.total
-        self.loss += loss
+        self._pending += ((name, own, max(1, total)) for name, (own, total) in sums.items())
+        if len(self._pending) > _PENDING:
+            self._read()
+
+    @property
+    def loss(self) -> float:
+        """This rank's share of the mean losses, added up over the steps."""
+        self._read()
+        return sum(weight * self._losses[name] for name, weight in self._weights.items())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The same of each of several tasks."""
+        self._read()
+        return {name: loss for name, loss in self._losses.items() if name}
+
+    def _read(self) -> None:
+        pending, self._pending = self._pending, []
+        values = torch.stack([own for _, own, _ in pending]).tolist() if pending else []
+        for (name, _, total), value in zip(pending, values):
+            self._losses[name] += value / total
 
 
 class MultitaskTask(Task):
@@ -343,6 +372,7 @@ class MultitaskTask(Task):
     ):
         super().__init__(model, self._no_loss, config, world, 0, planned)
         self.weights = dict(weights)
+        self.window = Window(weights)
         self._tasks = dict(tasks)  # in a dictionary, so that torch does not take them for parts
 
     def of(self, name: str) -> Task:
@@ -361,19 +391,14 @@ class MultitaskTask(Task):
     def training_step(self, batch: Share, batch_idx: int) -> Tensor:
         assert isinstance(batch, Batch)
         found = self.outputs(batch)  # name of each task → what its model gives
-        sums, shares = [], []
+        sums, shares = {}, []
         for name, task in self._tasks.items():
             part = batch.parts[name]
             own = (task.losses_of(found[name], part) * part.weight).sum()
-            sums.append(own.detach())
+            sums[name] = own.detach(), part.total
             shares.append(own * (self.weights[name] / part.window))
-        means = torch.stack(sums).tolist()  # at once: a GPU is waited for
-        totals = [max(1, batch.parts[name].total) for name in self._tasks]
-        noted = {n: mean / total for n, mean, total in zip(self._tasks, means, totals)}
-        for name, loss in noted.items():
-            self.window.parts[name] = self.window.parts.get(name, 0.0) + loss
-        loss = sum(self.weights[name] * loss for name, loss in noted.items())
-        return self._scaled(torch.stack(shares).sum(), loss, batch)
+        self.window.add(sums, batch)
+        return self._scaled(torch.stack(shares).sum())
 
     @staticmethod
     def _no_loss(*_: object) -> Tensor:

@@ -508,12 +508,26 @@ def test_unused_parameters_that_are_looked_for_reduce_to_the_mean(accumulate: in
 # steps that are left out
 
 
+@pytest.fixture
+def as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers decide for themselves, as their kernels on a GPU do; nobody else looks."""
+    monkeypatch.setattr(callback, "_on_gpu", lambda tensor: True)
+    monkeypatch.delattr(callback._Gradients, "are_finite")
+
+
+FUSED = partial(torch.optim.AdamW, fused=True)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_a_step_that_is_not_finite_moves_nothing(kind: Any, bad: float) -> None:
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, FUSED])
+def test_a_step_that_is_not_finite_moves_nothing(
+    kind: Any, bad: float, request: pytest.FixtureRequest
+) -> None:
     """Neither parameters nor the optimizer's state, decay and momentum included, on any rank;
     clipping sees no gradient."""
     extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    if kind is FUSED:
+        request.getfixturevalue("as_a_gpu")
 
     def change(rank: int, setup: Setup) -> None:
         setup.optimizer = partial(kind, lr=0.1, weight_decay=0.1, **extra)
@@ -532,9 +546,19 @@ def test_a_step_that_is_not_finite_moves_nothing(kind: Any, bad: float) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_too_many_in_a_row(accumulate: int) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_too_many_in_a_row(
+    accumulate: int, later: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is known some steps ``later``, in the middle of those or after the last one."""
+    if later:
+        request.getfixturevalue("as_a_gpu")
+        monkeypatch.setattr(callback, "_PENDING", 2 * accumulate)
+
     def change(rank: int, setup: Setup) -> None:
         setup.guard = {"nan_steps": 2}
+        if later:
+            setup.optimizer = partial(FUSED, lr=0.1)
         setup.accumulate = accumulate
         if rank != 1:
             # once, then a good step, then one too many; of a window, its first batch
@@ -678,12 +702,28 @@ def normed(accumulate: int, bad: dict[int, int], left_out: Collection[int] = ())
         (2, 4, {4}),  # the last window, which has one batch
     ],
 )
+@pytest.mark.parametrize("later", [False, True])
 def test_running_statistics_go_with_the_step(
-    accumulate: int, bad: int, window: set[int], rank: int
+    accumulate: int,
+    bad: int,
+    window: set[int],
+    rank: int,
+    later: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
     """They are as if there had been no such step, on all ranks."""
-    met = run_ranks(2, train, normed(accumulate, {bad: rank}), 5)
-    without = run_ranks(2, train, normed(accumulate, {}, window), 5)
+    if later:
+        request.getfixturevalue("as_a_gpu")
+
+    def optimizer(change: Change) -> Change:
+        def both(rank: int, setup: Setup) -> None:
+            change(rank, setup)
+            setup.optimizer = partial(FUSED, lr=0.1) if later else setup.optimizer
+
+        return both
+
+    met = run_ranks(2, train, optimizer(normed(accumulate, {bad: rank})), 5)
+    without = run_ranks(2, train, optimizer(normed(accumulate, {}, window)), 5)
     for own, other in zip(met, without):
         assert (own["skipped"], other["skipped"]) == (1, 0)
         assert all(map(math.isfinite, own["buffers"][-1]))

@@ -59,6 +59,14 @@ class Kernels(ABC):
             out = _CombineEdges.apply(rows, adj, reduce)
         return out
 
+    def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
+        """The source's row of each edge, ``[S, …]`` → ``[E, …]``."""
+        return x.index_select(0, adj.src)
+
+    def from_destinations(self, adj: Adjacency, x: Tensor) -> Tensor:
+        """The destination's row of each edge, ``[D, …]`` → ``[E, …]``."""
+        return x.index_select(0, adj.dst)
+
     def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
         """Softmax of ``score`` ``[E, H]`` over the in-edges of each destination."""
         wide = score if score.dtype == torch.float64 else score.float()
@@ -139,6 +147,19 @@ class _Native(Kernels):
             weight = weight.to(x.dtype)
         out: Tensor = _Combine.apply(x, weight, adj, reduce)
         return out
+
+    def from_sources(self, adj: Adjacency, x: Tensor) -> Tensor:
+        out: Tensor = _FromSources.apply(x, adj)
+        return out
+
+    def from_destinations(self, adj: Adjacency, x: Tensor) -> Tensor:
+        out: Tensor = _FromDestinations.apply(x, adj)
+        return out
+
+    def edge_softmax(self, adj: Adjacency, score: Tensor, num_src: int) -> Tensor:
+        wide = score if score.dtype == torch.float64 else score.float()
+        out: Tensor = _EdgeSoftmax.apply(wide, adj)
+        return out.to(score.dtype)
 
     def attend(self, adj: Adjacency, x: Tensor, weight: Tensor) -> Tensor:
         out: Tensor = _Attend.apply(x, weight.to(x.dtype), adj)
@@ -254,6 +275,58 @@ class _CombineEdges(torch.autograd.Function):
         return grad.index_select(0, ctx.adj.dst), None, None
 
 
+class _FromSources(torch.autograd.Function):
+    """``x [S, …]`` → ``[E, …]``. torch's own adds up gradients in no certain order on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
+        ctx.adj, ctx.num_src = adj, len(x)
+        return x.index_select(0, adj.src)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        start, _, edge = by_source(ctx.adj, ctx.num_src)
+        return _bags(edge, grad.flatten(1), start[:-1], None).view(-1, *grad.shape[1:]), None
+
+
+class _FromDestinations(torch.autograd.Function):
+    """``x [D, …]`` → ``[E, …]``, likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adj: Adjacency) -> Tensor:
+        ctx.adj = adj
+        return x.index_select(0, adj.dst)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _per_destination(ctx.adj, grad.flatten(1)).view(-1, *grad.shape[1:]), None
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    """``score [E, H]`` → shares of each destination's edges, ``[E, H]``."""
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, adj: Adjacency) -> Tensor:
+        index = adj.dst.unsqueeze(1).expand_as(score)
+        top = score.new_full((adj.num_dst, score.shape[1]), -torch.inf)
+        top = top.scatter_reduce(0, index, score, "amax")
+        exp = (score - top.index_select(0, adj.dst)).exp_()
+        share = exp.div_(_per_destination(adj, exp).index_select(0, adj.dst))
+        ctx.adj = adj
+        ctx.save_for_backward(share)
+        return share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (share,) = ctx.saved_tensors
+        weighted = grad * share
+        total = _per_destination(ctx.adj, weighted).index_select(0, ctx.adj.dst)
+        return weighted.addcmul_(share, total, value=-1), None
+
+
 class _Attend(torch.autograd.Function):
     """``x [S, H, F]``, ``weight [E, H]`` → ``[D, H, F]``: a bag per destination and head."""
 
@@ -273,7 +346,7 @@ class _Attend(torch.autograd.Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             start, dst, edge = by_source(adj, len(x))
-            src = torch.repeat_interleave(start[1:] - start[:-1])
+            src = torch.repeat_interleave(start[1:] - start[:-1], output_size=len(dst))
             grad_x = _head_bags(start, src, dst, grad, weight.index_select(0, edge))
         if ctx.needs_input_grad[1]:
             head = torch.arange(heads, device=x.device)
@@ -292,6 +365,11 @@ def _bags(
     if not index.numel():  # embedding_bag refuses an empty table
         return rows.new_zeros((len(start), rows.shape[1]))
     return F.embedding_bag(index, rows, start, mode=reduce, per_sample_weights=weight)
+
+
+def _per_destination(adj: Adjacency, rows: Tensor) -> Tensor:
+    """The sum of ``rows [E, F]`` over each destination's edges, ``[D, F]``."""
+    return _bags(torch.arange(len(rows), device=rows.device), rows, adj.indptr[:-1], None)
 
 
 def _head_bags(start: Tensor, node: Tensor, index: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
@@ -326,7 +404,15 @@ def _dots(left: Tensor, row: Tensor, right: Tensor, index: Tensor, start: Tensor
 
 
 def by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same edges grouped by source: ``(start [S+1], dst [E], position in adj [E])``."""
+    """The same edges grouped by source: ``(start [S+1], dst [E], position in adj [E])``; made once
+    for all that is computed of ``adj``."""
+    if (made := adj.__dict__.get("_by_source")) is None:
+        made = adj.__dict__["_by_source"] = _grouped_by_source(adj, num_src)
+    found: tuple[Tensor, Tensor, Tensor] = made
+    return found
+
+
+def _grouped_by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
     if adj.src.device.type != "cpu":
         return _sorted_by_source(adj, num_src)
     # a quarter to a half of the cost of torch's sort
@@ -336,6 +422,7 @@ def by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _sorted_by_source(adj: Adjacency, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
-    edge = torch.argsort(adj.src, stable=True)
-    count = torch.bincount(adj.src, minlength=num_src)
-    return F.pad(count.cumsum(0), (1, 0)), adj.dst.index_select(0, edge), edge
+    """On a GPU, which is not waited for, as it is for ``bincount``; half the digits to sort by."""
+    src, edge = adj.src.int().sort(stable=True)
+    start = torch.searchsorted(src, torch.arange(num_src + 1, device=src.device, dtype=src.dtype))
+    return start, adj.dst.index_select(0, edge), edge

@@ -25,6 +25,8 @@ from raygnn.worker.guard.compare import compare, ranks_text
 
 log = logging.getLogger("raygnn")
 
+_PENDING = 64  # steps on a GPU that the host may not know yet whether they were made
+
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -45,7 +47,8 @@ class Guard(pl.Callback):
       step whose gradient is not finite is left out, with the running statistics that its forward
       passes left in buffers. Once reduced, gradients are the same on all ranks, so that each
       alone comes to the same decision; only where they are sharded is a number exchanged. With
-      fp16-mixed that is left to the gradient scaler.
+      fp16-mixed that is left to the gradient scaler. On a GPU adam and adamw see for themselves
+      whether they make a step; the host learns of it with the next record, or of 64 steps at once.
 
     With ``mode: off`` only the last is done. ``deep`` is ``on``, and the process groups compare,
     too, which whoever makes them sees to.
@@ -77,11 +80,18 @@ class Guard(pl.Callback):
         self._ddp: DistributedDataParallel | None = None  # if its reductions are watched
         self._names: list[str] = []
         self._losses: list[tuple[int, int, Tensor]] = []  # epoch, step, loss since the last step
-        self._in_a_row = 0
+        self._in_a_row = self._skipped = 0
+        # of steps that the GPU decides on: whether it left them out, losses, where
+        self._pending: list[tuple[Tensor, list[tuple[int, int, Tensor]], str]] = []
         self._gradients = _Gradients()
         self._buffers: _Buffers | None = None  # if the module has any
         self._begins = True  # the next batch is the first since the last optimizer step
-        self.skipped_steps = 0
+
+    @property
+    def skipped_steps(self) -> int:
+        """See above. Collective, as `settle`."""
+        self.settle()
+        return self._skipped
 
     def check_model(self, module: nn.Module, options: Mapping[str, Any]) -> None:
         """Compare what there is before the trainer runs. Collective.
@@ -160,13 +170,33 @@ class Guard(pl.Callback):
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
+        if _decides_itself(optimizer, gradients, module):
+            bad: Any = compat.not_finite(gradients)
+            optimizer.found_inf = bad  # type: ignore[attr-defined]  # as a gradient scaler says it
+            if self._buffers is not None:
+                self._buffers.put_back(bad)
+            self._pending.append((bad, losses, _where(trainer)))
+            if len(self._pending) == _PENDING:
+                self.settle()
+            return
         if self._are_finite(gradients, optimizer):
             self._in_a_row = 0
             return
         self._drop(optimizer)
-        self._count(losses, trainer)
+        self._count(losses, _where(trainer))
+
+    def settle(self) -> None:
+        """Count the steps that a GPU has left out. Collective: there may be too many in a row."""
+        pending, self._pending = self._pending, []
+        left_out = torch.stack([bad for bad, _, _ in pending]).tolist() if pending else []
+        for bad, (_, losses, where) in zip(left_out, pending):
+            if bad:
+                self._count(losses, where)
+            else:
+                self._in_a_row = 0
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.settle()
         if self._contents:
             compare(self._exchange, {"contents": self._parameters(module)}, _where(trainer))
 
@@ -177,10 +207,11 @@ class Guard(pl.Callback):
         return {"loss changed": json.dumps(changed), **fingerprint.contents(named)}
 
     def state_dict(self) -> dict[str, int]:
+        # which counts first those that are not known yet
         return {"skipped_steps": self.skipped_steps, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.skipped_steps, self._in_a_row = state["skipped_steps"], state["in_a_row"]
+        self._skipped, self._in_a_row = state["skipped_steps"], state["in_a_row"]
 
     def _check_batch(self, trainer: pl.Trainer, module: Any, batch: Share) -> None:
         world, step = self._exchange.world.size, trainer.global_step
@@ -239,13 +270,13 @@ class Guard(pl.Callback):
         if self._buffers is not None:
             self._buffers.put_back()
 
-    def _count(self, losses: list[tuple[int, int, Tensor]], trainer: pl.Trainer) -> None:
-        self.skipped_steps += 1
+    def _count(self, losses: list[tuple[int, int, Tensor]], where: str) -> None:
+        self._skipped += 1
         self._in_a_row += 1
         if self._in_a_row == 1:
-            log.warning("%s left out: its gradient is not finite", _where(trainer))
+            log.warning("%s left out: its gradient is not finite", where)
         if self._in_a_row > self._config.nan_steps:
-            raise self._not_finite(losses, _where(trainer))
+            raise self._not_finite(losses, where)
 
     def _not_finite(self, losses: list[tuple[int, int, Tensor]], where: str) -> GuardError:
         """The error about steps in a row. Collective: only now does it matter whose they were."""
@@ -300,8 +331,11 @@ class _Buffers:
         for own, copies in self._pairs:
             compat.copy_all(copies, own)
 
-    def put_back(self) -> None:
+    def put_back(self, bad: Tensor | None = None) -> None:
+        """``bad``: whether they are to be; None: they are."""
         for own, copies in self._pairs:
+            if bad is not None:
+                copies = [torch.where(bad > 0, a, b) for a, b in zip(copies, own)]
             compat.copy_all(own, copies)
 
 
@@ -318,6 +352,25 @@ def _local(gradient: Tensor) -> Tensor:
 
 def _where(trainer: pl.Trainer) -> str:
     return f"step {trainer.global_step}"
+
+
+def _decides_itself(
+    optimizer: torch.optim.Optimizer, gradients: list[Tensor], module: pl.LightningModule
+) -> bool:
+    """Whether the optimizer's kernel may leave out a step that nobody has looked at: adam's on a
+    GPU, where all ranks have all gradients, and no learned rows go with the parameters."""
+    return (
+        type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+        and all(group["fused"] for group in optimizer.param_groups)
+        and len({gradient.device for gradient in gradients}) == 1
+        and _on_gpu(gradients[0])
+        and getattr(module, "embeddings", None) is None
+        and not any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+    )
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _rescale(gradients: list[Tensor], module: Any) -> bool:

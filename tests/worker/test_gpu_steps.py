@@ -1,0 +1,159 @@
+"""Steps as they are on a GPU: the host waits for it in none, and numbers are added in one order.
+
+Batches go through forward and backward pass as tensors of torch's device "meta", which have no
+values, so that whatever asks for one fails; and through operations that are watched for those that
+add up several numbers in no certain order on a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raygnn import compat
+from raygnn.config.load import load_config
+from raygnn.config.schema import Config
+from raygnn.models.registry import build_model
+from raygnn.sampling.batch import Share
+from raygnn.tasks.lightning_modules import Task, Window
+from tests.models.test_networks import (
+    FAMILIES,
+    HETEROGENEOUS,
+    HOMOGENEOUS,
+    names,
+    random_blocks,
+    random_inputs,
+    read_model,
+)
+from tests.small_jobs import job, train_on_ranks
+from tests.worker import test_edge_tasks, test_graph_tasks, test_multitask, test_relations
+
+META = torch.device("meta")
+LINKS = test_edge_tasks.LINKS
+
+
+@pytest.mark.parametrize("schema", [HOMOGENEOUS, HETEROGENEOUS], ids=["plain", "typed"])
+@pytest.mark.parametrize("family", FAMILIES, **names)
+def test_families(family: dict[str, Any], schema: Any) -> None:
+    """Forward, backward, and whether the step is to be made."""
+    config = read_model(**{"hidden": 4, "layers": 2, "dropout": 0.3, "norm": "none", **family})
+    model = build_model(config, schema).to(META)
+    blocks = random_blocks(schema, 2)
+    x, degree = random_inputs(schema, blocks)
+    there = [block.to(META) for block in blocks]
+    out = model(there, {t: v.to(META).float() for t, v in x.items()}, _there(degree))
+    out.square().sum().backward()
+    assert compat.not_finite([p.grad for p in model.parameters()]).device == META
+
+
+class InOrder(TorchDispatchMode):
+    """Refuses to add several numbers to one place by what does it as they come on a GPU."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        assert not (name == "_embedding_bag_backward" and args[8] == 2), "maxima"
+        if name in ("index_add", "scatter_add", "index_put") and args[0].is_floating_point():
+            index = args[1] if name == "index_put" else [args[2]]
+            places = torch.stack(torch.broadcast_tensors(*(i for i in index if i is not None)))
+            if name != "scatter_add":
+                places = places.flatten(1)
+                assert places.unique(dim=1).shape == places.shape, func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("schema", [HOMOGENEOUS, HETEROGENEOUS], ids=["plain", "typed"])
+@pytest.mark.parametrize("family", FAMILIES, **names)
+def test_families_add_in_one_order(family: dict[str, Any], schema: Any) -> None:
+    """All but maxima, which torch has one way of on a GPU."""
+    config = read_model(**{"hidden": 4, "layers": 2, "kernels": "torch", "norm": "none", **family})
+    model = build_model(config, schema).double()
+    blocks = random_blocks(schema, 2)
+    refused = pytest.raises(AssertionError, match="maxima")
+    with refused if family.get("aggregator") == "max" else nullcontext(), InOrder():
+        model(blocks, *random_inputs(schema, blocks)).square().sum().backward()
+
+
+def _there(values: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    return {name: value.to(META) for name, value in values.items()}
+
+
+def nodes(path: Path, **sections: Any) -> Config:
+    return load_config(job(path, **{"model": {"kind": "sage"}, **sections}))
+
+
+def edges(path: Path, **sections: Any) -> Config:
+    return test_edge_tasks.config_of(path, "edges", model={"hidden": 8}, **sections)
+
+
+def links(path: Path, **task: Any) -> Config:
+    decoder = task.pop("decoder")
+    model = {"hidden": 8, "decoder": decoder}
+    return test_edge_tasks.config_of(path, "links", task={**LINKS, **task}, model=model)
+
+
+def graphs(path: Path, **sections: Any) -> Config:
+    return test_graph_tasks.make(path, **sections)
+
+
+def relations(path: Path) -> Config:
+    return test_relations.config(path, model={"bases": 4})
+
+
+CLASSES = {"kind": "edge_classification", "etype": "likes", "reverse": "liked_by"}
+JOBS: dict[str, Callable[[Path], Config]] = {
+    "classes": nodes,
+    "focal loss": lambda path: nodes(path, task={"loss": "focal", "class_weights": "balanced"}),
+    "clipped, averaged": lambda path: nodes(path, train={"clip": 1.0, "ema": 0.9}),
+    "bf16": lambda path: nodes(path, precision="bf16"),
+    "numbers": lambda path: edges(path, task=test_multitask.PRICE),
+    "edges": lambda path: edges(path, task=CLASSES),
+    "softmax": lambda path: links(path, negatives={"number": 40}, decoder="distmult"),
+    "bce": lambda path: links(
+        path, negatives={"kind": "degree", "ends": "target"}, loss="bce", decoder="mlp"
+    ),
+    "margin": lambda path: links(
+        path, negatives={"kind": "in_batch"}, loss="margin", decoder="complex"
+    ),
+    "self adversarial": lambda path: links(path, loss="self_adversarial", decoder="rotate"),
+    "several tasks": test_multitask.several,
+    "graphs": graphs,
+    "padded graphs": lambda path: graphs(path, sampling={"batch_size": 7}),
+    "relations": relations,
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_tasks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The training step of a job's batches, and the backward pass."""
+    config = JOBS[name](tmp_path).to_dict()
+    config["cluster"]["workers"], config["train"]["max_steps"] = 1, 2
+    move = Task.transfer_batch_to_device
+
+    def moved(self: Task, batch: Share, device: torch.device, number: int) -> Share:
+        twin = compat.with_model(self, copy.deepcopy(self.model).to(META))
+        twin.window = Window(getattr(self, "weights", None))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "autocast", lambda *_, **options: nullcontext())  # knows no "meta"
+            loss = twin.training_step(batch.to(META), 0)
+            loss.backward()
+        with InOrder():
+            other = compat.with_model(self, copy.deepcopy(self.model))
+            other.window = twin.window
+            other.training_step(batch, 0).backward()
+        assert loss.device == META
+        (tmp_path / "seen").touch()
+        return move(self, batch, device, number)
+
+    monkeypatch.setattr(Task, "transfer_batch_to_device", moved)
+    train_on_ranks(load_config(config))
+    assert (tmp_path / "seen").exists()
