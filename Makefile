@@ -39,10 +39,10 @@ define test_instructions
 	    $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(ARITHMETIC)
 endef
 
-# What could need DGL without anybody's noticing.
-NODGL := $(addprefix tests/graph/test_,$(addsuffix .py,without_dgl metis partition layout)) \
-    $(addprefix tests/models/test_,$(addsuffix .py,batch_norm edge_features gin message_passing typed_families)) \
-    tests/preflight/test_preflight_checks.py
+# Those that need no DGL, where there is none; what they need could come to need it unnoticed.
+define test_without_dgl
+	$(1)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" --durations=20
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test test-system test-all test-nodgl mutants lint docs bench gpu test-matrix test-oldest test-newest test-python313 test-instructions clean
@@ -52,15 +52,15 @@ help:
 	@echo "make train        train on a generated graph of 100,000 nodes with 2 workers"
 	@echo "make test         the fast tests"
 	@echo "make test-system  those of whole commands and clusters"
-	@echo "make test-nodgl   some of the fast tests in an environment without DGL"
+	@echo "make test-nodgl   the fast tests that need no DGL, in an environment without it"
 	@echo "make test-all     all tests"
 	@echo "make mutants      plants mistakes, and sees that the tests find each"
 	@echo "make lint         ruff and mypy"
 	@echo "make docs         the documentation as a site: python3 -m http.server -d build/site"
 	@echo "make bench        the benchmarks"
 	@echo "make gpu          what a GPU does with the engine, as one JSON: build/gpu.json"
-	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, some on Python"
-	@echo "                  3.13, which has no DGL, and those of arithmetic with the instructions of older processors"
+	@echo "make test-matrix  the fast tests on the oldest and the newest supported versions, on Python 3.13,"
+	@echo "                  which has no DGL, and those of arithmetic with the instructions of older processors"
 
 setup: .venv/.done
 
@@ -91,6 +91,8 @@ endef
 	$(BIN)/python -m venv --without-pip .venv-nodgl
 	find $(CURDIR)/.venv/lib/python3*/site-packages -mindepth 1 -maxdepth 1 ! -name "dgl*" \
 	    -exec ln -s -t .venv-nodgl/lib/python3*/site-packages {} +
+	sed '1s|.*|#!$(CURDIR)/.venv-nodgl/bin/python|' $(BIN)/raygnn > .venv-nodgl/bin/raygnn
+	chmod +x .venv-nodgl/bin/raygnn
 	@touch $@
 
 train: setup
@@ -106,7 +108,7 @@ test-all: setup
 	$(call tests,.venv)
 
 test-nodgl: .venv-nodgl/.done
-	.venv-nodgl/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(NODGL)
+	$(call test_without_dgl,.venv-nodgl)
 
 # ONLY=sampler takes those whose name or file has that in it.
 mutants: setup
@@ -143,7 +145,7 @@ test-newest: .venv-newest/.done
 	$(call tests,.venv-newest,not slow and)
 
 test-python313: .venv-3.13/.done
-	.venv-3.13/bin/python -m pytest -n $(JOBS) --dist loadfile -m "$(FAST) not alone" $(NODGL)
+	$(call test_without_dgl,.venv-3.13)
 
 test-instructions: setup
 	$(call test_instructions,avx2,AVX2,AVX2)
