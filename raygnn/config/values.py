@@ -96,7 +96,8 @@ def members(annotation: Any) -> list[Any]:
 
 def sections_in(annotation: Any) -> list[type[Section]]:
     """The sections that a key with this type may hold."""
-    return [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
+    classes = (m for m in members(annotation) if isinstance(m, type) and get_origin(m) is None)
+    return [m for m in classes if issubclass(m, Section)]  # list[int] is a type to Python 3.10
 
 
 USER_CLASS = "package.module:Class"  # stands for all kinds that are a class of the user's
