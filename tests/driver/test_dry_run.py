@@ -120,28 +120,34 @@ def test_own_functions_that_work_on_whole_graphs(tmp_path: Path) -> None:
     assert outcome(graphs_of(tmp_path, graph=dataset(), task=task), tmp_path) is None
 
 
+THREE = {"class_weights": [1, 2, 3]}
+
+
 def test_too_few_class_weights(tmp_path: Path) -> None:
-    """Of classes and labels of nodes, edges and graphs, before there is a partition and after."""
+    """Of classes and labels of nodes and edges, before there is a partition and after."""
     things = (data := shop()).nodes["thing"].data
     things["group"] = (things["price"] / 2).astype(np.int64)
     things["holds"] = np.stack([things["price"] > 2, things["price"] > 4], 1).astype(np.float32)
     nodes = {"kind": "node_classification", "target": "group"}
-    three = {"class_weights": [1, 2, 3]}
     tasks = {
         "classes": nodes,
         "labels": {**nodes, "target": "holds", "labels": "several"},
         "edges": KIND,
     }
     for name, task in tasks.items():
-        check_weights(config_of(tmp_path, name, data=data, task={**task, **three}))
+        check_weights(config_of(tmp_path, name, data=data, task={**task, **THREE}))
+    with pytest.raises(ConfigError, match="3 weights"):
+        raygnn.check(job(tmp_path / "job", task=THREE), display=False)
+
+
+@pytest.mark.dgl
+def test_too_few_class_weights_of_graphs(tmp_path: Path) -> None:
     graphs = [dgl().rand_graph(5, 9) for _ in range(8)]
     labels = {"label": torch.arange(8) % 2, "holds": torch.zeros(8, 2).long()}
     dgl().save_graphs(str(tmp_path / "graphs.bin"), graphs, labels)
     graph = {"format": "graphs", "path": str(tmp_path / "graphs.bin")}
     for task in ({"target": "label"}, {"target": "holds", "labels": "several"}):
-        check_weights(graphs_of(tmp_path, graph=graph, task={**task, **three}))
-    with pytest.raises(ConfigError, match="3 weights"):
-        raygnn.check(job(tmp_path / "job", task=three), display=False)
+        check_weights(graphs_of(tmp_path, graph=graph, task={**task, **THREE}))
 
 
 def check_weights(config: Config) -> None:

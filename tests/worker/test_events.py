@@ -230,6 +230,7 @@ def test_arrays_that_are_no_times(tmp_path: Path) -> None:
         run(tmp_path, file, "node_classification", time={"seeds": "feat"})
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("edges_in", [1, 10**6])
 def test_seeds_in_other_units_than_edges(edges_in: int, tmp_path: Path) -> None:
     """Seconds beside microseconds: they would see all that comes after them, or nothing at all."""
@@ -245,6 +246,7 @@ def test_seeds_in_other_units_than_edges(edges_in: int, tmp_path: Path) -> None:
         run(tmp_path, file, "node_classification", task={"split": {"by": "time"}})
 
 
+@pytest.mark.dgl
 def test_seeds_of_several_labels_are_split_by_those_with_any(tmp_path: Path) -> None:
     file = tmp_path / "graph.dgl"
     events(file)
@@ -257,6 +259,7 @@ def test_seeds_of_several_labels_are_split_by_those_with_any(tmp_path: Path) -> 
     assert {"val/roc_auc", "test/roc_auc"} <= metrics.keys()
 
 
+@pytest.mark.dgl
 @pytest.mark.parametrize("kind", ["node_classification", "link_prediction"])
 def test_times_that_leave_nothing_to_validate_or_test_on(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "graph.dgl"
@@ -268,6 +271,7 @@ def test_times_that_leave_nothing_to_validate_or_test_on(kind: str, tmp_path: Pa
     assert told[:2] == [f"no {unit}s are in the split {split!r}" for split in ("val", "test")]
 
 
+@pytest.mark.dgl
 def test_a_time_that_leaves_nothing_to_train_on(tmp_path: Path) -> None:
     file = tmp_path / "graph.dgl"
     events(file)
