@@ -4,14 +4,16 @@ A generated graph in memory (GraphSAGE, hidden 256, fanout [15, 10], as in `make
 
 - kernels on the device against the same on the CPU: message passing equal to 1e-4 in fp32; draws,
   numbers and rows equal to the bit; or exit code 1;
-- trainings through the worker's own code (`gpu_training.py`), and a resume;
+- trainings through the worker's own code (`gpu_training.py`), of Cora where it lies in
+  ``$RAYGNN_DATA``; a resume, with torch's deterministic algorithms; and its speed on the graph;
 - training steps from the engine's batches, in fp32 and bf16: neighbours drawn on the CPU or the
   device, rows in the device's memory, page-locked in the host's, or gathered by the CPU;
 - the time line of some steps: which share of it the device was idle;
 - PyG's NeighborLoader and SAGEConv on the same graph, if they run;
 - the upper limit: the same model with rows and blocks on the device before the clock starts.
 
-What fails is in the JSON with its error, and the rest goes on. With ``--device cpu`` Triton's
+What fails is in the JSON with its error, and the rest goes on; parts that would begin after
+``--limit`` seconds are left out, and named. With ``--device cpu`` Triton's
 interpreter runs the device's kernels, to show that all of this runs; take a small ``--nodes``.
 
     python benchmarks/gpu.py [--device cuda] [--nodes 1200000] [--steps 50] [--out gpu.json]
@@ -31,6 +33,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms
 if "cpu" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # before torch loads it
 
@@ -439,16 +442,19 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=1_200_000, metavar="N", help="(1,200,000)")
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="timed steps (50)")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="the JSON (gpu.json)")
+    parser.add_argument("--limit", type=float, default=420, metavar="S", help="(420)")
     parser.add_argument("--skip", nargs="*", default=[], metavar="PART", help="such as trainings")
     options = parser.parse_args()
     device, steps = torch.device(options.device), options.steps
     begin, found = time.perf_counter(), {"setting": setting(device), "seconds": {}, "failed": {}}
+    found["left_out"] = []
     print(found["setting"], flush=True)
 
     def part(name: str, make: Callable[[], Any]) -> Any:
         """Into the JSON, which is whole after each part."""
         start = time.perf_counter()
-        if name in options.skip:
+        if name in options.skip or start - begin > options.limit:
+            found["left_out"].append(name)
             return None
         try:
             found[name] = make()
@@ -460,7 +466,7 @@ def main() -> int:
         print(f"\n{name}\n{json.dumps(found.get(name), indent=1)}", flush=True)
         return found.get(name)
 
-    from gpu_training import trainings
+    from gpu_training import large, trainings
 
     part("trainings", lambda: trainings(device))  # its processes begin before this one has a GPU
     _, gap = part("kernels", lambda: kernels(device)) or ([], float("inf"))
@@ -474,6 +480,7 @@ def main() -> int:
         lambda: engine(graph, torch.bfloat16, device, min(steps, 20), ("gpu", "gpu"), record=True),
     )
     part("pyg", lambda: pyg(graph, device, steps))
+    part("large", lambda: large(device, options.nodes, steps, HIDDEN, FANOUT, BATCH))
     if "throughput" in found:
         header = ["precision", "drawn, read", "sample", "features", "step", "of_the_limit"]
         shown = [[str(row.get(h, ""))[:28] for h in header] for row in found["throughput"]]

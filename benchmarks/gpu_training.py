@@ -3,6 +3,7 @@ own, over gloo, without Ray; on a CPU the GPU's kernels run by Triton's interpre
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import warnings
@@ -33,9 +34,12 @@ from raygnn.worker.planes import device_path
 from raygnn.worker.rank import Rank
 from raygnn.worker.rank_setup import Runtime
 
+PLANETOID = Path(os.environ.get("RAYGNN_DATA", "shared/data")) / "planetoid"
+PLANTED: dict[str, Any] = {"format": "planted", "val": 0.1}
 GRAPHS: dict[str, dict[str, Any]] = {
-    "planted": {"nodes": 2708, "degree": 4, "classes": 7, "features": 100, "train": 0.3},
+    "planted": {**PLANTED, "nodes": 2708, "degree": 4, "classes": 7, "features": 100, "train": 0.3},
     "typed": {
+        **PLANTED,
         "nodes": 4000,
         "degree": 6,
         "classes": 7,
@@ -44,7 +48,10 @@ GRAPHS: dict[str, dict[str, Any]] = {
         "typed": True,
     },
 }
+if PLANETOID.exists():
+    GRAPHS["cora"] = {"format": "planetoid", "path": str(PLANETOID), "name": "cora"}
 STEPS = 8
+_ORDER = "does not have a deterministic implementation"
 
 
 class _Environment(LightningEnvironment):
@@ -70,7 +77,7 @@ def config_of(
     sections: dict[str, Any] = {
         "name": name,
         "storage": str(storage),
-        "graph": {"format": "planted", "val": 0.1, **GRAPHS[graph]},
+        "graph": GRAPHS[graph],
         "partition": {"method": "random"},
         "model": {"kind": "sage", "hidden": 32, "layers": 2, "dropout": 0.0},
         "sampling": {"fanout": [5, 5], "batch_size": 64},
@@ -85,8 +92,12 @@ def config_of(
     return load_config(sections)
 
 
-def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, resumed: bool) -> None:
+def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, how: str) -> None:
+    """``how``: "exact" has torch's deterministic algorithms on; "steps" leaves evaluation out."""
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(how == "exact", warn_only=True)
+    if how == "steps":
+        Rank._evaluate = lambda *_: {}  # type: ignore[method-assign]
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_sync_debug_mode("warn")
@@ -101,15 +112,19 @@ def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, resu
         result = Rank(job, runtime).run()
     said = (w for w in caught if "synchroniz" in str(w.message))
     waits = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in said)
+    unordered = {str(w.message).split()[0] for w in caught if _ORDER in str(w.message)}
     if rank == 0:
         torch.save(
-            {**result, "waits": dict(waits.most_common(30))}, Path(store).with_name("result")
+            {**result, "waits": dict(waits.most_common(30)), "unordered": sorted(unordered)},
+            Path(store).with_name("result"),
         )
     dist.destroy_process_group()
 
 
-def train(config: Config, device: torch.device, *, resume: bool = False) -> dict[str, Any]:
-    """The result of rank 0, the losses of all steps and the weights."""
+def train(
+    config: Config, device: torch.device, how: str = "", *, resume: bool = False
+) -> dict[str, Any]:
+    """The result of rank 0, the losses of all steps and the weights; ``how``: see `_rank`."""
     workers = config.cluster.workers
     assert isinstance(workers, int)
     meta = find_partition(config, workers)
@@ -124,7 +139,7 @@ def train(config: Config, device: torch.device, *, resume: bool = False) -> dict
         start = find_start(config, run, workers, NullDisplay(), resume=resume)
         run.begin(config.to_dict())
         job = Job(config, meta.directory, run.path, ntype, True, time.time(), start.global_batch)
-        given = replace(job), workers, device, f"{directory}/store", resume
+        given = replace(job), workers, device, f"{directory}/store", how
         mp.spawn(_rank, given, nprocs=workers)
         result = torch.load(f"{directory}/result", weights_only=False)
     losses = Run(run.path).metrics["train/loss"].dropna().tolist()
@@ -157,11 +172,14 @@ def trainings(device: torch.device) -> dict[str, Any]:
                 "seconds": other["seconds"],
             }
         graph, workers = cases[0]
-        whole = train(config_of(Path(directory), "whole", graph, workers, STEPS), device)
+        whole = train(config_of(Path(directory), "whole", graph, workers, STEPS), device, "exact")
         half = config_of(Path(directory), "resumed", graph, workers, STEPS // 2)
-        train(half, device)
+        train(half, device, "exact")
         rest = train(
-            config_of(Path(directory), "resumed", graph, workers, STEPS), device, resume=True
+            config_of(Path(directory), "resumed", graph, workers, STEPS),
+            device,
+            "exact",
+            resume=True,
         )
         pairs = [(whole["weights"][n], rest["weights"][n]) for n in whole["weights"]]
         tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
@@ -169,5 +187,32 @@ def trainings(device: torch.device) -> dict[str, Any]:
             "exact": all(torch.equal(a, b) for a, b in tensors),
             "largest_gap": max(float((a.double() - b.double()).abs().max()) for a, b in tensors),
             "losses": rest["losses"] == whole["losses"],
+            "unordered": whole["result"]["unordered"],
         }
     return found
+
+
+def large(
+    device: torch.device, nodes: int, steps: int, hidden: int, fanout: tuple[int, ...], batch: int
+) -> dict[str, Any]:
+    """Speed of the worker's own code on the planted graph, one rank, partitioned before; without
+    evaluation. ``seconds``: of all, and of the parts of its steps."""
+    GRAPHS["large"] = {"format": "planted", "val": 0.0, "nodes": nodes}
+    with tempfile.TemporaryDirectory() as directory:
+        config = config_of(
+            Path(directory),
+            "large",
+            "large",
+            1,
+            steps,
+            model={"hidden": hidden},
+            sampling={"fanout": list(fanout), "batch_size": batch},
+            train={"log_every": max(1, steps // 2), "epochs": 1000},
+        )
+        found = train(config, device, "steps")
+    result = found["result"]
+    return {
+        "seeds_per_second": result["seeds_per_second"],
+        "seconds": {"all": found["seconds"], **result["seconds"]},
+        "waits": result["waits"],
+    }
