@@ -61,17 +61,19 @@ class BufferRing:
 
     A gather into fresh memory spends most of its time in page faults. A tensor handed out is
     overwritten by the ``depth``-th gather after it, so ``depth`` must exceed the number of
-    batches alive at once. With depth 0 every gather gets memory of its own.
+    batches alive at once. With depth 0 every gather gets memory of its own; ``pinned``, of torch's
+    page-locked memory, which is not used again before a GPU has copied from it.
     """
 
-    def __init__(self, depth: int):
+    def __init__(self, depth: int, pinned: bool = False):
         self._depth = depth
+        self._pinned = pinned
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._turn: dict[str, int] = {}
 
     def gather(self, name: str, table: Tensor, index: Tensor) -> Tensor:
         """``table[index]``. ``name`` tells buffers of different shapes apart."""
-        if not self._depth:
+        if not self._depth and not self._pinned:
             return table.index_select(0, index)
         shape = (len(index), *table.shape[1:])
         return torch.index_select(table, 0, index, out=self.take(name, shape, table.dtype))
@@ -79,7 +81,7 @@ class BufferRing:
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory to write rows to, of the buffers called ``name``."""
         if not self._depth:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
         turn, rows = self._turn.get(name, 0), shape[0]
         self._turn[name] = (turn + 1) % self._depth
         buffer = self._buffers.get((name, turn))
@@ -138,6 +140,10 @@ class FeatureStore:
         self._cache = dict.fromkeys(bounds, nothing)
         self.remote = 0
         self.hits = 0
+
+    def to_pinned(self) -> None:
+        """Gather into page-locked memory, from which a GPU copies without another pass."""
+        self._ring = BufferRing(0, pinned=True)
 
     def row_bytes(self, ntype: str) -> int:
         """Bytes of one row, over all columns."""

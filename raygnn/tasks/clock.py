@@ -34,6 +34,8 @@ class StepClock:
         self._event: Callable[[], Any] | None = None
         if device is not None and device.type == "cuda":
             self._event = lambda: torch.cuda.Event(enable_timing=True)
+            # a backward pass has threads of its own, whose streams are what its operations' were
+            self._stream = torch.cuda.current_stream(device)
         self.seconds: dict[str, float] = {}
         self.reductions: list[tuple[int, float]] = []
         self.batches = 0
@@ -68,7 +70,7 @@ class StepClock:
         if self._event is None:
             return time.perf_counter()
         event = self._event()
-        event.record()
+        event.record(self._stream)
         return event
 
     def _read(self, laps: list[tuple[str | None, int, Mark, Mark]]) -> None:

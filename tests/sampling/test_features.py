@@ -303,6 +303,22 @@ def test_buffers_come_round() -> None:
     assert fresh.gather("a", table, some).data_ptr() != fresh.gather("a", table, some).data_ptr()
 
 
+def test_buffers_may_be_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of their own, from which a GPU may still be copying."""
+    asked, empty = [], torch.empty
+
+    def locked(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", locked)
+    ring, some = BufferRing(0, pinned=True), torch.tensor([4, 0])
+    first, second = (ring.gather("a", torch.eye(9), some) for _ in range(2))
+    assert asked == [True, True]
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(first, torch.eye(9)[some])
+
+
 def _one_column(exchange: Exchange) -> tuple[list[float], int, int]:
     """Only the second of two types has a column: a row of it, others' rows and bytes sent."""
     rank = exchange.world.rank

@@ -122,7 +122,8 @@ class _Event:
     now = 0.0
     waited = 0
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "of training", "that of a thread of the backward pass"
         self.at = _Event.now
 
     def synchronize(self) -> None:
@@ -134,6 +135,7 @@ class _Event:
 
 def test_laps_along_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: _Event())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "of training")
     clock = StepClock(torch.device("cuda"))
     for _ in range(500):
         for part, seconds in (("forward", 0.25), ("communicate", 0.5), (None, 9.0)):

@@ -317,6 +317,8 @@ class PartitionPlane:
             host=host,
             cached=cached,
         )
+        if config.sampling.pin_memory and self.ranks.device.type == "cuda":
+            store.to_pinned()
         log.info(
             "rows of ranks %s are here, and %.0f %% of the others', %.3g GB, once for all of them; "
             "ready in %.1f s",
