@@ -416,7 +416,7 @@ def lean_steps(trainer: Any) -> None:
             logged.batch, logged.batch_size, logged.dataloader_idx = batch, None, None
             skip = call("on_train_batch_start", batch, index) == -1
             if skip:
-                progress.increment_by(0, is_last_batch=True)
+                progress.is_last_batch = True
             else:
                 progress.increment_started()
                 output = self._step(batch, index)
