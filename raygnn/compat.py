@@ -270,18 +270,6 @@ def norms(tensors: list[Any]) -> list[Any]:
     return list(torch._foreach_norm(tensors))
 
 
-def not_finite(tensors: list[Any]) -> Any:
-    """Whether an element of any is not finite, 1 or 0: float32 ``[]`` on their device, with one
-    kernel for each dtype, as torch's gradient scaler does it. Without it a GPU is waited for."""
-    import torch
-
-    found = torch.zeros((), device=tensors[0].device)
-    for dtype in {tensor.dtype for tensor in tensors}:
-        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-        torch._amp_foreach_non_finite_check_and_unscale_(alike, found, torch.ones_like(found))
-    return found
-
-
 def check_reduced(ddp: Any) -> None:
     """Ask DDP whether all gradients came; it would say so in the next forward pass only, when
     other ranks wait.

@@ -223,6 +223,13 @@ class Witness(pl.Callback):
         Path(self.place, f"rank-{trainer.global_rank}").write_text(json.dumps(self.met))
 
 
+class Clips(Plain):
+    """Decides by itself what is clipped."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
+        self.clip_gradients(optimizer, 0.1, "norm")
+
+
 class Hooked(Plain):
     """Overrides hooks of a step, and looks which of them `LightningModule.log` would be told of."""
 

@@ -18,7 +18,6 @@ from raygnn.util.files import (
     new_directory,
     publish,
     read_json,
-    remove,
     storage_errors,
     write_json,
 )
@@ -158,14 +157,14 @@ def _free(directory: Path, overwrite: bool) -> Path:
 
 def _put(draft: Path, directory: Path) -> None:
     """Put a finished directory in its place, and remove the export that was there."""
-    before = draft.with_name(f"{draft.name}-before")
-    if not is_vacant(directory):
-        _free(directory, overwrite=True)  # it may have become another one meanwhile
-        os.rename(directory, before)
-    try:
-        if not publish(draft, directory):
-            raise InputError("something has been put there meanwhile", where=str(directory))
-    finally:
-        if before.exists() and is_vacant(directory):
-            os.rename(before, directory)
-        remove(before)
+    with new_directory(directory) as aside:
+        before = aside / directory.name
+        if not is_vacant(directory):
+            _free(directory, overwrite=True)  # it may have become another one meanwhile
+            os.rename(directory, before)
+        try:
+            if not publish(draft, directory):
+                raise InputError("something has been put there meanwhile", where=str(directory))
+        finally:
+            if before.exists() and is_vacant(directory):
+                os.rename(before, directory)

@@ -261,7 +261,9 @@ class Task(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         # Lightning refuses to clip what a fused optimizer might have to unscale first
         plugin = self.trainer.precision_plugin
-        mixed = isinstance(plugin, MixedPrecision) and bool(self.config.clip or plugin.scaler)
+        hook = type(self).configure_gradient_clipping
+        clips = self.config.clip or hook is not Task.configure_gradient_clipping
+        mixed = isinstance(plugin, MixedPrecision) and bool(clips or plugin.scaler)
         optimizer = make_optimizer(
             list(self.parameters()), self.config, self.planned, not mixed, self.construct
         )

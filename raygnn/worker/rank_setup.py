@@ -59,7 +59,12 @@ class RankSetup:
         self.events = Events(job.run_dir / "logs" / EVENTS)
         self.sharding = Sharding(self.ranks)
         self.reduction = Reduction(self.ranks)
-        self.guard = Guard(self.control, config.guard, own_steps=bool(config.own_steps))
+        self.guard = Guard(
+            self.control,
+            config.guard,
+            own_steps=bool(config.own_steps),
+            looks=config.comm.compression == "powersgd",
+        )
         tell = self.events.tell if self.ranks.first else lambda text: None
         self.stragglers = Stragglers(config.fault.straggler, tell, self.start.host_of)
 

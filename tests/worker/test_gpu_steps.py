@@ -24,6 +24,7 @@ from raygnn.config.schema import Config
 from raygnn.models.registry import build_model
 from raygnn.sampling.batch import Share
 from raygnn.tasks.lightning_modules import Task, Window
+from raygnn.worker.guard import callback
 from tests.models.test_networks import (
     FAMILIES,
     HETEROGENEOUS,
@@ -51,7 +52,7 @@ def test_families(family: dict[str, Any], schema: Any) -> None:
     there = [block.to(META) for block in blocks]
     out = model(there, {t: v.to(META).float() for t, v in x.items()}, _there(degree))
     out.square().sum().backward()
-    assert compat.not_finite([p.grad for p in model.parameters()]).device == META
+    assert callback.not_finite([p.grad for p in model.parameters()]).device == META
 
 
 class InOrder(TorchDispatchMode):

@@ -24,6 +24,10 @@ JOBS: dict[str, dict[str, Any]] = {
         "task": {"kind": f"{OWN}:Hooked", "like": "node_classification", "args": {"skip": 2}}
     },
     "a step of the task's own": {"task": {"kind": f"{OWN}:Steps", "like": "node_classification"}},
+    "clipping of the task's own": {
+        "task": {"kind": f"{OWN}:Clips", "like": "node_classification"},
+        "precision": "bf16-mixed",
+    },
     "sharded": {"comm": {"shard": "full"}, "train": {"accumulate": 2}},
 }
 

@@ -16,6 +16,7 @@ from raygnn.tasks.lightning_modules import Task
 from raygnn.worker.comm import reduction
 from raygnn.worker.comm.process_groups import Ranks
 from raygnn.worker.comm.reduction import LowRank
+from raygnn.worker.guard import callback
 from raygnn.worker.job import Job
 from raygnn.worker.records import Records
 from tests.driver.test_resume import stopped
@@ -248,10 +249,13 @@ def test_powersgd_loses_nothing(width: int, start: int, seed: int, make_job: Job
         assert max(distances) < 1e-4
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 def test_gradients_that_are_not_finite_once(
-    make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
+    on_gpu: bool, make_job: JobFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one rank, in one batch: that step is left out, and training goes on."""
+    """On one rank, in one batch: that step is left out, and training goes on; also where the
+    optimizer's kernel could decide on it."""
+    monkeypatch.setattr(callback, "_on_gpu", lambda tensor: on_gpu)
     step = Task.training_step
 
     def odd(self: Task, batch: Any, index: int) -> Tensor:

@@ -62,14 +62,23 @@ class Guard(pl.Callback):
         exchange: of the control messages, used by the thread that trains alone.
         config: the ``guard`` section.
         own_steps: whether code of the user's takes part in steps.
+        looks: at each step before it is made, since something else must know of those left out.
 
     Attributes:
         skipped_steps: steps left out since their gradient was not finite, over the whole run.
     """
 
-    def __init__(self, exchange: Exchange, config: GuardConfig, *, own_steps: bool = False):
+    def __init__(
+        self,
+        exchange: Exchange,
+        config: GuardConfig,
+        *,
+        own_steps: bool = False,
+        looks: bool = False,
+    ):
         self._exchange = exchange
         self._config = config
+        self._looks = looks
         self._contents = own_steps and config.mode != "off"
         self._checking_step = False
         self._changed = torch.tensor(False)  # whether the loss was, since ranks last compared
@@ -170,8 +179,8 @@ class Guard(pl.Callback):
             return
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             return
-        if _decides_itself(optimizer, gradients, module):
-            bad: Any = compat.not_finite(gradients)
+        if not self._looks and _decides_itself(optimizer, gradients, module):
+            bad = not_finite(gradients)
             optimizer.found_inf = bad  # type: ignore[attr-defined]  # as a gradient scaler says it
             if self._buffers is not None:
                 self._buffers.put_back(bad)
@@ -412,12 +421,22 @@ class _Gradients:
         if any(g.is_sparse for g in gradients):
             return sum(g.sum().item() for g in gradients)
         if gradients[0].is_cuda:  # one kernel for many
-            norms = [norm.float() for norm in compat.norms(gradients)]
-            return torch.stack(norms).sum().item()
+            return _norms(gradients).item()
         places = [g.data_ptr() for g in gradients]
         if places != self._places:
             self._places, self._merged = places, _merge(gradients)
         return sum(g.sum().item() for g in self._merged)
+
+
+def not_finite(gradients: list[Tensor]) -> Tensor:
+    """Whether an element of any is not finite, 1 or 0: float32 ``[]`` on their device, which is
+    not waited for."""
+    return (~_norms(gradients).isfinite()).float()
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    """Not by the kernel of torch's gradient scaler, which has no bf16 (pytorch#127176)."""
+    return torch.stack([norm.float() for norm in compat.norms(gradients)]).sum()
 
 
 def _merge(gradients: list[Tensor]) -> list[Tensor]:
