@@ -133,7 +133,12 @@ JOBS: dict[str, Callable[[Path], Config]] = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+NEED_DGL = ("graphs", "padded graphs", "relations")  # which makes their graphs
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.dgl if n in NEED_DGL else ()) for n in JOBS]
+)
 def test_tasks(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The training step of a job's batches, and the backward pass."""
     config = JOBS[name](tmp_path).to_dict()
