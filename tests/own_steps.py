@@ -226,7 +226,7 @@ class Witness(pl.Callback):
 class Clips(Plain):
     """Decides by itself what is clipped."""
 
-    def configure_gradient_clipping(self, optimizer: Any, *given: Any) -> None:
+    def configure_gradient_clipping(self, optimizer: Any, *given: Any, **named: Any) -> None:
         self.clip_gradients(optimizer, 0.1, "norm")
 
 
