@@ -134,7 +134,9 @@ def make(config: Config, nodes: Nodes, given: Input, show: Display) -> Input:
     """
     if given.meta is None and given.place is not None:
         given.check(config)
-        refuse(preflight(config, given.known(config), nodes.look(None)).findings, config)
+        facts = given.known(config)
+        dry_run.check_weights(config, given, goals_of(config, facts))
+        refuse(preflight(config, facts, nodes.look(None)).findings, config)
         nodes.give_back()  # others may use them meanwhile, which may be hours
     return given.made(show)
 

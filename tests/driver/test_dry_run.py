@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from raygnn.config.load import load_config
 from raygnn.config.schema import Config
 from raygnn.driver import dry_run
 from raygnn.driver.inputs import read_input, to_look_at
-from raygnn.driver.job_plan import goals_of
+from raygnn.driver.job_plan import Nodes, goals_of, make
 from raygnn.driver.ray_cluster import RayCluster
 from raygnn.errors import ConfigError
 from raygnn.graph.dgl import dgl
@@ -158,6 +159,9 @@ def check_weights(config: Config) -> None:
         with pytest.raises(ConfigError, match=r"there are 3 weights, and [24] (cl|lab)") as caught:
             dry_run.check_weights(config, given, goals)
         assert caught.value.where == "task.class_weights"
+        if given.meta is None:  # nobody waits for a partition, or for a node, to be told
+            with pytest.raises(ConfigError, match="there are 3 weights"):
+                make(config, Mock(spec=Nodes, look=AssertionError), given, NullDisplay())
         num = int(caught.value.what.split()[-2])
         update = {"class_weights": (1.0,) * num}
         task = config.task.model_copy(update=update)
