@@ -254,10 +254,10 @@ def relabel(known: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ordered, place = joined.sort(stable=True)
     begins = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=begins[1:])
-    positions = torch.arange(size, device=joined.device)
-    of_group = torch.where(begins, positions, 0).cummax(0).values
+    group = begins.cumsum(0) - 1  # a maximum so far would take one block of a GPU's threads
+    first = joined.new_empty(size + 1).scatter_(0, torch.where(begins, group, size), place)
     new = torch.empty_like(begins).scatter_(0, place, begins & (ordered >= 0))
     number = new.cumsum(0) - 1
-    local = torch.empty_like(joined).scatter_(0, place, number[place[of_group]])
+    local = torch.empty_like(joined).scatter_(0, place, number[first[group]])
     nodes = joined.new_empty(size + 1).scatter_(0, torch.where(new, number, size), joined)
     return nodes, local[len(known) :], new.sum()
