@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
 if PLANETOID.exists():
     GRAPHS["cora"] = {"format": "planetoid", "path": str(PLANETOID), "name": "cora"}
 STEPS = 8
+_LONGEST = 120  # seconds of one training on a GPU
 _ORDER = "does not have a deterministic implementation"
 
 
@@ -121,6 +125,19 @@ def _rank(rank: int, job: Job, size: int, device: torch.device, store: str, how:
     dist.destroy_process_group()
 
 
+def _spawn(given: tuple[Any, ...], workers: int, seconds: float) -> None:
+    """Ranks, in processes that do not outlive this call, whatever ends it."""
+    context = mp.spawn(_rank, given, nprocs=workers, join=False)
+    end = time.monotonic() + seconds
+    try:
+        while not context.join(max(0.0, end - time.monotonic())):
+            if time.monotonic() >= end:
+                raise TimeoutError(f"a training was not through after {seconds} s")
+    finally:
+        for process in context.processes:
+            process.kill()
+
+
 def train(
     config: Config, device: torch.device, how: str = "", *, resume: bool = False
 ) -> dict[str, Any]:
@@ -140,7 +157,7 @@ def train(
         run.begin(config.to_dict())
         job = Job(config, meta.directory, run.path, ntype, True, time.time(), start.global_batch)
         given = replace(job), workers, device, f"{directory}/store", how
-        mp.spawn(_rank, given, nprocs=workers)
+        _spawn(given, workers, _LONGEST if device.type == "cuda" else 10 * _LONGEST)
         result = torch.load(f"{directory}/result", weights_only=False)
     losses = Run(run.path).metrics["train/loss"].dropna().tolist()
     weights = torch.load(run.path / "checkpoints" / "selected.pt")
@@ -148,48 +165,61 @@ def train(
     return {"result": result, "losses": losses, "weights": weights, "seconds": seconds}
 
 
-def trainings(device: torch.device) -> dict[str, Any]:
+def trainings(device: torch.device, seconds: float) -> dict[str, Any]:
     """Losses beside the CPU's, where the host waits for the GPU, and whether a resume is exact; in
-    place of a GPU, where this is to show that it runs, of the typed graph alone."""
+    place of a GPU, where this is to show that it runs, of the typed graph alone. What would begin
+    after ``seconds`` is left out, and what fails does not keep the rest from being tried."""
     cases = [(graph, workers) for graph in GRAPHS for workers in (1, 2)]
     cases = cases if device.type == "cuda" else [("typed", 1)]
     found: dict[str, Any] = {}
-    cpu = {"sampling": {"sample_on": "cpu", "features_on": "cpu"}}
+    begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        for graph, workers in cases:
-            name = f"{graph}-{workers}"
-            plain, other = (
-                train(
-                    config_of(Path(directory), f"{name}-{way}", graph, workers, STEPS, **more), at
-                )
-                for way, more, at in (("cpu", cpu, torch.device("cpu")), ("gpu", {}, device))
-            )
-            gaps = [abs(a - b) for a, b in zip(plain["losses"], other["losses"], strict=True)]
-            found[name] = {
-                "losses": other["losses"],
-                "largest_gap_from_cpu": max(gaps),
-                "waits": other["result"]["waits"],
-                "seconds": other["seconds"],
-            }
-        graph, workers = cases[0]
-        whole = train(config_of(Path(directory), "whole", graph, workers, STEPS), device, "exact")
-        half = config_of(Path(directory), "resumed", graph, workers, STEPS // 2)
-        train(half, device, "exact")
-        rest = train(
-            config_of(Path(directory), "resumed", graph, workers, STEPS),
-            device,
-            "exact",
-            resume=True,
-        )
-        pairs = [(whole["weights"][n], rest["weights"][n]) for n in whole["weights"]]
-        tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
-        found["resume"] = {
-            "exact": all(torch.equal(a, b) for a, b in tensors),
-            "largest_gap": max(float((a.double() - b.double()).abs().max()) for a, b in tensors),
-            "losses": rest["losses"] == whole["losses"],
-            "unordered": whole["result"]["unordered"],
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            f"{graph}-{workers}": partial(_beside_cpu, Path(directory), graph, workers, device)
+            for graph, workers in cases
         }
+        parts["resume"] = partial(_resumed, Path(directory), *cases[0], device)
+        for name, make in parts.items():
+            if time.perf_counter() - begin > seconds:
+                found[name] = {"left_out": True}
+                continue
+            try:
+                found[name] = make()
+            except Exception as error:
+                traceback.print_exc()
+                found[name] = {"error": repr(error)}
     return found
+
+
+def _beside_cpu(directory: Path, graph: str, workers: int, device: torch.device) -> dict[str, Any]:
+    name, cpu = f"{graph}-{workers}", {"sampling": {"sample_on": "cpu", "features_on": "cpu"}}
+    plain, other = (
+        train(config_of(directory, f"{name}-{way}", graph, workers, STEPS, **more), at)
+        for way, more, at in (("cpu", cpu, torch.device("cpu")), ("gpu", {}, device))
+    )
+    gaps = [abs(a - b) for a, b in zip(plain["losses"], other["losses"], strict=True)]
+    return {
+        "losses": other["losses"],
+        "largest_gap_from_cpu": max(gaps),
+        "waits": other["result"]["waits"],
+        "seconds": other["seconds"],
+    }
+
+
+def _resumed(directory: Path, graph: str, workers: int, device: torch.device) -> dict[str, Any]:
+    whole = train(config_of(directory, "whole", graph, workers, STEPS), device, "exact")
+    half = config_of(directory, "resumed", graph, workers, STEPS // 2)
+    train(half, device, "exact")
+    longer = config_of(directory, "resumed", graph, workers, STEPS)
+    rest = train(longer, device, "exact", resume=True)
+    pairs = [(whole["weights"][n], rest["weights"][n]) for n in whole["weights"]]
+    tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+    return {
+        "exact": all(torch.equal(a, b) for a, b in tensors),
+        "largest_gap": max(float((a.double() - b.double()).abs().max()) for a, b in tensors),
+        "losses": rest["losses"] == whole["losses"],
+        "unordered": whole["result"]["unordered"],
+    }
 
 
 def large(

@@ -39,6 +39,27 @@ def test_what_they_import_is_there() -> None:
     assert done.returncode == 0, done.stderr
 
 
+NUMBERED = """
+import sys
+sys.path.insert(0, "benchmarks")
+import gpu, torch
+for name in ("cuda", "cuda:1"):  # as torch.cuda.set_device asks for it
+    print(torch.cuda._utils._get_device_index(gpu.device_of(name)))
+try:
+    with gpu.Alarm(1):
+        while True:
+            pass
+except TimeoutError as error:
+    print(error)
+"""
+
+
+def test_a_gpu_has_a_number_and_no_part_hangs() -> None:
+    command = [sys.executable, "-c", NUMBERED]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.split("\n")[:3] == ["0", "1", "not through after 1 s"], done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_all_of_what_a_gpu_does_runs_on_a_cpu(tmp_path: Path) -> None:
