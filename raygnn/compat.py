@@ -323,9 +323,12 @@ def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: A
     ``grad[bag]`` and ``rows[index]``. Without it both would be laid out, ``[E, F]`` each."""
     import torch
 
+    dtype = grad.dtype
+    if grad.is_cuda and dtype == torch.bfloat16:  # CUDA has no kernel for it (pytorch#185808)
+        grad, rows = grad.float(), rows.float()
     return torch.ops.aten._embedding_bag_per_sample_weights_backward(
         grad, rows, index, start, bag, 0
-    )
+    ).to(dtype)
 
 
 # ── Lightning ────────────────────────────────────────────────────────────────────────────────
@@ -333,7 +336,7 @@ def weight_gradient_of_bags(grad: Any, rows: Any, index: Any, start: Any, bag: A
 
 def lean_steps(trainer: Any) -> None:
     """Let a step ask only those that have a hook, and look up once an epoch what stays as it is: of
-    1,850 Python calls that a step takes beside the engine's, 450 are left.
+    1,850 Python calls that a step takes beside the engine's, 470 are left.
 
     What hooks are given, their order, what `LightningModule.log` keeps, and the loop's counts and
     state are Lightning's. Its own loop makes the steps of which there may be more to know: with a
@@ -341,6 +344,7 @@ def lean_steps(trainer: Any) -> None:
     one after a checkpoint. Nor do ranks wait for a word about SIGTERM, which newer versions let
     them do before every batch: ours comes from the driver.
     """
+    import torch
     from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
     from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
@@ -348,14 +352,14 @@ def lean_steps(trainer: Any) -> None:
     hooks: dict[str, list[Callable[..., Any]]] = {}  # name → those of callbacks that do something
     plain = takes_index = False
 
-    def call(name: str, *args: Any) -> Any:
+    def call(name: str, *args: Any, **named: Any) -> Any:
         """Of the callbacks, then of the module, whose answer it returns."""
         module = trainer.lightning_module
         facts = vars(module)  # torch looks at length at what is set
         before, facts["_current_fx_name"] = facts["_current_fx_name"], name
-        for hook in hooks[name]:
+        for hook in hooks.get(name, ()):
             hook(trainer, module, *args)
-        answer = getattr(module, name)(*args)
+        answer = getattr(module, name)(*args, **named)
         facts["_current_fx_name"] = before
         return answer
 
@@ -369,9 +373,10 @@ def lean_steps(trainer: Any) -> None:
                 hooks[name] = [h for h in all_of if getattr(h, "__func__", None) is not none]
             module = trainer.lightning_module
             takes_index = "batch_idx" in self._build_kwargs(OrderedDict(), None, 0)
+            steps = getattr(module.optimizer_step, "__func__", None)
             plain = (
                 module.automatic_optimization
-                and type(module).optimizer_step is LightningModule.optimizer_step
+                and steps is LightningModule.optimizer_step
                 and getattr(trainer.precision_plugin, "scaler", None) is None
                 and not trainer.loggers
             )
@@ -424,10 +429,11 @@ def lean_steps(trainer: Any) -> None:
         def _step(self, batch: Any, index: int) -> Any:
             """Forward, backward, and the optimizer's step where batches do not accumulate."""
             automatic, strategy = self.automatic_optimization, trainer.strategy
-            module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+            optimizer = trainer.optimizers[0]
             counts, steps = automatic.optim_progress.optimizer, not self._should_accumulate()
             results: list[Any] = []
 
+            @torch.enable_grad()  # an optimizer may have none
             def closure() -> Any:
                 given = {"batch": batch, "batch_idx": index} if takes_index else {"batch": batch}
                 result = automatic._training_step(given)
@@ -436,23 +442,29 @@ def lean_steps(trainer: Any) -> None:
                     counts.zero_grad.increment_ready()
                     call("on_before_zero_grad", optimizer)
                     counts.zero_grad.increment_started()
-                    module.optimizer_zero_grad(trainer.current_epoch, index, optimizer)
+                    call("optimizer_zero_grad", trainer.current_epoch, index, optimizer)
                     counts.zero_grad.increment_completed()
                 if result.closure_loss is not None:
                     strategy.pre_backward(result.closure_loss)
                     call("on_before_backward", result.closure_loss)
-                    module.backward(result.closure_loss)
+                    call("backward", result.closure_loss)
                     call("on_after_backward")
                 if steps:
                     call("on_before_optimizer_step", optimizer)
-                    module.configure_gradient_clipping(
-                        optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+                    call(
+                        "configure_gradient_clipping",
+                        optimizer,
+                        gradient_clip_val=trainer.gradient_clip_val,
+                        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
                     )
                 return result.loss
 
             if steps:
                 counts.step.increment_ready()
                 optimizer.step(closure=closure)
+                if not results:
+                    name = type(optimizer).__name__
+                    raise RuntimeError(f"{name}.step did not call the closure that it was given")
                 counts.step.increment_completed()
             else:
                 with _block_parallel_sync_behavior(strategy):

@@ -226,8 +226,34 @@ class Witness(pl.Callback):
 class Clips(Plain):
     """Decides by itself what is clipped."""
 
-    def configure_gradient_clipping(self, optimizer: Any, *given: Any, **named: Any) -> None:
-        self.clip_gradients(optimizer, 0.1, "norm")
+    def configure_gradient_clipping(self, optimizer: Any, **named: Any) -> None:
+        assert set(named) == {"gradient_clip_val", "gradient_clip_algorithm"}
+        if self.config.clip:
+            super().configure_gradient_clipping(optimizer)  # by what the configuration says
+        else:
+            self.clip_gradients(optimizer, 0.1, "norm")
+        norm = torch.stack([p.grad.norm() for p in self.parameters() if p.grad is not None]).norm()
+        assert norm <= 0.1001
+        self.log("norm", norm, batch_size=1)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        self.log("rate", optimizer.param_groups[0]["lr"], batch_size=1)
+        super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+
+class _NoGradients(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = closure()
+        super().step()
+        return loss
+
+
+class StepsWithout(Plain):
+    """Has an optimizer that lets its closure meet what it itself has: no gradients."""
+
+    def configure_optimizers(self) -> Any:
+        return _NoGradients(self.parameters(), lr=0.1)
 
 
 class Hooked(Plain):

@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -323,7 +324,8 @@ class BatchLoader(Generic[S]):
 
 class SideStream:
     """A stream of a GPU's own on which batches are made, and copied there, beside the one that
-    trains. The host waits on neither: the training stream waits for an event.
+    trains, which waits for an event. The host is up to three steps ahead of what trains, so that
+    no more batches than those are in the GPU's memory beside the prepared ones.
 
     Args:
         device: the GPU.
@@ -334,6 +336,7 @@ class SideStream:
         self._device = device
         self._cuda = cuda
         self._stream = cuda.Stream(device)
+        self._begun = deque[Any]()  # events: all steps before one were through
 
     def make(self, make: Callable[[], T]) -> tuple[T, Any]:
         """A batch on the GPU, and the event that comes after all that makes it; in the thread that
@@ -347,11 +350,16 @@ class SideStream:
         stream = self._cuda.current_stream(self._device)
         stream.wait_event(ready)
         batch.used_on(stream)
+        if (event := stream.record_event()) is not None:  # torch.cpu's streams have none
+            self._begun.append(event)
+        if len(self._begun) > _AHEAD:
+            self._begun.popleft().synchronize()
 
 
 # Training goes first where the two share a core: what is prepared ahead fills the time in which a
 # rank waits for the others, so that the ranks' steps are more alike.
 _NICE = 4
+_AHEAD = 2  # steps that wait for a GPU behind the one that it is at
 _POLL = 0.5  # seconds between looks at whether the other side is still there
 
 

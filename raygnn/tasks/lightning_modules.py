@@ -299,7 +299,10 @@ class Task(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """The last that happens before the optimizer's step, whether anything is to be clipped or
-        not: learned rows are moved here, and clipped together with the parameters."""
+        not: learned rows are moved here, and clipped together with the parameters. None =
+        ``train.clip``, as Lightning has it."""
+        if gradient_clip_val is None:
+            gradient_clip_val = self.trainer.gradient_clip_val
         if self.embeddings is None:
             if gradient_clip_val:
                 self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

@@ -58,7 +58,11 @@ class ClassLoss:
     weights: tuple[float, ...] | None
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-        weights = None if self.weights is None else outputs.new_tensor(self.weights)
+        weights = None
+        if self.weights is not None:  # from page-locked memory, so that nothing waits for a GPU
+            weights = torch.tensor(
+                self.weights, dtype=outputs.dtype, pin_memory=outputs.is_cuda
+            ).to(outputs.device, non_blocking=True)
         return self.entropy(outputs, y, weights, smoothing=self.smoothing, gamma=self.gamma)
 
 

@@ -82,7 +82,7 @@ def test_a_training_is_the_same(
         patch.setattr(device_path, "_free", lambda device: None)
         plain = trained(tmp_path, "plain", sampling, **sections)
     used(monkeypatch, *makers)
-    room = device_path.Room(True, "gpu", 0.3)
+    room = device_path.Room("gpu", "gpu", 0.3)
     monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
     assert trained(tmp_path, "device", sampling, **sections) == plain
 
@@ -103,7 +103,7 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 ) -> None:
     """On all ranks, where only one of them sees it; and is an error where the GPU is wanted."""
     call = getattr(device_kernels, spoilt)
-    room = device_path.Room(True, "pinned", 0.3)
+    room = device_path.Room("gpu", "pinned", 0.3)
     monkeypatch.setattr(device_path.Room, "of", lambda *sizes: room)
 
     def other(table: Tensor, index: Tensor, *given: Any) -> Tensor:
@@ -124,11 +124,14 @@ def test_what_fails_or_differs_stays_with_the_cpu(
 
 
 def test_room() -> None:
-    assert Room.of(100, 10, 30) == Room(True, "gpu", 1.0)
-    assert Room.of(100, 20, 40) == Room(True, "pinned", 0.75)
-    assert Room.of(100, 26, 40) == Room(False, "gpu", 1.0)
-    assert Room.of(0, 1, 40) == Room(False, "pinned", 0.0)
-    assert Room.of(0, 0, 0) == Room(True, "gpu", 0.0)
+    assert Room.of(100, 0, 10, 30) == Room("gpu", "gpu", 1.0)
+    assert Room.of(100, 80, 20, 40) == Room("gpu", "pinned", 0.75)
+    assert Room.of(100, 79, 20, 40) == Room("gpu", "cpu", 0.75)
+    assert Room.of(100, 52, 26, 40) == Room("pinned", "gpu", 1.0)
+    assert Room.of(100, 51, 26, 40) == Room("cpu", "gpu", 1.0)
+    assert Room.of(0, 82, 1, 40) == Room("pinned", "pinned", 0.0)
+    assert Room.of(0, 80, 1, 40) == Room("pinned", "cpu", 0.0)
+    assert Room.of(0, 0, 0, 0) == Room("gpu", "gpu", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +165,7 @@ class Streams:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
+        self.step = 0
 
     def note(self, call: str) -> None:
         self.calls.append((threading.current_thread().name, call))
@@ -182,7 +186,12 @@ class Streams:
         return Within()
 
     def current_stream(self, device: torch.device) -> Any:
-        return SimpleNamespace(wait_event=lambda event: self.note(f"wait for the {event}"))
+        def event() -> Any:
+            self.step, step = self.step + 1, self.step
+            return SimpleNamespace(synchronize=lambda: self.note(f"wait for step {step}"))
+
+        wait = lambda event: self.note(f"wait for the {event}")  # noqa: E731
+        return SimpleNamespace(wait_event=wait, record_event=event)
 
 
 def test_the_training_stream_waits_and_no_thread_does() -> None:
@@ -210,6 +219,18 @@ def test_the_training_stream_waits_and_no_thread_does() -> None:
     side = ["enter", "make", "copy to cuda:0", "record", "leave"]
     assert [c for t, c in streams.calls if t == "raygnn-prefetch"] == side
     assert [c for t, c in streams.calls if t == "MainThread"] == ["wait for the event", "keep"]
+
+
+def test_the_host_is_three_steps_ahead_at_most() -> None:
+    """So that what it hands over does not fill the GPU's memory."""
+    streams = Streams()
+    side = SideStream(torch.device("cuda", 0), streams)
+    batch: Any = SimpleNamespace(used_on=lambda stream: streams.note("keep"))
+    for _ in range(4):
+        side.hand_over(batch, "event")
+    given = ["wait for the event", "keep"]
+    waits = ["wait for step 0", *given, "wait for step 1"]
+    assert [call for _, call in streams.calls] == [*given * 3, *waits]
 
 
 def test_memory_is_kept_until_both_streams_are_through(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,13 @@ JOBS: dict[str, dict[str, Any]] = {
         "task": {"kind": f"{OWN}:Clips", "like": "node_classification"},
         "precision": "bf16-mixed",
     },
+    "clipping that the task asks for": {
+        "task": {"kind": f"{OWN}:Clips", "like": "node_classification"},
+        "train": {"clip": 0.1},
+    },
+    "a step without gradients": {
+        "task": {"kind": f"{OWN}:StepsWithout", "like": "node_classification"},
+    },
     "sharded": {"comm": {"shard": "full"}, "train": {"accumulate": 2}},
 }
 

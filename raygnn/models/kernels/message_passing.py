@@ -142,7 +142,9 @@ class _Native(Kernels):
         if reduce == "max":
             if not adj.src.numel():  # embedding_bag refuses an empty table
                 return x.new_zeros((adj.num_dst, x.shape[1])) + 0 * x.sum()
-            return F.embedding_bag(adj.src, x, adj.indptr[:-1], mode="max")
+            # the gradient of a largest row has no kernel for bf16 on CUDA
+            wide = x.float() if x.is_cuda and x.dtype == torch.bfloat16 else x
+            return F.embedding_bag(adj.src, wide, adj.indptr[:-1], mode="max").to(x.dtype)
         if weight is not None:
             weight = weight.to(x.dtype)
         out: Tensor = _Combine.apply(x, weight, adj, reduce)

@@ -18,6 +18,7 @@ import torch
 from raygnn.config.rules import not_drawn_on_gpu
 from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, TrainingError, error_text
+from raygnn.graph.available_memory import memory
 from raygnn.graph.staging.shard import Shard
 from raygnn.sampling.features import FeatureStore
 from raygnn.sampling.plan import Fanout
@@ -38,26 +39,31 @@ log = logging.getLogger("raygnn")
 
 @dataclass(frozen=True)
 class Room:
-    """How a GPU's free memory is shared out.
+    """What of the data there is room for, and where.
 
     Attributes:
-        structure: whether the in-edge lists lie in it; else page-locked in the host's.
-        rows: "gpu" if all rows do, else "pinned".
-        near: the share of the rows that do.
+        structure: where the in-edge lists lie: "gpu"; "pinned", page-locked in the host's memory;
+            or "cpu", where neither has room.
+        rows: where all rows do, likewise.
+        near: the share of the rows that lie in the GPU's memory.
     """
 
-    structure: bool
+    structure: str
     rows: str
     near: float
 
     @staticmethod
-    def of(free: int, structure: int, rows: int) -> Room:
-        """Half of ``free`` bytes is for the data, and half of that at most for the structure; the
-        model, its optimizer and the batches have the rest."""
-        left = free // 2
+    def of(free: int, host: int, structure: int, rows: int) -> Room:
+        """Half of ``free`` bytes of the GPU is for the data, and half of that at most for the
+        structure; the model, its optimizer and the batches have the rest. Of the ``host`` bytes
+        for this rank half, since torch locks pages by powers of two."""
+        left, locked = free // 2, host // 2
         fits = structure <= left // 2
         left -= structure if fits else 0
-        return Room(fits, "gpu" if rows <= left else "pinned", min(1.0, left / max(1, rows)))
+        of_structure = "gpu" if fits else "pinned" if structure <= locked else "cpu"
+        locked -= structure if of_structure == "pinned" else 0
+        of_rows = "gpu" if rows <= left else "pinned" if rows <= locked else "cpu"
+        return Room(of_structure, of_rows, min(1.0, left / max(1, rows)))
 
 
 class DevicePath:
@@ -80,9 +86,10 @@ class DevicePath:
         if free is None:
             return
         structure = sum(lists.nbytes for lists in shard.topology.values())
-        self._room = Room.of(free, structure, rows)
+        self._room = Room.of(free, memory()[1] // len(ranks.host.ranks), structure, rows)
         triton = None if find_spec("triton") else "there is no Triton, which comes with torch"
-        why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton
+        full = "no memory has room for the structure" if self._room.structure == "cpu" else None
+        why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton or full
         self.draws = self._chosen("sample_on", sampling.sample_on, why, ("gpu", "cpu")) == "gpu"
         away = None if ranks.host.holds_all else "other hosts have some of the rows"
         wanted = sampling.features_on
@@ -121,7 +128,7 @@ class DevicePath:
             made = device_sampler.DeviceSampler(
                 self._shard,
                 self._device,
-                pinned=not self._room.structure,
+                pinned=self._room.structure == "pinned",
                 seed=seed,
                 replace=self._sampling.replace,
                 once=once,
