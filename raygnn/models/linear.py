@@ -18,6 +18,8 @@ from raygnn.models.kernels import compiled
 # rows of a bf16 product are a multiple of the first, or a power of 2 from the second on
 _EVEN, _LEAST = 512, 16
 _NARROW = 16  # columns
+_BLOCK = 64  # of whose multiples oneDNN's fp32 products have rows, so that it compiles few kernels
+_SUMMED = 512  # rows of which it makes a weight's gradient at once, transposed in the cache
 _FEW = 2  # threads, up to which compiled passes, by one of them, are faster than torch's
 
 
@@ -57,7 +59,7 @@ def affine(
         # of few columns torch's own gradient of the weight takes up to 15 times as long
         passes = passes or weight.shape[1] < _NARROW
         if (
-            (passes or weight.shape[1] < _NARROW)
+            (passes or _mkl_is_slow())
             and _is_plain_fp32(*rows, weight, bias)
             and torch.get_num_threads() <= _FEW
         ):
@@ -119,7 +121,7 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, relu: bool, weight: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
         x = join(rows)
-        out = x @ weight.t()
+        out = _product(x, weight)
         if relu or bias is not None:
             # a copy: memory that NumPy has seen cannot be given back, which full sharding does
             added = np.zeros(len(weight), np.float32) if bias is None else bias.clone().numpy()
@@ -138,18 +140,68 @@ class _Joint(torch.autograd.Function):
         if out is None:
             d_bias = grad.sum(0) if ctx.has_bias and for_bias else None
         else:
-            given, grad = grad.contiguous(), torch.empty_like(out)
+            given = grad.contiguous()
+            grad = out.new_empty((_roomy(len(out)), out.shape[1]))[: len(out)]
             total = compiled.passed(given.numpy(), out.numpy(), grad.numpy())
             d_bias = torch.from_numpy(total).float() if ctx.has_bias else None
         d_weight = None
         if for_weight:
             # MKL takes as little as half the time if the longer side of the result comes last
             tall = weight.shape[0] > weight.shape[1]
-            d_weight = (x.t() @ grad).t().contiguous() if tall else grad.t() @ x
+            d_weight = _crossed(x, grad).t().contiguous() if tall else _crossed(grad, x)
         d_rows: list[Tensor | None] = [None] * len(for_rows)
         if any(for_rows):
-            d_rows = _columns(grad @ weight, ctx.widths, for_rows)
+            d_rows = _columns(_product(grad, weight.t()), ctx.widths, for_rows)
         return (None, d_weight, d_bias, *d_rows)
+
+
+@cache
+def _mkl_is_slow() -> bool:
+    """Whether MKL leaves half of the processor's vectors unused, which it does on those that are
+    not Intel's: with AVX-512 (Zen 5) it makes 117 GFLOP/s in fp32, oneDNN 265. By what processor it
+    is, not by measuring: the choice decides the last bits."""
+    if _has_bf16() is None or not torch.backends.mkldnn.is_available():
+        return False
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_f")) and "AMD" in str(has.get("cpu_name"))
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.t()``, fp32."""
+    if not _mkl_is_slow():
+        return x @ weight.t()
+    out: Tensor = linear_of_mkldnn(_with_room(x), weight, None)
+    return out.resize_(len(x), len(weight))
+
+
+def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
+    """``narrow.t() @ wide``, fp32, of many rows."""
+    if not _mkl_is_slow():
+        return narrow.t() @ wide
+    whole = len(narrow) // _SUMMED * _SUMMED
+    total = narrow[whole:].t() @ wide[whole:]
+    for start in range(0, whole, _SUMMED):
+        some = slice(start, start + _SUMMED)
+        total += linear_of_mkldnn(narrow[some].t().contiguous(), wide[some].t(), None)
+    return total
+
+
+def _roomy(num: int) -> int:
+    return -(-num // _BLOCK) * _BLOCK
+
+
+def _with_room(x: Tensor) -> Tensor:
+    """``x`` with any rows behind its own, up to a multiple of `_BLOCK`: what lies there in memory,
+    if something does."""
+    num, (step, each) = _roomy(len(x)), x.stride()
+    if num == len(x):
+        return x
+    end = x.storage_offset() + (num - 1) * step + x.shape[1]
+    if each == 1 and end * x.element_size() <= x.untyped_storage().nbytes():
+        return x.as_strided((num, x.shape[1]), x.stride())
+    out = x.new_empty((num, x.shape[1]))
+    out[: len(x)] = x
+    return out
 
 
 def _columns(x: Tensor, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
