@@ -28,6 +28,12 @@ def threads(request: pytest.FixtureRequest) -> int:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["mkl", "onednn"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What multiplies fp32 numbers, whatever this processor is."""
+    monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: request.param == "onednn")
+
+
 def leaves(tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
     return [t.clone().requires_grad_(some) for t, some in zip(tensors, wanted)]
 
@@ -46,6 +52,7 @@ def test_affine_is_torchs(
     out: int,
     dtype: torch.dtype,
     threads: int,
+    library: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(linear_module, "_emulated", lambda: False)
@@ -77,8 +84,24 @@ def test_affine_is_torchs(
             torch.testing.assert_close(mine.grad.double(), theirs.grad, **loose)
 
 
+def test_rows_behind_those_given_are_neither_used_nor_written(library: None) -> None:
+    """Products are made of more rows than there are, where memory has more."""
+    behind = torch.full((128, 4), float("nan"))
+    behind[:65] = torch.randn(65, 4)
+    before, x = behind.clone(), behind[:65]
+    weight = torch.randn(6, 4, requires_grad=True)
+    out = affine([x], [weight], torch.ones(6))
+    out.sum().backward()
+    assert out.shape == (65, 6)
+    torch.testing.assert_close(out, x @ weight.t() + 1)
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(6, 4), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(behind, before, equal_nan=True, atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_what_is_not_finite_stays(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_finite_stays(
+    dtype: torch.dtype, library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear_module, "_emulated", lambda: False)
     x = torch.tensor([[float("nan")], [-float("nan")], [float("inf")], [-float("inf")], [1.0]])
     weight = torch.ones(1, 1, dtype=dtype, requires_grad=True)

@@ -105,9 +105,9 @@ def passed_bits(grad, rows, out):  # type: ignore[no-untyped-def]
         for i in range(start, min(start + _TOGETHER, rows.shape[0])):
             given, row, to = grad[i], rows[i], out[i]
             for j in range(width):
-                to[j] = np.uint16(0) if _wide(row[j]) <= np.float32(0) else given[j]
-            for j in range(width):
-                part[j] += _wide(to[j])
+                value = given[j] if row[j] & np.uint16(0x7FFF) else np.uint16(0)
+                to[j] = value
+                part[j] += _wide(value)
         for j in range(width):
             total[j] += part[j]
     return total
