@@ -71,7 +71,10 @@ def run(settings: dict[str, Any], rank: int) -> dict[str, Any]:
     prefetch = config.sampling.prefetch
     # as many are begun after the last step that counts as were ready before the first
     numbers = range(warmup + steps + prefetch + 1)
-    for batch in Prefetcher(lambda n: batches(*divmod(n, per_epoch)), numbers, prefetch):
+    made = Prefetcher(
+        lambda n: batches(*divmod(n, per_epoch)), numbers, prefetch, waited=lambda: data.seconds
+    )
+    for batch in made:
         number = batch.epoch * per_epoch + batch.step
         if number == warmup + steps:
             break

@@ -7,6 +7,7 @@ without it, or what it saves: seconds of CPU are those of one process on a 2-cor
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import functools
@@ -112,17 +113,6 @@ def own_session(*, logs: bool) -> Iterator[None]:
         undo()
 
 
-def start_coordinator() -> None:
-    """Start the actor that Ray Train waits for before it starts anything else, a process of 3 s,
-    while this one does other things. Not in 2.51."""
-    with contextlib.suppress(ImportError):
-        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
-            get_or_create_autoscaling_coordinator,
-        )
-
-        get_or_create_autoscaling_coordinator()
-
-
 def actors_of(job: str) -> list[Mapping[str, Any]]:
     """The actors of a job, by its id in hexadecimal; what is public for that needs the dashboard,
     which a local Ray has not."""
@@ -176,16 +166,20 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
 
 
 def lean_trainer(
-    policy: Any, failures: type[Any], callback: Any, *, local: bool, stopped: Callable[[], bool]
+    policy: Any, failures: Any, callback: Any, *, local: bool, stopped: Callable[[], bool]
 ) -> type[Any]:
-    """A TorchTrainer with policies of ours, that starts fewer processes, of 3 s each.
+    """A TorchTrainer with policies of ours, that starts fewer processes, of 1 to 3 s each.
 
     It starts none when it was stopped before: calls of a Ray that has ended end this process.
 
-    One serves Ray Data's datasets, of which there are none; another removes the placement group
-    if the controller dies, which a Ray that goes with the job does not need.
+    One serves Ray Data's datasets, of which there are none. On a Ray that goes with this process
+    the controller is in it, in the thread that calls ``fit``, and two more are not needed, which
+    Ray would start one after the other before any rank: who removes the placement group if the
+    controller dies, and who is told what to ask an autoscaler for.
     """
+    from ray.runtime_context import RuntimeContext
     from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.execution.controller import TrainController
 
     idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if local else set())
 
@@ -193,11 +187,20 @@ def lean_trainer(
         def _initialize_and_run_controller(self, **arguments: Any) -> Any:
             if stopped():
                 raise RuntimeError("stopped before it began")
-            policies = {
-                "scaling_policy": policy,
-                "failure_policy": failures(self.run_config.failure_config),
-            }
-            return super()._initialize_and_run_controller(**{**arguments, **policies})
+            arguments["scaling_policy"] = policy
+            arguments["failure_policy"] = failures(self.run_config.failure_config)
+            if not local:
+                return super()._initialize_and_run_controller(**arguments)
+            for request in ("send", "maybe_send", "cancel"):  # not in 2.51
+                setattr(policy, f"_{request}_resource_request", lambda: None)
+            controller = TrainController(**arguments)
+            # it hands ranks a way to itself, through which they would ask for what they reported
+            undo = _patched([(RuntimeContext, "current_actor", None)])
+            try:
+                asyncio.run(controller.run())
+            finally:
+                undo()
+            return controller.get_result()
 
         def _create_default_callbacks(self) -> list[Any]:
             callbacks: list[Any] = super()._create_default_callbacks()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raygnn import compat
@@ -30,7 +31,8 @@ _LONGEST_STOP = 60.0  # seconds
 _OWN_STOP = 3.0  # seconds
 _POLL = 0.05  # seconds
 
-CONTROLLER = "TrainController"  # the class of Ray Train's actor that starts and watches the ranks
+# classes of Ray Train's actors: what starts and watches the ranks, and a rank
+CONTROLLER, WORKER = "TrainController", "RayTrainWorker"
 
 _CONTROLLER = "Ray Train's controller, the process that starts and watches the ranks, died"
 _CONTROL = "the process through which the ranks are controlled, raygnn's Control actor, died"
@@ -100,11 +102,12 @@ class Launch:
         self._end_controller()
 
     def _end_controller(self) -> None:
-        """Kill Ray Train's controller, where it has not ended: Ray's end under the thread that
-        waits for it would be the end of this process, too."""
+        """Kill Ray Train's controller, where it has not ended, or what it waits for, where it is in
+        this process: Ray's end under the thread that waits would be the end of this process, too.
+        """
         if self._thread.is_alive() and self.cluster.ready and self.cluster.death() is None:
             with contextlib.suppress(Exception):  # Ray is going, and the controller with it
-                compat.kill_actors(CONTROLLER)
+                compat.kill_actors(WORKER if self.cluster.local else CONTROLLER)
             self._thread.join(_OWN_STOP)
 
     @property
@@ -284,8 +287,12 @@ def make_trainer(
         resources_per_worker=cluster.worker_needs,
     )
     fewest = cluster.limits[0] if cluster.elastic and cluster.limits else workers
+    Group.held = None  # an earlier job's, of this process
     policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
-    trainer_class = compat.lean_trainer(policy, Failures, Group(), local=local, stopped=stopped)
+    failure_policy = partial(Failures, stopped=stopped if local else None)
+    trainer_class = compat.lean_trainer(
+        policy, failure_policy, Group(), local=local, stopped=stopped
+    )
     return trainer_class(
         train_loop,
         train_loop_config=job,  # passed on as it is

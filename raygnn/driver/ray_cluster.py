@@ -77,6 +77,8 @@ _QUIET = {
 _LOCAL = {
     **compat.PRELOAD,
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # nobody preempts this machine
+    # its controller is in this process, where logging is ours
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_worker_niceness": "0",  # training is what it is there for; the default is 15
@@ -282,7 +284,6 @@ class RayCluster:
             self._core = Endpoints()
         elif not self._done.is_set():
             self._core = Children(self._directory)
-            compat.start_coordinator()
 
     def _init(self) -> None:
         import ray

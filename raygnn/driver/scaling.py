@@ -6,13 +6,14 @@ then wait in silence for nodes that do not come. This one counts what there is a
 ends the run when there is not enough for too long. Where ``cluster.workers`` is ``[min, max]`` it
 also lets the run go on with fewer workers, and with more when there is room again.
 
-Runs in the process of Ray Train's controller.
+Runs in the process of Ray Train's controller: on a Ray of our own the driver's.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,9 +56,19 @@ class Group(WorkerGroupCallback):
 
 class Failures(DefaultFailurePolicy):
     """Starts no ranks again where a rank says that a new start would meet its failure, too: also
-    where it could record that nowhere, on a disk that is full."""
+    where it could record that nowhere, on a disk that is full.
+
+    Args:
+        stopped: whether nobody wants another start; None = nobody says so.
+    """
+
+    def __init__(self, failure_config: Any, stopped: Callable[[], bool] | None = None):
+        super().__init__(failure_config)
+        self._stopped = stopped
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        if self._stopped is not None and self._stopped():
+            return FailureDecision.RAISE
         failures = getattr(training_failed_error, "worker_failures", {})
         if any(getattr(failure, "final", False) for failure in failures.values()):
             return FailureDecision.RAISE

@@ -15,7 +15,7 @@ import psutil
 
 from raygnn import compat
 from raygnn.config.schema import Config
-from raygnn.driver.launch import CONTROLLER
+from raygnn.driver.launch import CONTROLLER, WORKER
 from raygnn.driver.ray_cluster import RayCluster, patience
 from raygnn.errors import PreflightError, TrainingError
 from raygnn.preflight.findings import some
@@ -31,8 +31,6 @@ _NO_ROOM = 15.0  # seconds to wait for what a Ray of our own will never have
 _PROCESSES = 300.0  # seconds for processes to import Ray and register, on the slowest disk
 _LONGEST = 64 * 2**10  # bytes of a log's end
 _LINES = 40  # of it that are shown
-# Ray Train's actors of the ranks
-_WORKER = "RayTrainWorker"
 
 Phase: TypeAlias = Literal["controller", "room", "processes", "done"]
 
@@ -168,7 +166,7 @@ class Startup:
         import ray
 
         actors = compat.actors_of(ray.get_runtime_context().get_job_id())
-        workers = [a["State"] for a in actors if a["ActorClassName"] == _WORKER]
+        workers = [a["State"] for a in actors if a["ActorClassName"] == WORKER]
         alive = workers.count("ALIVE")
         coming = len(workers) - alive - workers.count("DEAD")
         if alive >= self._workers and not coming:
@@ -179,7 +177,7 @@ class Startup:
             return "processes"
         controllers = [a["State"] for a in actors if a["ActorClassName"] == CONTROLLER]
         waits = self._workers < self._most or self._pending()  # our policy asks for what there is
-        room = "ALIVE" in controllers and waits
+        room = (self._cluster.local or "ALIVE" in controllers) and waits
         self.detail = (
             f"waiting for room for {self._workers} workers" if room else "starting Ray Train"
         )

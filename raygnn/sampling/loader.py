@@ -26,6 +26,7 @@ from raygnn.errors import InputError, error_text
 from raygnn.graph.data import EdgeType
 from raygnn.sampling.batch import Batch, Block, Share
 from raygnn.sampling.exchange import (
+    Exchange,
     FailureBroadcast,
     Ids,
     RowRoutes,
@@ -67,6 +68,11 @@ class Maker(Protocol[S]):
         """Stands for the data and their splits: the same on all ranks, and after a resume."""
         ...
 
+    @property
+    def exchange(self) -> Exchange:
+        """What batches need of other ranks comes over it."""
+        ...
+
     def __call__(self, epoch: int, step: int) -> S: ...
 
     def accumulating(self, batches: int) -> Self:
@@ -106,6 +112,11 @@ class BatchMaker:
     def plan(self) -> Steps:
         """See `Maker`."""
         return self.seeds.plan
+
+    @property
+    def exchange(self) -> Exchange:
+        """See `Maker`."""
+        return self.store.exchange
 
     def accumulating(self, batches: int) -> BatchMaker:
         """See `Maker`."""
@@ -261,7 +272,12 @@ class BatchLoader(Generic[S]):
             return self._side.make(lambda: local(number))
 
         self._prefetcher = Prefetcher(
-            made, range(number, last), self._prefetch, self._alarm, self._note
+            made,
+            range(number, last),
+            self._prefetch,
+            self._alarm,
+            self._note,
+            lambda: self._make.exchange.seconds,
         )
         for batch, ready in self._prefetcher:
             if self._side is not None:
@@ -357,8 +373,9 @@ class SideStream:
 
 
 # Training goes first where the two share a core: what is prepared ahead fills the time in which a
-# rank waits for the others, so that the ranks' steps are more alike.
-_NICE = 4
+# rank waits for the others, so that the ranks' steps are more alike. The second is for batches that
+# no other rank waits for: more would leave too little where others' processes keep the core busy.
+_NICE, _NICE_ALONE = 4, 10
 _AHEAD = 2  # steps that wait for a GPU behind the one that it is at
 _POLL = 0.5  # seconds between looks at whether the other side is still there
 
@@ -381,6 +398,7 @@ class Prefetcher(Generic[T]):
     Args:
         alarm: rung when a batch can not be made, and looked at while one is awaited.
         note: told ``"queue"`` when the thread waits for room.
+        waited: seconds that making them has waited for other ranks so far.
 
     Attributes:
         failure: what the thread died of, as soon as it has; raised when its turn comes.
@@ -393,10 +411,12 @@ class Prefetcher(Generic[T]):
         depth: int,
         alarm: FailureBroadcast | None = None,
         note: Note | None = None,
+        waited: Callable[[], float] = float,
     ):
         self._make = make
         self._steps = steps
         self._depth = depth
+        self._waited = waited
         self._alarm = alarm
         self._note = note or silent
         self.failure: BaseException | None = None
@@ -445,9 +465,13 @@ class Prefetcher(Generic[T]):
             return False
 
         os.nice(_NICE)  # this thread's alone, on Linux
+        before: float | None = self._waited()
         try:
             for step in self._steps:
                 made = self._make(step)
+                if before == self._waited():
+                    os.nice(_NICE_ALONE - _NICE)
+                before = None  # the first batch tells of all
                 self._note("queue")
                 if not put(made):
                     return

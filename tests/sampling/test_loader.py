@@ -28,6 +28,7 @@ def make_loader(**options: Any) -> tuple[BatchLoader, list[tuple[int, int]]]:
     class Maker:
         plan = SeedPlan(num_seeds=30, global_batch=10, accumulate=options.pop("accumulate", 1))
         identity = options.pop("identity", "")
+        exchange = Exchange(World(0, 1))
 
         def __call__(self, epoch: int, step: int) -> Any:
             made.append((epoch, step))
