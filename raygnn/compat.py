@@ -180,8 +180,18 @@ def lean_trainer(
     from ray.runtime_context import RuntimeContext
     from ray.train.torch import TorchTrainer
     from ray.train.v2._internal.execution.controller import TrainController
+    from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
     idle = {"DatasetsCallback"} | ({"PlacementGroupCleanerCallback"} if local else set())
+
+    class Ranks(WorkerGroup):
+        def poll_status(self, timeout: float | None = None) -> Any:
+            if stopped():  # nor may it ask anything of a Ray that has died
+                raise asyncio.CancelledError
+            return super().poll_status(timeout)
+
+    class Controller(TrainController):
+        worker_group_cls = Ranks
 
     class LeanTrainer(TorchTrainer):
         def _initialize_and_run_controller(self, **arguments: Any) -> Any:
@@ -193,7 +203,7 @@ def lean_trainer(
                 return super()._initialize_and_run_controller(**arguments)
             for request in ("send", "maybe_send", "cancel"):  # not in 2.51
                 setattr(policy, f"_{request}_resource_request", lambda: None)
-            controller = TrainController(**arguments)
+            controller = Controller(**arguments)
             # it hands ranks a way to itself, through which they would ask for what they reported
             undo = _patched([(RuntimeContext, "current_actor", None)])
             try:

@@ -242,7 +242,7 @@ class Launch:
                 self._comm,
                 failures,
                 local=local,
-                stopped=lambda: self._stopped,
+                stopped=lambda: self._stopped or self.cluster.death() is not None,
             )
             try:
                 trainer.fit()
@@ -271,7 +271,7 @@ def make_trainer(
     Args:
         failures: after which the ranks are started again.
         local: on a Ray that was started for this job.
-        stopped: whether nobody wants it any more.
+        stopped: whether nobody wants it any more, or Ray has died.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 

@@ -82,6 +82,10 @@ _LOCAL = {
     # what Ray calls it where firewalls ask about every port; here it keeps to loopback as well
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_worker_niceness": "0",  # training is what it is there for; the default is 15
+    # what nobody reads here, and costs a fiftieth of a core: statistics, and records of tasks
+    "RAY_event_stats": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",
     # prestarted workers would not fit ours, which have an environment of their own
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -236,11 +240,10 @@ class RayCluster:
                 processes = processes_of(self._directory)
                 if self._death is not None:  # Ray's own end would wait for the dead
                     _kill(processes)
+                    self._wait_for_guests()  # under them it would be ours, too
                 ray.shutdown()
                 see_off(processes)
-                for thread in self._guests:  # Python's end under them would be a crash
-                    if thread.is_alive():  # a stop may have kept it from being started
-                        thread.join(_LEAVE)
+                self._wait_for_guests()  # Python's end under them would be a crash
         finally:
             self._unpatch()
             if self._directory and not self._failed:
@@ -251,6 +254,11 @@ class RayCluster:
         for name in os.environ.keys() - before.keys():
             if name.startswith("RAY_"):
                 del os.environ[name]
+
+    def _wait_for_guests(self) -> None:
+        for thread in self._guests:
+            if thread.is_alive():  # a stop may have kept it from being started
+                thread.join(_LEAVE)
 
     def _start(self) -> None:
         for name, value in _QUIET.items():

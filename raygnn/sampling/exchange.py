@@ -162,6 +162,21 @@ class Exchange:
                 values.copy_(moved)
         return values
 
+    def begin_sum(self, values: Tensor) -> Callable[[], Tensor]:
+        """`sum`, which other collectives may follow before what is returned is called, for it."""
+        if self.world.size == 1:
+            return lambda: values
+        moved = values.to(self.device)
+        work = dist.all_reduce(moved, group=self.group, async_op=True)
+
+        def end() -> Tensor:
+            begin = time.perf_counter()
+            work.wait()
+            self.seconds += time.perf_counter() - begin
+            return moved
+
+        return end
+
     def max(self, value: int) -> int:
         """The largest ``value`` of any rank."""
         if self.world.size == 1:

@@ -47,6 +47,21 @@ class Counters:
         return self.gradients(), self.exchange()
 
 
+@dataclass(frozen=True)
+class _Window:
+    """Of some steps, the newest of which is ``step``; the same on all ranks but for ``time``,
+    seconds since the command began, and ``seconds``, how long they took."""
+
+    step: int
+    epoch: int
+    time: float
+    batches: int
+    seeds: int
+    seconds: float
+    rate: float
+    skipped: int
+
+
 class Writer(Protocol):
     """What takes records: a `MetricsWriter`."""
 
@@ -66,10 +81,11 @@ class Records(pl.Callback):
     """A line in ``metrics.jsonl`` after the first step, every ``log_every`` and each epoch's last;
     one about each rank in ``ranks.jsonl``.
 
-    Collective: losses and times are summed over the ranks; rank 0 writes. ``seconds/<part>`` are
-    mean seconds of a batch and rank, see `raygnn.runs.metrics_files`. ``ranks/slowest`` is the
-    rank whose own work and wait for data together took longest, which is
-    ``ranks/slowest_seconds`` a batch; ``ranks/median_seconds`` is the median over the ranks.
+    Collective: losses and times are summed over the ranks, while the next step is made; rank 0
+    writes. ``seconds/<part>`` are mean seconds of a batch and rank: see
+    `raygnn.runs.metrics_files`. ``ranks/slowest`` is the rank whose own work and wait for data
+    together took longest, which is ``ranks/slowest_seconds`` a batch; ``ranks/median_seconds`` is
+    the median over the ranks.
 
     To be the first of the callbacks that take time; `Closing` is to be the last.
 
@@ -108,6 +124,7 @@ class Records(pl.Callback):
         self._seen = False
         self._counted = (0, 0)
         self._window_start = time.perf_counter()
+        self._end_flush: Callable[[], None] | None = None  # of the newest window, if it is left
         self._rate = 0.0
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
         self.bytes = dict.fromkeys(BYTES, 0.0)  # of all ranks
@@ -116,15 +133,26 @@ class Records(pl.Callback):
         self.loss: float | None = None  # of the newest window
 
     def write(self, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write one record (rank 0); ``time`` is added."""
+        """Write one record (rank 0), after those of steps; ``time`` is added."""
+        self.settle()
+        self._write(step, epoch, self._elapsed(), values)
+
+    def settle(self) -> None:
+        """Wait for the other ranks' figures of the newest window, and write its records."""
+        if (end := self._end_flush) is not None:
+            self._end_flush = None
+            end()
+
+    def _write(self, step: int, epoch: int, at: float, values: dict[str, float]) -> None:
         if self._writer is not None:
             waited = self._writer.waiting
-            self._writer.write({"step": step, "epoch": epoch, "time": self._elapsed(), **values})
+            self._writer.write({"step": step, "epoch": epoch, "time": at, **values})
             if self._writer.waiting and not waited:
                 log.warning("records wait for the storage: %s", self._writer.waiting)
 
     def close(self, patience: float) -> None:
         """Close the files; waits no longer than ``patience`` seconds for their storage."""
+        self.settle()
         for writer in (self._writer, self._ranks_writer):
             if writer is not None:
                 writer.close(patience)
@@ -175,6 +203,7 @@ class Records(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Task, *_: Any) -> None:
         self._clock.lap("optimizer")
+        self.settle()
         self._clock.batches += 1
         step = trainer.global_step
         if step != self._logged and (self.first_step is None or step % self._log_every == 0):
@@ -185,10 +214,12 @@ class Records(pl.Callback):
             self._flush(trainer, module)
 
     def on_train_end(self, *_: Any) -> None:
+        self.settle()
         self._last_gradient.forget()
 
     def begin_pause(self) -> float:
         """What follows, until `end_pause`, is no part of a step (an evaluation, a checkpoint)."""
+        self.settle()
         self._clock.lap("rest")
         return time.perf_counter()
 
@@ -215,11 +246,25 @@ class Records(pl.Callback):
         table[world.rank, : len(own)] = torch.tensor(list(own.values()), dtype=torch.float64)
         for batch, value in reductions:
             table[world.rank, len(own) + self._bin(batch)] += value
-        table = self._exchange.sum(table)
-        self._clock.lap("peers")  # of the next window: ranks that come later are waited for
-        ranks = dict(zip(own, table[:, : len(own)].T.tolist()))
-        _split_reductions(ranks, table[:, len(own) :])
-        self._put(trainer, window.steps, window.seeds, ranks, now - self._window_start)
+        facts = _Window(
+            trainer.global_step,
+            trainer.current_epoch,
+            self._elapsed(),
+            batches=window.steps,
+            seeds=window.seeds,
+            seconds=now - self._window_start,
+            rate=float(self._rate),
+            skipped=self._counters.skipped(),
+        )
+        end_sum = self._exchange.begin_sum(table)
+
+        def end() -> None:
+            table = end_sum()
+            ranks = dict(zip(own, table[:, : len(own)].T.tolist()))
+            _split_reductions(ranks, table[:, len(own) :])
+            self._put(facts, ranks)
+
+        self._end_flush = end
         self._logged = trainer.global_step
         window.reset()
         self._window_start = now
@@ -227,14 +272,7 @@ class Records(pl.Callback):
     def _bin(self, batch: int) -> int:
         return min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))
 
-    def _put(
-        self,
-        trainer: pl.Trainer,
-        batches: int,
-        seeds: int,
-        ranks: dict[str, list[float]],
-        elapsed: float,
-    ) -> None:
+    def _put(self, window: _Window, ranks: dict[str, list[float]]) -> None:
         """Make records of a window: of the mean over ranks, and of each rank."""
         size = self._exchange.world.size
         means = {name: sum(ranks[name]) / size for name in PARTS}
@@ -242,7 +280,8 @@ class Records(pl.Callback):
             self.totals[name] += value
         for name in self.bytes:
             self.bytes[name] += sum(ranks[name])
-        self.seeds += seeds
+        batches = window.batches
+        self.seeds += window.seeds
         values = {
             "train/loss": sum(ranks["loss"]) / batches,
             **{
@@ -250,27 +289,26 @@ class Records(pl.Callback):
                 for name in ranks
                 if name.startswith("loss/")
             },
-            "train/lr": float(self._rate),
-            "seeds_per_second": seeds / max(elapsed, 1e-9),
+            "train/lr": window.rate,
+            "seeds_per_second": window.seeds / max(window.seconds, 1e-9),
         }
         values |= {f"seconds/{name}": value / batches for name, value in means.items()}
-        values["guard/skipped_steps"] = self._counters.skipped()
+        values["guard/skipped_steps"] = window.skipped
         values["seconds/compute"] = sum(means[name] for name in COMPUTE) / batches
         values |= {name: sum(ranks[name]) / size / batches for name in BYTES}
         each = {name: [value / batches for value in ranks[name]] for name in (*PARTS, *BYTES)}
         if size > 1:
-            values |= self._stragglers.add(trainer.global_step, each, batches)
-        self.write(trainer.global_step, trainer.current_epoch, values)
+            values |= self._stragglers.add(window.step, each, batches)
+        self._write(window.step, window.epoch, window.time, values)
         self.loss = values["train/loss"]
         if self._ranks_writer is not None:
-            self._ranks_writer.write(self._of_ranks(trainer.global_step, batches, ranks, each))
+            self._ranks_writer.write(self._of_ranks(window, ranks, each))
         if self.first_step is None:
-            self.first_step = time.time() - self._started
+            self.first_step = window.time
 
     def _of_ranks(
         self,
-        step: int,
-        batches: int,
+        window: _Window,
         ranks: Mapping[str, list[float]],
         each: Mapping[str, list[float]],
     ) -> dict[str, Any]:
@@ -279,9 +317,9 @@ class Records(pl.Callback):
             name: [None if math.isnan(value) else value for value in ranks[name]] for name in FACTS
         }
         return {
-            "step": step,
-            "time": self._elapsed(),
-            "batches": batches,
+            "step": window.step,
+            "time": window.time,
+            "batches": window.batches,
             "seconds": {name: each[name] for name in PARTS},
             "bytes": {name.removeprefix("bytes/"): each[name] for name in BYTES},
             "use": {"cpu": use["cpu"], "gpu": use["gpu"]},

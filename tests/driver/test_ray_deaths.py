@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 import raygnn
-from raygnn import compat
 from raygnn.config.load import load_config
 from raygnn.driver import ray_cluster
 from raygnn.driver.ray_cluster import RayCluster
@@ -94,26 +94,6 @@ def test_a_core_process_dies(command: Command, tmp_path: Path, program: str, rol
     assert {name for name in os.listdir("/dev/shm") if "plasma" in name} <= before
 
 
-@pytest.mark.system
-def test_the_controller_dies(command: Command, tmp_path: Path) -> None:
-    """Its first death is a failure like that of a rank; `max_failures` ends that."""
-    run_dir = tmp_path / "runs" / "test"
-    metrics = run_dir / "metrics.jsonl"
-    wait_for_step(metrics, 3, command.process)
-    kill(command, "ray::TrainController")
-    wait_until(lambda: attempts(run_dir) == 2, command)
-    size = metrics.stat().st_size
-    wait_until(lambda: metrics.stat().st_size > size, command)
-    kill(command, "ray::TrainController")
-    out = failed(
-        command,
-        run_dir,
-        "Ray Train's controller, the process that starts and watches the ranks, died",
-    )
-    assert "start 2 of at most 2, from step-" in out
-    assert Run(run_dir).summary["starts"] == 2
-
-
 HEAD = """
 import sys
 from pathlib import Path
@@ -128,15 +108,17 @@ with RayCluster(raygnn.load_config(job(Path(), cluster={"num_cpus": 4}))) as clu
 """
 
 
-@pytest.mark.system
-@pytest.mark.slow
-def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
-    """Ray would end the command after 40 s, with exit code 1 and without an error."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    head = subprocess.Popen([sys.executable, "-c", HEAD], env=env, text=True, **pipes)
-    command = None
-    try:
+@pytest.fixture
+def on_a_cluster(tmp_path: Path) -> Iterator[Callable[..., tuple[Command, psutil.Process, str]]]:
+    """Starts a Ray, and on it a job that trains for minutes; returns the command, the process that
+    holds that Ray, and its address."""
+    head, commands = None, []
+
+    def start(wait: int, **sections: Any) -> tuple[Command, psutil.Process, str]:
+        nonlocal head
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        head = subprocess.Popen([sys.executable, "-c", HEAD], env=env, text=True, **pipes)
         assert head.stdout is not None
         address = head.stdout.readline().strip()
         config = job(
@@ -144,25 +126,64 @@ def test_the_gcs_of_a_cluster_dies(tmp_path: Path) -> None:
             model={"kind": "tests.own_models:Slow"},
             train={"epochs": 100},
             cluster={"address": address},
+            **sections,
         )
         del config["cluster"]["num_cpus"]
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
-        wait = {"RAY_gcs_rpc_server_reconnect_timeout_s": "40"}
-        command = Command(["train", "job.yaml"], tmp_path, **wait)
-        run_dir = tmp_path / "runs" / "test"
-        wait_for_step(run_dir / "metrics.jsonl", 3, command.process)
-        (gcs,) = [p for p in psutil.Process(head.pid).children() if p.name() == "gcs_server"]
-        gcs.kill()
-        code, out, err = command.finish()
-        assert code == 4, out + err
-        assert err.startswith(f"error: the head node's GCS at {address} has taken no connection")
-        assert "--resume" in err
-        assert Run(run_dir).summary["status"] == "failed"
-        assert command.left_behind() == []
+        limit = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(wait)}
+        commands.append(Command(["train", "job.yaml"], tmp_path, **limit))
+        wait_for_step(tmp_path / "runs" / "test" / "metrics.jsonl", 3, commands[0].process)
+        return commands[0], psutil.Process(head.pid), address
+
+    try:
+        yield start
     finally:
-        if command is not None:
+        for command in commands:
             remove(command)
-        head.communicate("\n", timeout=120)
+        if head is not None:
+            head.communicate("\n", timeout=120)
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_the_gcs_of_a_cluster_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    """Ray would end the command after 40 s, with exit code 1 and without an error."""
+    command, head, address = on_a_cluster(40)
+    (gcs,) = [p for p in head.children() if p.name() == "gcs_server"]
+    gcs.kill()
+    code, out, err = command.finish()
+    assert code == 4, out + err
+    assert err.startswith(f"error: the head node's GCS at {address} has taken no connection")
+    assert "--resume" in err
+    assert Run(tmp_path / "runs" / "test").summary["status"] == "failed"
+    assert command.left_behind() == []
+
+
+@pytest.mark.system
+def test_the_controller_dies(on_a_cluster: Callable[..., Any], tmp_path: Path) -> None:
+    """Its first death is a failure like that of a rank; `max_failures` ends that. On a Ray of our
+    own it is in the driver."""
+    run_dir = tmp_path / "runs" / "test"
+    metrics = run_dir / "metrics.jsonl"
+    command, head, _ = on_a_cluster(60, fault={"max_failures": 1, "checkpoint_every": 2})
+
+    def kill_controller() -> None:
+        titles = {p: " ".join(p.cmdline()) for p in head.children(recursive=True)}
+        (controller,) = [p for p, title in titles.items() if "ray::TrainController" in title]
+        controller.kill()
+
+    kill_controller()
+    wait_until(lambda: attempts(run_dir) == 2, command)
+    size = metrics.stat().st_size
+    wait_until(lambda: metrics.stat().st_size > size, command)
+    kill_controller()
+    out = failed(
+        command,
+        run_dir,
+        "Ray Train's controller, the process that starts and watches the ranks, died",
+    )
+    assert "start 2 of at most 2, from step-" in out
+    assert Run(run_dir).summary["starts"] == 2
 
 
 class Port:
@@ -234,15 +255,15 @@ def test_a_stop_while_the_rest_of_ray_comes(
     """It has longer than a Ray that does not run yet; what fails meanwhile is nobody's concern."""
     comes = threading.Event()
 
-    def fail_late() -> None:
+    def fail_late(directory: str) -> None:
         comes.set()
         time.sleep(4)
-        raise RuntimeError("the coordinator's process was ended")
+        raise RuntimeError("a process of Ray's was ended")
 
     place = tempfile.mkdtemp(prefix="t-")  # short: sockets are in it
     monkeypatch.setattr(tempfile, "tempdir", place)
     monkeypatch.setattr(ray_cluster, "_LEAVE", 1.0)
-    monkeypatch.setattr(compat, "start_coordinator", fail_late)
+    monkeypatch.setattr(ray_cluster, "Children", fail_late)
     messages: list[str] = []
     with RayCluster(load_config(job(tmp_path)), tell=messages.append) as cluster:
         cluster.start()
