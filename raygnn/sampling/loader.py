@@ -465,8 +465,8 @@ class Prefetcher(Generic[T]):
             return False
 
         os.nice(_NICE)  # this thread's alone, on Linux
-        before: float | None = self._waited()
         try:
+            before: float | None = self._waited()
             for step in self._steps:
                 made = self._make(step)
                 if before == self._waited():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -157,3 +158,21 @@ def test_an_alarm_is_quiet_until_it_rings(tmp_path: Path) -> None:
     own.announce(ValueError("late"))
     with pytest.raises(TrainingError, match=r"rank 1 could not .* KeyError"):
         own.check()
+
+
+@pytest.mark.parametrize(("waits", "nice"), [(False, 10), (True, 4)])
+def test_what_no_rank_waits_for_is_made_in_spare_time(waits: bool, nice: int) -> None:
+    """The thread is nicer from its second batch on, where making the first asked no other rank."""
+    waited, seen = 0.0, []
+
+    def make(step: int) -> int:
+        nonlocal waited
+        waited += waits
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return step
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    steps = list(Prefetcher(make, range(3), 2, waited=lambda: waited))
+    assert steps == [0, 1, 2]
+    assert [one - before for one in seen] == [4, nice, nice]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

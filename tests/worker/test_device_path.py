@@ -17,6 +17,7 @@ from raygnn.sampling.batch import Adjacency, Batch, Block
 from raygnn.sampling.device import device_kernels
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler
+from raygnn.sampling.exchange import Exchange, World
 from raygnn.sampling.features import FeatureStore
 from raygnn.sampling.loader import BatchLoader, BatchMaker, SideStream
 from raygnn.sampling.sampler import NeighborSampler
@@ -212,7 +213,8 @@ def test_the_training_stream_waits_and_no_thread_does() -> None:
         streams.note("make")
         return Made()
 
-    maker: Any = type("Maker", (), {"__call__": staticmethod(make)})()
+    facts = {"__call__": staticmethod(make), "exchange": Exchange(World(0, 1))}
+    maker: Any = type("Maker", (), facts)()
     maker.plan = SimpleNamespace(steps_per_epoch=1, state={})
     loader = BatchLoader(maker, prefetch=1, limit=1, side=SideStream(gpu, streams))
     assert len(list(loader)) == 1

@@ -84,7 +84,7 @@ def _live(exchange: Exchange, job: Job) -> dict[str, Any]:
         note(self, trainer, *args)
 
     def seen(values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("async_op"):  # of gradients; what else is summed is waited for
+        if kwargs.get("async_op") and values.dtype != torch.float64:  # which records are summed in
             groups.add("default" if kwargs["group"] is None else "another")
         return reduce(values, *args, **kwargs)
 
