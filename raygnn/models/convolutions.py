@@ -104,8 +104,19 @@ class LinearConv(nn.Module, ABC):
         """
         if not self.weight_first(adj, h_src):
             return self.transform(self.combine(adj, h_src, degree), adj, h_dst, degree)
-        z = linear(h_src, self.weight)
-        return self.finish(self.combine(adj, z, degree), adj, z[: h_dst.shape[0]], degree)
+        return self.of_projected(adj, self.project(h_src), degree)
+
+    def projects(self) -> bool:
+        """Whether `project` and `of_projected` make what `forward` does."""
+        return self.reduce != "max"
+
+    def project(self, h_src: Tensor) -> Tensor:
+        """Rows of sources with ``weight`` applied, ``[S, F_out]``."""
+        return linear(h_src, self.weight)
+
+    def of_projected(self, adj: Adjacency, z: Tensor, degree: Tensor | None = None) -> Tensor:
+        """`forward` from the projected rows of the sources."""
+        return self.finish(self.combine(adj, z, degree), adj, z[: adj.num_dst], degree)
 
 
 class GCNConv(LinearConv):
@@ -186,14 +197,14 @@ class SAGEConv(LinearConv):
         rows = select(self.kernels, adj.rows).combine_edges(adj, adj.rows, self.reduce)
         return rows.to(like.dtype)
 
-    def forward(
-        self, adj: Adjacency, h_src: Tensor, h_dst: Tensor, degree: Tensor | None = None
-    ) -> Tensor:
-        if not self.edges or not self.weight_first(adj, h_src):
-            return super().forward(adj, h_src, h_dst, degree)
-        nodes, edges = self.weight.split([h_src.shape[1], self.edges], dim=1)
-        messages = self.combine(adj, linear(h_src, nodes), degree)
-        return messages + linear(self._edges(adj, h_src), edges)
+    def project(self, h_src: Tensor) -> Tensor:
+        return linear(h_src, self.weight[:, : self.weight.shape[1] - self.edges])
+
+    def of_projected(self, adj: Adjacency, z: Tensor, degree: Tensor | None = None) -> Tensor:
+        messages = self.combine(adj, z, degree)
+        if not self.edges:
+            return messages
+        return messages + linear(self._edges(adj, z), self.weight[:, -self.edges :])
 
 
 class GATConv(nn.Module):
@@ -351,7 +362,10 @@ class GINConv(LinearConv):
         return ops.combine_edges(adj, F.relu(messages, inplace=True))
 
     def weight_first(self, adj: Adjacency, h_src: Tensor) -> bool:
-        return self.edge is None and super().weight_first(adj, h_src)
+        return self.projects() and super().weight_first(adj, h_src)
+
+    def projects(self) -> bool:
+        return self.edge is None
 
     def finish(
         self, combined: Tensor, adj: Adjacency, h_dst: Tensor, degree: Tensor | None

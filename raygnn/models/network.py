@@ -195,6 +195,7 @@ class Stack(nn.Module):
         h: Hidden,
         degree: Degrees,
         combined: Combined | None = None,
+        projected: Combined | None = None,
     ) -> Hidden:
         """One layer, whole: for training and for layer-wise inference alike.
 
@@ -205,12 +206,13 @@ class Stack(nn.Module):
             h: node type → ``[S, F]``; for the first layer from `inputs`.
             degree: edge type → ``[≥ S]``.
             combined: see `Network.forward`; only for the first layer.
+            projected: see `TypedLayer.forward`; only where the layer `narrows`, without gradients.
 
         Returns:
             node type → ``[D, F_out]``.
         """
         if not (self.recompute and self.training and torch.is_grad_enabled()):
-            return self._layer(number, block, h, degree, combined)
+            return self._layer(number, block, h, degree, combined, projected)
 
         names = list(h)
 
@@ -229,11 +231,13 @@ class Stack(nn.Module):
         h: Hidden,
         degree: Degrees,
         combined: Combined | None,
+        projected: Combined | None = None,
     ) -> Hidden:
         dropout = self.dropout if number else self.input_dropout
         h = {t: dropout(v) for t, v in h.items()}
         layer = cast("Layer", self.layers[number])
-        out: Hidden = layer(self._embedded(layer, block), h, degree, combined)
+        named = {"projected": projected} if projected else {}  # others than `TypedLayer` have none
+        out: Hidden = layer(self._embedded(layer, block), h, degree, combined, **named)
         if number == len(self.norms) or self._activated[number]:
             return out
         for ntype, v in out.items():

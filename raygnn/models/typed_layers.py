@@ -74,6 +74,10 @@ class Layer(nn.Module, ABC):
     ) -> Hidden:
         """Node type → ``[S, F]`` to node type → ``[D, F_out]``: see `Stack.layer`."""
 
+    def narrows(self, width: int) -> bool:
+        """Whether `TypedLayer.project` makes rows narrower than ``width``."""
+        return False
+
     def takes_relu(self) -> bool:
         """Ask it to apply ReLU from now on, as part of a product; False: it does not."""
         return False
@@ -163,13 +167,36 @@ class TypedLayer(Layer):
         self.relu = not self.rest
         return self.relu
 
+    def narrows(self, width: int) -> bool:
+        """See `Layer`."""
+        widths: dict[str, int] = {}
+        for etype in self.etypes:
+            conv = self.convs[key(*etype)]
+            if not (isinstance(conv, LinearConv) and conv.projects()):
+                return False
+            widths[etype[0]] = widths.get(etype[0], 0) + len(conv.weight)
+        return max(widths.values(), default=width) < width
+
+    def project(self, ntype: str, rows: Tensor) -> dict[EdgeType, Tensor]:
+        """What the edge types from ``ntype`` read of its nodes' rows ``[N, F]``: ``[N, F_out]``
+        each, from which `forward` computes the same."""
+        convs = {e: cast("LinearConv", self.convs[key(*e)]) for e in self.etypes if e[0] == ntype}
+        return {etype: conv.project(rows) for etype, conv in convs.items()}
+
     def forward(
         self,
         block: Block,
         h: Hidden,
         degree: Degrees,
         combined: Combined | None = None,
+        projected: Combined | None = None,
     ) -> Hidden:
+        """See `Layer`.
+
+        Args:
+            projected: from `project`, of the block's sources; then ``h`` need only have the
+                destinations.
+        """
         # What weights are applied to is joined, so that one matrix product and no sum of its
         # results makes a node type's output.
         rows: dict[str, list[Tensor]] = {t: [] for t in self.outputs()}
@@ -182,6 +209,10 @@ class TypedLayer(Layer):
         for etype in self.etypes:
             source, _, target = etype
             conv, adj, degrees = self.convs[key(*etype)], block.adj[etype], degree.get(etype)
+            if projected:
+                conv = cast("LinearConv", conv)
+                messages[target].append(conv.of_projected(adj, projected[etype], degrees))
+                continue
             if combined:
                 done = combined[etype]
             elif isinstance(conv, LinearConv) and not conv.weight_first(adj, h[source]):

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raygnn.graph.data import EdgeType
+from raygnn.graph.data import EdgeType, etype_str
 from raygnn.graph.staging.mapped import map_table
 from raygnn.graph.staging.shard import FEATURES as EDGE_FEATURES
 from raygnn.graph.staging.shard import Shard
 from raygnn.models.heads import NodeModel
 from raygnn.models.network import Encoder, Network
-from raygnn.models.typed_layers import Combined, Degrees, Hidden
+from raygnn.models.typed_layers import Combined, Degrees, Hidden, Layer, TypedLayer
 from raygnn.sampling import kernels
 from raygnn.sampling.batch import Block, GraphBatch
 from raygnn.sampling.drawing import ALL
@@ -88,12 +88,14 @@ class LayerInput:
     h: Hidden
     degree: Degrees
     combined: Combined | None = None
+    projected: Combined | None = None
 
     def to(self, device: torch.device) -> LayerInput:
         if device.type == "cpu":
             return self
-        h, degree, combined = _on(device, self.h), _on(device, self.degree), self.combined
-        return LayerInput(self.block.to(device), h, degree, combined and _on(device, combined))
+        h, degree = _on(device, self.h), _on(device, self.degree)
+        done = [c and _on(device, c) for c in (self.combined, self.projected)]
+        return LayerInput(self.block.to(device), h, degree, *done)
 
 
 @contextmanager
@@ -264,7 +266,8 @@ class Inference:
             tables: Hidden = {}
             filled = dict.fromkeys(ids, 0)
             for given in (some.to(self._device) for some in inputs):
-                out = model.layer(number, given.block, given.h, given.degree, given.combined)
+                done = given.combined, given.projected
+                out = model.layer(number, given.block, given.h, given.degree, *done)
                 for t, start in filled.items():
                     if t not in tables:
                         width = out[t].shape[1:]
@@ -274,7 +277,8 @@ class Inference:
             if number + 1 == layers:
                 return {t: NodeRows(ids[t], rows.float()) for t, rows in tables.items()}
             fanout = self._hops[self._num_layers - 2 - number]
-            inputs = self._next_inputs(tables, ids, needed[number + 1], fanout)
+            layer = cast("Layer", model.layers[number + 1])
+            inputs = self._next_inputs(layer, tables, ids, needed[number + 1], fanout)
         raise AssertionError("a network has at least one layer")
 
     def _needed(self, model: Network, nodes: Frontier, layers: int) -> list[Frontier]:
@@ -314,7 +318,7 @@ class Inference:
         how = model.first_combine if all(i.one_table for i in self._inputs.values()) else None
         # a layer that makes its inputs narrower does so before it combines them
         if how is None or width > model.first_width:
-            for block, rows in self._gathered(self._from_store, ids, width, self._hops[-1]):
+            for block, _, rows in self._gathered(self._from_store, ids, width, self._hops[-1]):
                 x, categories = assemble(rows, self._inputs)
                 moved = {t: _on(self._device, c) for t, c in categories.items()}
                 h = model.inputs(_on(self._device, x), moved)
@@ -353,15 +357,20 @@ class Inference:
         return not self._exchange.max(int(total > self._spare))
 
     def _next_inputs(
-        self, tables: Hidden, held: Frontier, ids: Frontier, fanout: Fanout
+        self, layer: Layer, tables: Hidden, held: Frontier, ids: Frontier, fanout: Fanout
     ) -> Iterator[LayerInput]:
-        """What a further layer is given, for chunks of own nodes.
+        """What a further layer is given, for chunks of own nodes. Where it makes rows narrower
+        than they are, it does so before they are laid out for each chunk, and sent.
 
         Args:
             tables: node type → the layer's before rows of the nodes ``held``.
         """
         shard = self._shard
+        narrows = layer.narrows(max(rows.shape[1] for rows in tables.values()))
         columns = {t: {FEATURES: rows} for t, rows in tables.items()}
+        if narrows:
+            of = partial(self._projected, cast("TypedLayer", layer))
+            columns = {t: dict(of(t, rows)) for t, rows in tables.items()}
         for etype in shard.etypes:
             if (t := etype[2]) in tables:
                 own = torch.from_numpy(held[t] - shard.first(t))
@@ -385,22 +394,39 @@ class Inference:
                 for t, names in columns.items()
             }
 
-        width = max(rows.shape[1] for rows in tables.values())
-        for block, rows in self._gathered(gather, ids, width, fanout):
-            h = {t: column[FEATURES] for t, column in rows.items()}
-            yield LayerInput(block, h, self._degrees(rows))
+        width = max(sum(c.shape[1:].numel() for c in named.values()) for named in columns.values())
+        for block, sources, rows in self._gathered(gather, ids, width, fanout):
+            degrees = self._degrees(rows)
+            if not narrows:
+                h = {t: column[FEATURES] for t, column in rows.items()}
+                yield LayerInput(block, h, degrees)
+                continue
+            h = {}
+            for t, table in tables.items():
+                own = places[t][sources[t][: block.num_dst[t]] - shard.first(t)]
+                h[t] = table[torch.from_numpy(own)]
+            projected = {e: rows[e[0]][etype_str(e)] for e in layer.etypes}
+            yield LayerInput(block, h, degrees, projected=projected)
+
+    def _projected(
+        self, layer: TypedLayer, ntype: str, rows: Tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """What each edge type, by its name, reads of a layer's rows, on the CPU."""
+        pieces = [layer.project(ntype, some.to(self._device)) for some in rows.split(_HEAD_ROWS)]
+        for etype in pieces[0]:
+            yield etype_str(etype), torch.cat([piece[etype].cpu() for piece in pieces])
 
     def _gathered(
         self, gather: Callable[[Frontier], Rows], ids: Frontier, width: int, fanout: Fanout
-    ) -> Iterator[tuple[Block, Rows]]:
-        """Blocks of own nodes, and the rows of their sources."""
+    ) -> Iterator[tuple[Block, Frontier, Rows]]:
+        """Blocks of own nodes, their sources, and the rows of these."""
         bounds = None
         if self._timed:
             assert self._at is not None  # with times of their own they go by minibatches
             bounds = Bounds(np.array([self._at]), dict.fromkeys(self._shard.ntypes, 62))
         for chunk in self._chunks(ids, width):
             block, sources = self._own_sampler.hop(chunk, fanout, bounds=bounds)
-            yield block, gather(sources)
+            yield block, sources, gather(sources)
 
     def _from_store(self, sources: Frontier) -> Rows:
         return self._store.gather({t: sources[t] for t in self._store.ntypes})

@@ -171,6 +171,22 @@ def test_some_of_the_nodes(kind: str, typed: bool, tmp_path: Path) -> None:
             assert torch.allclose(outputs, exact[original], atol=1e-5)
 
 
+def sent(exchange: Exchange, meta: PartitionMeta, config: ModelConfig, data: GraphData) -> int:
+    """Bytes that a rank sends for the outputs of all nodes."""
+    infer(exchange, meta, config, data, "_N", by_layer=True, replicated=True)
+    return exchange.sent_bytes
+
+
+def test_rows_that_a_layer_makes_narrower_are_sent_as_such(tmp_path: Path) -> None:
+    """The mean of transformed rows is the transformed mean; a maximum is not."""
+    data = random_graph(nodes=900, degree=3)
+    meta, bytes_of = partitioned(data, tmp_path, 2), {}
+    for aggregator in ("mean", "max"):
+        config = read_model(kind="sage", hidden=128, layers=LAYERS, aggregator=aggregator)
+        bytes_of[aggregator] = sum(run_ranks(2, sent, meta, config, data))
+    assert bytes_of["mean"] < 0.7 * bytes_of["max"]
+
+
 def work(
     exchange: Exchange,
     meta: PartitionMeta,
