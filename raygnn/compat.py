@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 # Imported first by every process of a local Ray, each of which imports Ray and torch: a tenth of
 # the garbage collector's passes, since imports make no garbage. Saves 0.7 of 3.1 s in each of
-# half a dozen processes.
+# its processes.
 PRELOAD = {"RAY_preload_python_modules": "raygnn.worker.preload"}
 
 # a program that ends when the head node at its argument lets it in; Ray's own connection asks for
@@ -166,11 +166,18 @@ def resources_of(scaling_config: Any) -> dict[str, float]:
 
 
 def lean_trainer(
-    policy: Any, failures: Any, callback: Any, *, local: bool, stopped: Callable[[], bool]
+    policy: Any,
+    failures: Any,
+    callback: Any,
+    *,
+    local: bool,
+    stopped: Callable[[], bool],
+    died: Callable[[], bool],
 ) -> type[Any]:
     """A TorchTrainer with policies of ours, that starts fewer processes, of 1 to 3 s each.
 
-    It starts none when it was stopped before: calls of a Ray that has ended end this process.
+    It starts none when it was stopped before: calls of a Ray that has ended, or ``died``, end this
+    process.
 
     One serves Ray Data's datasets, of which there are none. On a Ray that goes with this process
     the controller is in it, in the thread that calls ``fit``, and two more are not needed, which
@@ -186,7 +193,7 @@ def lean_trainer(
 
     class Ranks(WorkerGroup):
         def poll_status(self, timeout: float | None = None) -> Any:
-            if stopped():  # nor may it ask anything of a Ray that has died
+            if died():  # which must be asked for nothing more
                 raise asyncio.CancelledError
             return super().poll_status(timeout)
 

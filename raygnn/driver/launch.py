@@ -99,16 +99,18 @@ class Launch:
         # where Ray goes with us, too, nobody has to wait for its last word
         wait = _OWN_STOP if self.cluster.local else _LONGEST_STOP
         self._thread.join(wait if self.cluster.ready else 0.0)
-        self._end_controller()
+        self._end_fit()
 
-    def _end_controller(self) -> None:
-        """Kill Ray Train's controller, where it has not ended, or what it waits for, where it is in
-        this process: Ray's end under the thread that waits would be the end of this process, too.
-        """
-        if self._thread.is_alive() and self.cluster.ready and self.cluster.death() is None:
+    def _end_fit(self) -> None:
+        """Kill Ray Train's controller, where it has not ended, or the ranks, where it is in this
+        process: Ray's end under the thread that waits for them would be ours, too."""
+        deadline = time.monotonic() + _OWN_STOP
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if not self.cluster.ready or self.cluster.death() is not None:
+                return
             with contextlib.suppress(Exception):  # Ray is going, and the controller with it
                 compat.kill_actors(WORKER if self.cluster.local else CONTROLLER)
-            self._thread.join(_OWN_STOP)
+            self._thread.join(_OWN_STOP / 4)
 
     @property
     def trains(self) -> bool:
@@ -162,12 +164,12 @@ class Launch:
         while self.running():
             self._thread.join(_POLL)
         self._stopped = True  # a thread that is still there must ask Ray for nothing more
-        self._end_controller()
+        self._end_fit()
         if self._thread.is_alive() or self._error is not None:
             death = self.cluster.death()
             if death is not None:
                 raise self._ray_died(death, None)
-        if isinstance(self._error, RaygnnError):
+        if isinstance(self._error, RaygnnError) and not isinstance(self._error, TrainingError):
             raise self._error
         failures = faults.recorded(self._job.run_dir)
         result = None
@@ -230,7 +232,7 @@ class Launch:
             self._error = self._error or error
 
     def _fit(self, control: Link) -> None:
-        """Run Ray Train; the death of its controller counts as that of a rank."""
+        """Run Ray Train; the death of its controller, on a cluster, counts as that of a rank."""
         from ray.exceptions import ActorDiedError
 
         local, failures = self.cluster.local, self._job.config.fault.max_failures
@@ -242,13 +244,14 @@ class Launch:
                 self._comm,
                 failures,
                 local=local,
-                stopped=lambda: self._stopped or self.cluster.death() is not None,
+                stopped=lambda: self._stopped,
+                died=lambda: self.cluster.death() is not None,
             )
             try:
                 trainer.fit()
                 return
             except ActorDiedError as error:
-                if self._stopped or self.cluster.death() is not None:
+                if local or self._stopped or self.cluster.death() is not None:
                     raise
                 starts = control.snapshot().starts
                 failures = min(failures - 1, self._job.config.fault.max_failures - starts)
@@ -265,13 +268,15 @@ def make_trainer(
     *,
     local: bool,
     stopped: Callable[[], bool],
+    died: Callable[[], bool],
 ) -> TorchTrainer:
     """The TorchTrainer of a job; nothing starts yet.
 
     Args:
         failures: after which the ranks are started again.
         local: on a Ray that was started for this job.
-        stopped: whether nobody wants it any more, or Ray has died.
+        stopped: whether nobody wants it any more.
+        died: whether Ray has.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
@@ -291,7 +296,7 @@ def make_trainer(
     policy = Scaling(scaling_config, fewest, job.run_dir, control, patience(config))
     failure_policy = partial(Failures, stopped=stopped if local else None)
     trainer_class = compat.lean_trainer(
-        policy, failure_policy, Group(), local=local, stopped=stopped
+        policy, failure_policy, Group(), local=local, stopped=stopped, died=died
     )
     return trainer_class(
         train_loop,

@@ -129,6 +129,7 @@ class RayCluster:
         self._owned: IO[str] | None = None  # what says that it is still in use
         self._core: Children | Endpoints | None = None
         self._death: str | None = None
+        self._looks = threading.Lock()
         self._unpatch: Callable[[], None] = lambda: None
         self._guests: list[threading.Thread] = []
         self._up = False  # Ray runs, while not all that we want of it may be there
@@ -159,9 +160,10 @@ class RayCluster:
 
     def death(self) -> str | None:
         """Which of Ray's core processes has died; None while the job can go on."""
-        if self._death is None and self._core is not None:
-            self._death = self._core.death()
-        return self._death
+        with self._looks:  # how a process has ended is told once
+            if self._death is None and self._core is not None:
+                self._death = self._core.death()
+            return self._death
 
     def answers(self) -> bool:
         """Whether Ray's core processes answer now; a call of Ray's would wait for them."""
@@ -240,10 +242,11 @@ class RayCluster:
                 processes = processes_of(self._directory)
                 if self._death is not None:  # Ray's own end would wait for the dead
                     _kill(processes)
-                    self._wait_for_guests()  # under them it would be ours, too
+                for thread in self._guests:  # under them Ray's end, or Python's, would be a crash
+                    if thread.is_alive():  # a stop may have kept it from being started
+                        thread.join(_LEAVE)
                 ray.shutdown()
                 see_off(processes)
-                self._wait_for_guests()  # Python's end under them would be a crash
         finally:
             self._unpatch()
             if self._directory and not self._failed:
@@ -252,13 +255,8 @@ class RayCluster:
                 self._owned.close()
         # what was set for Ray is not meant for another one, later in this process
         for name in os.environ.keys() - before.keys():
-            if name.startswith("RAY_"):
+            if name.startswith(("RAY_", "TORCH_PROCESS_GROUP_")):  # the latter for its controller
                 del os.environ[name]
-
-    def _wait_for_guests(self) -> None:
-        for thread in self._guests:
-            if thread.is_alive():  # a stop may have kept it from being started
-                thread.join(_LEAVE)
 
     def _start(self) -> None:
         for name, value in _QUIET.items():

@@ -176,8 +176,9 @@ class Startup:
             self.detail = f"starting processes, {alive} of {alive + coming} workers"
             return "processes"
         controllers = [a["State"] for a in actors if a["ActorClassName"] == CONTROLLER]
-        waits = self._workers < self._most or self._pending()  # our policy asks for what there is
-        room = (self._cluster.local or "ALIVE" in controllers) and waits
+        # our policy asks for what there is
+        waits = self._workers < self._most and "ALIVE" in controllers
+        room = waits or self._pending()
         self.detail = (
             f"waiting for room for {self._workers} workers" if room else "starting Ray Train"
         )

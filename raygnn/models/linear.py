@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 from raygnn.compat import linear_of_mkldnn
 from raygnn.models.kernels import compiled
 
-# rows of a bf16 product are a multiple of the first, or a power of 2 from the second on
+# rows of oneDNN's products are a multiple of the first, or a power of 2 from the second on
 _EVEN, _LEAST = 512, 16
 _NARROW = 16  # columns
-_BLOCK = 64  # of whose multiples oneDNN's fp32 products have rows, so that it compiles few kernels
+_MANY = 128  # rows from which on oneDNN's fp32 products are faster
 _SUMMED = 512  # rows of which it makes a weight's gradient at once, transposed in the cache
 _FEW = 2  # threads, up to which compiled passes, by one of them, are faster than torch's
 
@@ -141,7 +141,7 @@ class _Joint(torch.autograd.Function):
             d_bias = grad.sum(0) if ctx.has_bias and for_bias else None
         else:
             given = grad.contiguous()
-            grad = out.new_empty((_roomy(len(out)), out.shape[1]))[: len(out)]
+            grad = out.new_empty((_even_rows(len(out)), out.shape[1]))[: len(out)]
             total = compiled.passed(given.numpy(), out.numpy(), grad.numpy())
             d_bias = torch.from_numpy(total).float() if ctx.has_bias else None
         d_weight = None
@@ -157,9 +157,9 @@ class _Joint(torch.autograd.Function):
 
 @cache
 def _mkl_is_slow() -> bool:
-    """Whether MKL leaves half of the processor's vectors unused, which it does on those that are
-    not Intel's: with AVX-512 (Zen 5) it makes 117 GFLOP/s in fp32, oneDNN 265. By what processor it
-    is, not by measuring: the choice decides the last bits."""
+    """Whether MKL leaves half of the processor's vectors unused, as on AMD's with AVX-512: on Zen 5
+    it makes 117 GFLOP/s in fp32, oneDNN 265 (Zen 4 has not been measured). By what processor it is,
+    not by measuring: the choice decides the last bits."""
     if _has_bf16() is None or not torch.backends.mkldnn.is_available():
         return False
     has = torch.cpu.get_capabilities()
@@ -168,7 +168,8 @@ def _mkl_is_slow() -> bool:
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight.t()``, fp32."""
-    if not _mkl_is_slow():
+    fits = len(weight) and 0 < x.shape[1] == weight.shape[1]
+    if not (_mkl_is_slow() and len(x) >= _MANY and fits):
         return x @ weight.t()
     out: Tensor = linear_of_mkldnn(_with_room(x), weight, None)
     return out.resize_(len(x), len(weight))
@@ -176,7 +177,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
     """``narrow.t() @ wide``, fp32, of many rows."""
-    if not _mkl_is_slow():
+    if not (_mkl_is_slow() and narrow.shape[1] and wide.shape[1]):
         return narrow.t() @ wide
     whole = len(narrow) // _SUMMED * _SUMMED
     total = narrow[whole:].t() @ wide[whole:]
@@ -186,14 +187,10 @@ def _crossed(narrow: Tensor, wide: Tensor) -> Tensor:
     return total
 
 
-def _roomy(num: int) -> int:
-    return -(-num // _BLOCK) * _BLOCK
-
-
 def _with_room(x: Tensor) -> Tensor:
-    """``x`` with any rows behind its own, up to a multiple of `_BLOCK`: what lies there in memory,
-    if something does."""
-    num, (step, each) = _roomy(len(x)), x.stride()
+    """``x`` with any rows behind its own, up to an even number: what lies there in memory, if
+    something does."""
+    num, (step, each) = _even_rows(len(x)), x.stride()
     if num == len(x):
         return x
     end = x.storage_offset() + (num - 1) * step + x.shape[1]
@@ -202,6 +199,11 @@ def _with_room(x: Tensor) -> Tensor:
     out = x.new_empty((num, x.shape[1]))
     out[: len(x)] = x
     return out
+
+
+def _even_rows(num: int) -> int:
+    """One of few numbers of rows, ``num`` at least: see `_Even`."""
+    return -(-num // _EVEN) * _EVEN if num > _EVEN else max(_LEAST, 1 << (num - 1).bit_length())
 
 
 def _columns(x: Tensor, widths: list[int], wanted: list[bool]) -> list[Tensor | None]:
@@ -258,7 +260,7 @@ class _Even(torch.autograd.Function):
 def _padded(rows: Sequence[Tensor]) -> Tensor:
     """The tensors side by side, and rows of zeros behind them: ``[even, F]``."""
     num = len(rows[0])
-    even = -(-num // _EVEN) * _EVEN if num > _EVEN else max(_LEAST, 1 << (num - 1).bit_length())
+    even = _even_rows(num)
     if len(rows) == 1 and even == num:
         return rows[0]
     out = rows[0].new_empty((even, sum(x.shape[1] for x in rows)))

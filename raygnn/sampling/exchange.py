@@ -162,20 +162,13 @@ class Exchange:
                 values.copy_(moved)
         return values
 
-    def begin_sum(self, values: Tensor) -> Callable[[], Tensor]:
-        """`sum`, which other collectives may follow before what is returned is called, for it."""
+    def begin_sum(self, values: Tensor) -> tuple[Tensor, dist.Work | None]:
+        """As `sum`, without waiting: the result is there when the work is done (None = it is).
+        Other collectives may be made in between."""
         if self.world.size == 1:
-            return lambda: values
+            return values, None
         moved = values.to(self.device)
-        work = dist.all_reduce(moved, group=self.group, async_op=True)
-
-        def end() -> Tensor:
-            begin = time.perf_counter()
-            work.wait()
-            self.seconds += time.perf_counter() - begin
-            return moved
-
-        return end
+        return moved, dist.all_reduce(moved, group=self.group, async_op=True)
 
     def max(self, value: int) -> int:
         """The largest ``value`` of any rank."""

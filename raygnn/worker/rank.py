@@ -108,6 +108,7 @@ class Rank(RankSetup):
         finally:
             loader.close()
             if not trained:
+                records.settle(wait=False)
                 saver.finish(_LAST_WORDS)
         if cause is not None:
             raise cause

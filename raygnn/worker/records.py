@@ -124,7 +124,8 @@ class Records(pl.Callback):
         self._seen = False
         self._counted = (0, 0)
         self._window_start = time.perf_counter()
-        self._end_flush: Callable[[], None] | None = None  # of the newest window, if it is left
+        # writes the newest window's records, where that is to be done, once the work is done
+        self._pending: tuple[torch.distributed.Work | None, Callable[[], None]] | None = None
         self._rate = 0.0
         self.totals = dict.fromkeys(PARTS, 0.0)  # seconds over all steps, mean over ranks
         self.bytes = dict.fromkeys(BYTES, 0.0)  # of all ranks
@@ -137,11 +138,21 @@ class Records(pl.Callback):
         self.settle()
         self._write(step, epoch, self._elapsed(), values)
 
-    def settle(self) -> None:
-        """Wait for the other ranks' figures of the newest window, and write its records."""
-        if (end := self._end_flush) is not None:
-            self._end_flush = None
-            end()
+    def settle(self, *, wait: bool = True) -> None:
+        """Write the records of the newest window, when the other ranks' figures are there.
+
+        Args:
+            wait: for them; else they are left out, as where a rank has failed.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        work, write = pending
+        if work is not None and wait:
+            work.wait()
+            self._clock.lap("peers")
+        if work is None or work.is_completed():
+            write()
 
     def _write(self, step: int, epoch: int, at: float, values: dict[str, float]) -> None:
         if self._writer is not None:
@@ -219,7 +230,7 @@ class Records(pl.Callback):
 
     def begin_pause(self) -> float:
         """What follows, until `end_pause`, is no part of a step (an evaluation, a checkpoint)."""
-        self.settle()
+        self.settle()  # a run that goes on from the checkpoint has the record, too
         self._clock.lap("rest")
         return time.perf_counter()
 
@@ -256,18 +267,19 @@ class Records(pl.Callback):
             rate=float(self._rate),
             skipped=self._counters.skipped(),
         )
-        end_sum = self._exchange.begin_sum(table)
+        summed, work = self._exchange.begin_sum(table)
 
-        def end() -> None:
-            table = end_sum()
-            ranks = dict(zip(own, table[:, : len(own)].T.tolist()))
-            _split_reductions(ranks, table[:, len(own) :])
+        def write() -> None:
+            ranks = dict(zip(own, summed[:, : len(own)].T.tolist()))
+            _split_reductions(ranks, summed[:, len(own) :])
             self._put(facts, ranks)
 
-        self._end_flush = end
+        self._pending = work, write
         self._logged = trainer.global_step
         window.reset()
         self._window_start = now
+        if work is None:
+            self.settle()
 
     def _bin(self, batch: int) -> int:
         return min(_BINS - 1, batch * _BINS // max(self._expected, _BINS))

@@ -38,7 +38,7 @@ def leaves(tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
     return [t.clone().requires_grad_(some) for t, some in zip(tensors, wanted)]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 65, 700])
+@pytest.mark.parametrize("rows", [0, 1, 165, 700])
 @pytest.mark.parametrize("widths", [(5,), (3, 9)])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
@@ -84,15 +84,47 @@ def test_affine_is_torchs(
             torch.testing.assert_close(mine.grad.double(), theirs.grad, **loose)
 
 
+@pytest.mark.parametrize(("rows", "width", "out"), [(600, 0, 3), (600, 4, 0), (0, 0, 0)])
+def test_without_columns(rows: int, width: int, out: int, library: None) -> None:
+    weight = torch.ones(out, width, requires_grad=True)
+    bias = torch.ones(out, requires_grad=True)
+    result = affine([torch.ones(rows, width)], [weight], bias)
+    assert torch.equal(result, torch.full((rows, out), 1.0 + width))
+    result.sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.full((out, width), float(rows)))
+
+
+def test_widths_that_do_not_fit_are_told(library: None) -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        affine([torch.ones(600, 8)], [torch.ones(4, 7)], torch.ones(4))
+
+
+def test_few_shapes_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN compiles, and keeps, a product for each number of rows that it meets."""
+    monkeypatch.setattr(linear_module, "_mkl_is_slow", lambda: True)
+    multiply, met = linear_module.linear_of_mkldnn, set()
+
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        met.add((*x.shape, *weight.shape))
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(linear_module, "linear_of_mkldnn", noted)
+    weight = torch.ones(3, 4, requires_grad=True)
+    for rows in range(100, 3000, 7):
+        affine([torch.ones(rows, 4, requires_grad=True)], [weight], torch.ones(3)).sum().backward()
+    assert 0 < len(met) <= 20
+
+
 def test_rows_behind_those_given_are_neither_used_nor_written(library: None) -> None:
     """Products are made of more rows than there are, where memory has more."""
-    behind = torch.full((128, 4), float("nan"))
-    behind[:65] = torch.randn(65, 4)
-    before, x = behind.clone(), behind[:65]
+    behind = torch.full((512, 4), float("nan"))
+    behind[:165] = torch.randn(165, 4)
+    before, x = behind.clone(), behind[:165]
     weight = torch.randn(6, 4, requires_grad=True)
     out = affine([x], [weight], torch.ones(6))
     out.sum().backward()
-    assert out.shape == (65, 6)
+    assert out.shape == (165, 6)
     torch.testing.assert_close(out, x @ weight.t() + 1)
     torch.testing.assert_close(weight.grad, x.sum(0).expand(6, 4), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(behind, before, equal_nan=True, atol=0, rtol=0)
