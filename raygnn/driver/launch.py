@@ -169,7 +169,7 @@ class Launch:
             death = self.cluster.death()
             if death is not None:
                 raise self._ray_died(death, None)
-        if isinstance(self._error, RaygnnError) and not isinstance(self._error, TrainingError):
+        if isinstance(self._error, RaygnnError):
             raise self._error
         failures = faults.recorded(self._job.run_dir)
         result = None

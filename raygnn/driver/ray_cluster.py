@@ -242,11 +242,10 @@ class RayCluster:
                 processes = processes_of(self._directory)
                 if self._death is not None:  # Ray's own end would wait for the dead
                     _kill(processes)
-                for thread in self._guests:  # under them Ray's end, or Python's, would be a crash
-                    if thread.is_alive():  # a stop may have kept it from being started
-                        thread.join(_LEAVE)
+                    self._wait_for_guests()  # who may ask it something
                 ray.shutdown()
                 see_off(processes)
+                self._wait_for_guests()  # Python's end under them would be a crash
         finally:
             self._unpatch()
             if self._directory and not self._failed:
@@ -257,6 +256,11 @@ class RayCluster:
         for name in os.environ.keys() - before.keys():
             if name.startswith(("RAY_", "TORCH_PROCESS_GROUP_")):  # the latter for its controller
                 del os.environ[name]
+
+    def _wait_for_guests(self) -> None:
+        for thread in self._guests:
+            if thread.is_alive():  # a stop may have kept it from being started
+                thread.join(_LEAVE)
 
     def _start(self) -> None:
         for name, value in _QUIET.items():
