@@ -281,6 +281,9 @@ class Task(pl.LightningModule):
         self.clock.lap("wait")
         moved = batch.to(device)
         self.clock.lap("transfer")
+        if isinstance(moved, Batch) and moved.awaited is not None:
+            moved = moved.received()
+            self.clock.lap("communicate")
         if self.embeddings is not None:
             assert isinstance(moved, Batch)
             moved = self.embeddings.join(moved, device)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from raygnn.graph.data import DEFAULT_NTYPE
+from raygnn.graph.data import DEFAULT_NTYPE, GraphData
 from raygnn.graph.partition.layout import PartitionMeta
-from raygnn.sampling.cache import choose, inclusion
+from raygnn.sampling.cache import choose, choose_for_host, choose_near, degrees, inclusion
 from raygnn.sampling.device.device_features import DeviceFeatures
 from raygnn.sampling.device.device_sampler import DeviceSampler, difference
 from raygnn.sampling.exchange import Exchange, World
-from raygnn.sampling.features import Inputs, build_store
+from raygnn.sampling.features import Inputs, build_store, choose_inputs
 from raygnn.sampling.host_memory import Host
 from raygnn.sampling.plan import resolve_fanouts
 from raygnn.sampling.sampler import NeighborSampler
-from tests.graphs import ITEM, partitioned, random_graph, shard_of, typed_graph
+from tests.graphs import ITEM, TAG, partitioned, random_graph, shard_of, typed_graph
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -76,6 +76,70 @@ def rows_of(exchange: Exchange, meta: PartitionMeta) -> list[Any]:
         found.append({t: dict(columns) for t, columns in some.gather(ids).items()})
     tensors = {t: torch.from_numpy(nodes) for t, nodes in ids.items()}
     return [*found, DeviceFeatures(store, CPU, {}).gather(tensors)]
+
+
+def rows_of_hosts(
+    exchange: Exchange, meta: PartitionMeta, hosts: list[list[int]], cache: float, dtype: Any
+) -> list[Any]:
+    """What a store gives, and the same read as on a GPU, of ids that differ from rank to rank;
+    then rows of other hosts and hits, and bytes sent for rows."""
+    (mine,) = (ranks for ranks in hosts if exchange.world.rank in ranks)
+    host = Host(exchange, tuple(mine), max(map(len, hosts)))
+    shard = shard_of(exchange, meta, replicated=True)
+    inputs = {t: choose_inputs(a, *WANTED) for t, a in shard.node_data.items()}
+    cached = choose_for_host(degrees(shard), shard.bounds, host, cache)
+    store = build_store(
+        shard, exchange, inputs, dtype=dtype, degree_etypes=shard.etypes, host=host, cached=cached
+    )
+    over = Exchange(exchange.world, torch.distributed.new_group())
+    near = choose_near(degrees(shard), shard.bounds, host.ranks, cached, 0.4)
+    assert sum(map(len, near.values())) > 9
+    rng = np.random.default_rng(exchange.world.rank)
+    drawn = [
+        {t: rng.integers(0, shard.num_nodes(t), n) for t in shard.ntypes} for n in (50, 0, 300)
+    ]
+    found: list[Any] = []
+    counts: list[tuple[int, int]] = []
+    for some in (store, *(DeviceFeatures(store, CPU, n, over) for n in (None, {}, near))):
+        store.remote = store.hits = 0
+        found.append([{t: dict(c) for t, c in some.gather(ids).items()} for ids in drawn])
+        counts.append((some.remote, some.hits))
+    assert len(set(counts)) == 1
+    return [found, counts[0], over.sent_bytes]
+
+
+def mixed_graph() -> GraphData:
+    """Rows of several dtypes and of unlike widths, and a type with categories alone."""
+    data = typed_graph()
+    rng = np.random.default_rng(2)
+    item, tag = data.nodes[ITEM], data.nodes[TAG]
+    item.data["small"] = rng.integers(-128, 128, (item.num, 3)).astype(np.int8)
+    item.data["small_scale"] = rng.random(item.num).astype(np.float32)
+    del tag.data["feat"]
+    tag.data["brand"] = rng.integers(0, 5, tag.num)
+    return data
+
+
+WANTED = ("feat", "small"), ("brand",)
+
+
+@pytest.mark.parametrize("hosts", [[[0], [1]], [[0], [1], [2]], [[0, 2], [1]]], ids=str)
+@pytest.mark.parametrize("cache", [0.0, 0.3])
+def test_rows_of_other_hosts_are_those_of_the_cpu(
+    hosts: list[list[int]], cache: float, tmp_path: Path
+) -> None:
+    meta = partitioned(mixed_graph(), tmp_path, 2)
+    ranks = run_ranks(sum(map(len, hosts)), rows_of_hosts, meta, hosts, cache, torch.bfloat16)
+    for (expected, *others), (remote, hits), sent in ranks:
+        assert remote > hits
+        assert (hits > 0) == (cache > 0)
+        assert sent > 0
+        for given in others:
+            for batch, rows in zip(expected, given, strict=True):
+                assert {t: [*c] for t, c in rows.items()} == {t: [*c] for t, c in batch.items()}
+                for ntype, columns in batch.items():
+                    for name, column in columns.items():
+                        assert torch.equal(rows[ntype][name], column), (ntype, name)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -20,7 +20,7 @@ from raygnn.config.schema import Config
 from raygnn.errors import ConfigError, TrainingError, error_text
 from raygnn.graph.available_memory import memory
 from raygnn.graph.staging.shard import Shard
-from raygnn.sampling.features import FeatureStore
+from raygnn.sampling.features import FeatureStore, Rows
 from raygnn.sampling.plan import Fanout
 from raygnn.sampling.sampler import NeighborSampler
 from raygnn.worker.comm.process_groups import Ranks
@@ -70,7 +70,7 @@ class DevicePath:
     """Decides for a rank's batches. Collective, on the control group.
 
     Args:
-        rows: bytes of the rows of all nodes.
+        rows: bytes of the rows that are on this host, cached ones of other hosts included.
 
     Attributes:
         draws: whether the GPU draws; features: where rows are read, "gpu", "pinned" or "cpu".
@@ -91,10 +91,13 @@ class DevicePath:
         full = "no memory has room for the structure" if self._room.structure == "cpu" else None
         why = not_drawn_on_gpu(config) or _not_drawn(shard) or triton or full
         self.draws = self._chosen("sample_on", sampling.sample_on, why, ("gpu", "cpu")) == "gpu"
-        away = None if ranks.host.holds_all else "other hosts have some of the rows"
+        self._over = None if ranks.host.holds_all else ranks.device_rows
         wanted = sampling.features_on
         kinds = _KINDS[_KINDS.index(self._room.rows) :] if wanted == "auto" else (wanted, "cpu")
-        why = away or (triton if kinds[0] == "pinned" else None)
+        why = triton if kinds[0] == "pinned" else None
+        # training would wait for rows that the thread which prepares batches fetches meanwhile
+        if wanted == "auto" and self._over and self._over.device.type != self._device.type:
+            why = "other hosts have some of the rows, and NCCL does not connect them"
         self.features = self._chosen("features_on", wanted, why, kinds)
 
     def _chosen(self, key: str, wanted: str, why: str | None, kinds: Sequence[str]) -> str:
@@ -150,20 +153,33 @@ class DevicePath:
         if self.features == "cpu":
             return like
 
+        nums = {t: self._shard.num_nodes(t) for t in self._shard.ntypes}
+        ids = {t: np.arange(0, num, max(1, num // _TRIED)) for t, num in nums.items()}
+        expected = {t: dict(columns) for t, columns in like.gather(ids).items()}
+
         def make() -> DeviceFeatures:
             from raygnn.sampling.device.device_features import DeviceFeatures
 
             chosen = near(self._room.near) if self.features == "pinned" else None
-            made = DeviceFeatures(like, self._device, chosen)
-            ids = {t: np.arange(self._shard.num_nodes(t))[:_TRIED] for t in self._shard.ntypes}
-            found = made.gather(ids)
-            for ntype, columns in like.gather(ids).items():
-                for name, rows in columns.items():
-                    if not torch.equal(found[ntype][name].cpu(), rows):
-                        raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
-            return made
+            return DeviceFeatures(like, self._device, chosen, self._over)
 
-        return self._tried("features_on", make) or like
+        def compare(given: Rows) -> bool:
+            for ntype, columns in expected.items():
+                for name, rows in columns.items():
+                    if not torch.equal(given[ntype][name].cpu(), rows):
+                        raise TrainingError(f"the GPU reads other rows of {ntype}/{name}")
+            return True
+
+        # what one rank may fail in, and what waits for all of them, are tried one after the other
+        made = self._tried("features_on", make)
+        begun = self._tried("features_on", lambda: made.begin(ids)) if made else None
+        if made is None or begun is None:
+            return like
+        rows, awaited = begun
+        finish = lambda: made.finish(awaited) if awaited else rows  # noqa: E731
+        done = self._tried("features_on", lambda: compare(finish()))
+        like.remote = like.hits = 0  # of batches
+        return made if done else like
 
     def _tried(self, key: str, make: Callable[[], T]) -> T | None:
         """What was made; None: not on all ranks, where that may be.

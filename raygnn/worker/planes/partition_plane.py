@@ -22,7 +22,7 @@ from raygnn.graph.staging.shard import FEATURES, TIME, Shard, describe_shard
 from raygnn.models.network import Network, Schema
 from raygnn.models.norm import BatchNorm
 from raygnn.models.registry import needs_degree
-from raygnn.sampling.cache import Scores, choose, choose_for_host, degrees, inclusion
+from raygnn.sampling.cache import Scores, choose_for_host, choose_near, degrees, inclusion
 from raygnn.sampling.exchange import Exchange, as_ids
 from raygnn.sampling.features import Inputs, choose_edge_inputs
 from raygnn.sampling.loader import BatchMaker
@@ -338,7 +338,10 @@ class PartitionPlane:
             sources=self._originals() if config.sampling.method == "labor" else None,
         )
         self._store = path.store(
-            store, lambda part: choose(self._scores(own, share, self._fanouts), bounds, (), part)
+            store,
+            lambda part: choose_near(
+                self._scores(own, share, self._fanouts), bounds, host.ranks, cached, part
+            ),
         )
         return BatchMaker(
             seeds=seeds,
